@@ -1,0 +1,96 @@
+# Everything that one does with this repository. `make help` lists it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated_db/__init__.py om_processors/__init__.py \
+	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
+SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
+UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation)
+INTEGRATION := $(wildcard tests/integration tests/chaos)
+# The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
+STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
+
+# Variables of `make demo`: BROKERS=1 or 3; KEEP=1 leaves the stack running; TREE=DIR is what is ingested.
+BROKERS ?= 1
+KEEP ?=
+TREE ?=
+# Variable of `make test-full`: how often each fault is injected.
+ROUNDS ?= 10
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help check-tools install lint format typecheck unit integration test test-full bench demo audit up down status clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  make demo BROKERS=3 TREE=DIR KEEP=1   three brokers, your own tree, leave the stack running"
+	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
+
+check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
+	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' not found: install Python 3.11 or newer (or set PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: $$($(PYTHON) --version) is too old: Python 3.11 or newer is needed (or set PYTHON=...)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || test -x $(BIN)/pip || \
+		{ echo "error: $(PYTHON) cannot make virtual environments: install python3-venv" >&2; exit 1; }
+	@command -v java >/dev/null || { echo "error: 'java' not found: install Java 17 or newer" >&2; exit 1; }
+	@java -version 2>&1 | awk -F '"' '/version/ { split($$2, part, /[.-]/); if (part[1] + 0 < 17) exit 1 }' || \
+		{ echo "error: $$(java -version 2>&1 | head -n 1) is too old: Java 17 or newer is needed" >&2; exit 1; }
+	@command -v mvn >/dev/null || { echo "error: 'mvn' not found: install Maven (it fetches the jars of Kafka and Spark)" >&2; exit 1; }
+
+install: $(STAMP) ## make .venv with the stratolog command in it, and fetch the jars (once)
+
+$(STAMP): | check-tools
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[om,datanode,spark,dev]'
+	$(BIN)/stratolog jars fetch
+	@rm -f $(VENV)/.stratolog-*
+	@touch $@
+
+lint: install ## ruff: rules and format
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+
+format: install ## rewrite the sources in ruff's format
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+typecheck: install ## mypy, strict
+	$(BIN)/mypy $(SOURCES)
+
+unit: install ## the fast tests
+	$(BIN)/python -m pytest $(UNIT) -m "not slow and not integration"
+
+integration: install ## the tests on a real broker, real RocksDB and real processes
+	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
+
+# One pytest run, so that its summary speaks for all and comes last.
+test: install lint typecheck ## lint, typecheck, unit and integration: at most 10 minutes on two cores
+	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) -m "not slow"
+
+test-full: install lint typecheck ## everything, each fault ROUNDS times
+	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)
+
+bench: install ## createKey + commitKey at 1, 50, 500 and 4,000 in flight, a million keys: a table, and one JSON object a line
+	$(BIN)/python -m benchmarks.om_write --keys 1000000
+
+demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
+	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')
+
+audit: install ## Spark's verdict on the running stack, once
+	$(BIN)/stratolog audit --once
+
+up: install ## start the local stack (BROKERS)
+	$(BIN)/stratolog up --brokers $(BROKERS)
+
+down: install ## stop the local stack
+	$(BIN)/stratolog down
+
+status: install ## what the local stack does
+	$(BIN)/stratolog status
+
+clean: ## remove what tools and tests leave behind (not .venv, not the cached jars)
+	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -maxdepth 1 -name '*.egg-info' -exec rm -rf {} +
