@@ -1,0 +1,32 @@
+"""Column families of the Object Manager, and how a digest slot is numbered.
+
+The order is part of the contract (Genesis records it, ``slot = position * 256 + bucket``): append only.
+``retryTable`` belongs to ``replicated_db`` and comes first; the others are Ozone's tables of the same names,
+and ``usageTable`` for the quota counters.
+"""
+
+from __future__ import annotations
+
+RETRY_TABLE = "retryTable"
+VOLUME_TABLE = "volumeTable"
+BUCKET_TABLE = "bucketTable"
+KEY_TABLE = "keyTable"
+OPEN_KEY_TABLE = "openKeyTable"
+DELETED_TABLE = "deletedTable"
+USAGE_TABLE = "usageTable"
+
+OM_COLUMN_FAMILIES = (
+    RETRY_TABLE,
+    VOLUME_TABLE,
+    BUCKET_TABLE,
+    KEY_TABLE,
+    OPEN_KEY_TABLE,
+    DELETED_TABLE,
+    USAGE_TABLE,
+)
+
+BUCKETS = 256
+"""Digest buckets per column family: ``xxhash64(cf, key) & 255``."""
+
+ADD_INT64 = "add_int64"
+"""Merge operator: 8 bytes big-endian two's complement, merged by addition mod 2^64."""

@@ -1,0 +1,245 @@
+"""Messages beside the log: requests, responses, rejected requests, audit reports and verdicts.
+
+A *request body* is one of the classes in :data:`RequestBody`; its class name is the request type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+
+from schemas.record import record
+from schemas.rows import BlockLocation
+
+UNLIMITED = -1
+"""Quota value that means no limit."""
+
+
+@record
+class CreateVolume:
+    volume: str
+    owner: str = ""
+    quota_in_bytes: int = UNLIMITED
+    quota_in_namespace: int = UNLIMITED
+
+
+@record
+class SetVolumeProperty:
+    volume: str
+    owner: str | None = None
+    quota_in_bytes: int | None = None
+    quota_in_namespace: int | None = None
+
+
+@record
+class DeleteVolume:
+    volume: str
+
+
+@record
+class CreateBucket:
+    volume: str
+    bucket: str
+    owner: str = ""
+    layout: str = "OBJECT_STORE"
+    quota_in_bytes: int = UNLIMITED
+    quota_in_namespace: int = UNLIMITED
+
+
+@record
+class SetBucketProperty:
+    volume: str
+    bucket: str
+    owner: str | None = None
+    quota_in_bytes: int | None = None
+    quota_in_namespace: int | None = None
+
+
+@record
+class DeleteBucket:
+    volume: str
+    bucket: str
+
+
+@record
+class CreateKey:
+    volume: str
+    bucket: str
+    key: str
+    size: int
+    replication: str = "RATIS/THREE"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@record
+class AllocateBlock:
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    excluded_pipelines: list[str] = field(default_factory=list)
+
+
+@record
+class CommitKey:
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    size: int
+    blocks: list[BlockLocation] = field(default_factory=list)
+
+
+@record
+class DeleteKey:
+    volume: str
+    bucket: str
+    key: str
+
+
+@record
+class RenameKey:
+    volume: str
+    bucket: str
+    from_key: str
+    to_key: str
+
+
+@record
+class LogDigestBase:
+    """Operator's command: restart the log's digest sums after a repair."""
+
+    shard: int
+    index: int
+    slots: list[int]
+    sums: list[int]
+    basis: str
+
+
+RequestBody = (
+    CreateVolume
+    | SetVolumeProperty
+    | DeleteVolume
+    | CreateBucket
+    | SetBucketProperty
+    | DeleteBucket
+    | CreateKey
+    | AllocateBlock
+    | CommitKey
+    | DeleteKey
+    | RenameKey
+    | LogDigestBase
+)
+
+
+@record
+class Request:
+    """A write request. A retry is the same bytes again."""
+
+    client_id: bytes
+    call_id: int
+    first_sent_at_ms: int
+    answered_below: int
+    reply_partition: int
+    caller: str
+    body: RequestBody
+
+
+@record
+class KeySession:
+    """An open key, as CreateKey returns it."""
+
+    session_id: int
+    object_id: int
+    blocks: list[BlockLocation]
+
+
+@record
+class AllocatedBlock:
+    block: BlockLocation
+
+
+@record
+class Response:
+    """The answer to a request: ``status`` is OK or a code of ``schemas/result_codes.py``."""
+
+    client_id: bytes
+    call_id: int
+    shard: int
+    index: int
+    status: str
+    message: str
+    result: KeySession | AllocatedBlock | None
+
+
+@record
+class Rejected:
+    """A record of ``om.requests`` that nobody can be answered for."""
+
+    shard: int
+    offset: int
+    node: str
+    reason: str
+    message: str
+    value: bytes
+    value_size_bytes: int
+    rejected_at_ms: int
+
+
+@record
+class Evidence:
+    """Another row than a batch claims: divergence at the very key."""
+
+    index: int
+    offset: int
+    term: int
+    leader: str
+    operation: int
+    cf: str
+    key: bytes
+    claim: str
+    claimed: int | None
+    own: int | None
+
+
+@record
+class AuditReport:
+    """A replica's digests at a barrier, or evidence of a divergence."""
+
+    cluster: str
+    node: str
+    shard: int
+    basis: str
+    barrier_offset: int
+    index: int
+    chain: bytes
+    slots: list[int]
+    sums: list[int]
+    flagged: bool
+    evidence: Evidence | None
+    reported_at_ms: int
+
+
+@record
+class Difference:
+    cf: str
+    bucket: int
+    log_sum: int
+    replica_sum: int
+
+
+@record
+class Verdict:
+    """What the audit says of one replica at one barrier."""
+
+    cluster: str
+    shard: int
+    node: str
+    barrier_offset: int
+    index: int
+    verdict: str
+    basis: str
+    differences: list[Difference]
+    differing_slots: int
+    evidence: Evidence | None
+    reason: str
+    decided_at_ms: int

@@ -1,0 +1,64 @@
+"""Result codes of responses: Ozone's names where Ozone has one, and for each what the client can do about it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Remedy(Enum):
+    """What a client does about a result code."""
+
+    NONE = "none"
+    """Nothing is wrong."""
+    RETRY = "retry"
+    """Send the same request again, later or elsewhere; it has had no effect."""
+    FIX = "fix"
+    """The request or the state it meets is wrong; the same request fails again."""
+    UNKNOWN = "unknown"
+    """The outcome is unknown: look before doing it again."""
+
+
+OK = "OK"
+
+# Retryable refusals: depend on no state, leave at once, have no effect.
+NOT_LEADER = "NOT_LEADER"
+OVERLOADED = "OVERLOADED"
+
+# The outcome is unknown.
+REQUEST_EXPIRED = "REQUEST_EXPIRED"
+
+# The request is wrong, or the state forbids it.
+INVALID_REQUEST = "INVALID_REQUEST"
+UNDECODABLE = "UNDECODABLE"
+UNKNOWN_SCHEMA = "UNKNOWN_SCHEMA"
+REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
+CALL_ID_REUSED = "CALL_ID_REUSED"
+WRONG_SHARD = "WRONG_SHARD"
+INTERNAL_ERROR = "INTERNAL_ERROR"
+NOT_SUPPORTED_OPERATION = "NOT_SUPPORTED_OPERATION"
+INDEX_MOVED = "INDEX_MOVED"
+INVALID_VOLUME_NAME = "INVALID_VOLUME_NAME"
+INVALID_BUCKET_NAME = "INVALID_BUCKET_NAME"
+INVALID_KEY_NAME = "INVALID_KEY_NAME"
+VOLUME_NOT_FOUND = "VOLUME_NOT_FOUND"
+VOLUME_ALREADY_EXISTS = "VOLUME_ALREADY_EXISTS"
+VOLUME_NOT_EMPTY = "VOLUME_NOT_EMPTY"
+BUCKET_NOT_FOUND = "BUCKET_NOT_FOUND"
+BUCKET_ALREADY_EXISTS = "BUCKET_ALREADY_EXISTS"
+BUCKET_NOT_EMPTY = "BUCKET_NOT_EMPTY"
+KEY_NOT_FOUND = "KEY_NOT_FOUND"
+KEY_ALREADY_EXISTS = "KEY_ALREADY_EXISTS"
+QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
+QUOTA_ERROR = "QUOTA_ERROR"
+
+_REMEDIES = {
+    OK: Remedy.NONE,
+    NOT_LEADER: Remedy.RETRY,
+    OVERLOADED: Remedy.RETRY,
+    REQUEST_EXPIRED: Remedy.UNKNOWN,
+}
+
+
+def remedy(status: str) -> Remedy:
+    """Return what to do about ``status``; an unknown code (of a newer server) is one to fix."""
+    return _REMEDIES.get(status, Remedy.FIX)

@@ -1,0 +1,65 @@
+"""Rows of the Object Manager's tables, as values of RocksDB (single-object encoded)."""
+
+from __future__ import annotations
+
+from schemas.record import record
+
+
+@record
+class BlockLocation:
+    """A block of a key; offsets and lengths in bytes."""
+
+    container_id: int
+    local_id: int
+    offset: int
+    length: int
+    pipeline: str
+
+
+@record
+class VolumeInfo:
+    """Row of volumeTable."""
+
+    volume: str
+    owner: str
+    creator: str
+    object_id: int
+    update_id: int
+    quota_in_bytes: int
+    quota_in_namespace: int
+    creation_time_ms: int
+    modification_time_ms: int
+
+
+@record
+class BucketInfo:
+    """Row of bucketTable."""
+
+    volume: str
+    bucket: str
+    owner: str
+    layout: str
+    object_id: int
+    update_id: int
+    quota_in_bytes: int
+    quota_in_namespace: int
+    creation_time_ms: int
+    modification_time_ms: int
+
+
+@record
+class KeyInfo:
+    """Row of keyTable, openKeyTable and deletedTable."""
+
+    volume: str
+    bucket: str
+    key: str
+    owner: str
+    object_id: int
+    update_id: int
+    size: int
+    replication: str
+    blocks: list[BlockLocation]
+    metadata: dict[str, str]
+    creation_time_ms: int
+    modification_time_ms: int

@@ -1,0 +1,40 @@
+"""Names of the topics, and the settings that the log contract demands of them (design, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+OM_REQUESTS = "om.requests"
+OM_LOG = "om.log"
+OM_RESPONSES = "om.responses"
+OM_AUDIT = "om.audit"
+OM_VERDICTS = "om.verdicts"
+OM_REJECTED = "om.requests.rejected"
+
+LEADER_GROUP = "om-leaders"
+"""Consumer group whose assignment of ``om.requests`` says which node may claim a shard."""
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+"""Largest record of any topic; brokers and clients are set to it."""
+
+MAX_REQUEST_BYTES = 1024 * 1024
+"""Largest request that a leader reads; a larger one is rejected."""
+
+LOG_SETTINGS: Mapping[str, str] = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "unclean.leader.election.enable": "false",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(MAX_MESSAGE_BYTES),
+}
+"""A log is trimmed by nobody but us; every node checks these at start."""
+
+REQUEST_SETTINGS: Mapping[str, str] = {
+    "cleanup.policy": "delete",
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(MAX_MESSAGE_BYTES),
+}
+
+BOUNDED_RETENTION_MS = 24 * 3600 * 1000
+"""Retention of requests, responses, reports, verdicts and rejected records."""
