@@ -1,0 +1,23 @@
+"""A replicated database on a log: what is replicated is the result of executing, never the request.
+
+What belongs here: column families, merge operators, batches, digests, terms, the reading rule, apply, the
+leader. No word of volumes or keys: a service brings its column families, its merge operators and a function
+that turns a proposal into operations.
+
+How to use it
+    1. Open a store with the service's :class:`~replicated_db.column_families.Families`.
+    2. Feed every record of the shard's log, in order, to :class:`~replicated_db.replica.Replica`. It follows the
+       reading rule (``reading``), applies what counts as one atomic write (``apply``), and says what to publish.
+    3. To write, lead: :class:`~replicated_db.leader.Leader` executes proposals serially against an overlay and says
+       what to append, when a record is effective, and what to reply. :mod:`~replicated_db.database` does all three
+       for a service in one process: ``open(column families, merge operators)``, ``submit(operations)``, reads.
+
+What holds (design, sections 3, 4 and 10)
+    - A record takes effect iff the reading rule says so; every reader comes to the same answer.
+    - State, position, chain, digests and retry rows change in one atomic write, or not at all.
+    - Replicas at one position have equal digests; a replica that differs says at which key.
+    - An answer leaves only when the batch that holds it is effective and applied.
+
+The core (everything but ``rocks``, ``kafka_log``, ``system``, ``leader_loop`` and ``database``) has no I/O, no clock, no
+randomness and no threads. Those come in through ``ports``, each with an in-memory twin in ``memory``.
+"""

@@ -1,0 +1,488 @@
+"""The leader of one shard, without I/O: proposals and delivery reports in, records to append and replies out.
+
+Rules (design, sections 3 and 4):
+    1. Execution is serial, against the overlay: read-your-writes needs no locks, admission is exact, a request is one
+       transition.
+    2. Every answer that depends on state, errors included, is in its batch and leaves only when that batch is effective and
+       applied. At once go only hits on applied retry rows.
+    3. A record is effective when its report is error-free, every earlier seq is effective and it lies directly behind the
+       previous own one; otherwise what lies between is read first (``must_read``).
+    4. After any failed or unknown append nothing more is appended under the nonce: :class:`Deposed` is raised, the shell
+       drops this object and reads the log to learn the truth.
+    5. Batch time = max(previous effective batch's, append time of the claim + time elapsed since).
+
+A leader object lives for one claim.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from xxhash import xxh3_128_digest
+
+from replicated_db.column_families import RETRY
+from replicated_db.digests import next_chain
+from replicated_db.errors import AheadOfLog, StopProcess
+from replicated_db.overlay import Overlay
+from replicated_db.ports import DeliveryReport
+from replicated_db.replica import Outcome, Replica
+from replicated_db.retry import HASH_BYTES, MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, is_expired, retry_key
+from replicated_db.transaction import DigestBaseOperation, Transaction
+from schemas.codec import encode
+from schemas.log import (
+    Barrier,
+    Batch,
+    Checkpoint,
+    CountingRecord,
+    DigestBase,
+    Genesis,
+    LeaderClaim,
+    Operation,
+    RequestPosition,
+    Result,
+    Tick,
+)
+
+NEVER_MS = 1 << 62
+"""A time since boot that does not come."""
+
+
+class Deposed(Exception):
+    """Nothing more may be appended under this claim; outcomes in flight are to be learned from the log."""
+
+
+class Refusal(Enum):
+    """Answers that the replicated database itself gives; the service encodes them."""
+
+    EXPIRED = "expired"
+    CALL_ID_REUSED = "call id reused"
+    TOO_LARGE = "too large"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Proposal:
+    """A request to execute. With a ``client_id`` it has a retry row; without, it is a local one (``submit``).
+
+    ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. One that
+    ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch.
+    """
+
+    client_id: bytes
+    call_id: bytes
+    request_hash: bytes
+    first_sent_at_ms: int
+    request_type: str
+    body: Any
+    reply_to: Any
+    position: RequestPosition | None = None
+    begins_batch: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """A service's answer, and whether the transaction's operations are to be kept."""
+
+    response: bytes
+    keep: bool
+
+
+class Service(Protocol):
+    """What a service brings: how a proposal becomes operations and a response. Pure."""
+
+    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
+
+    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of a leader. A batch closes at either of its limits; one request is bounded by itself.
+
+    A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim and those that are asked for.
+    """
+
+    max_batch_requests: int = 500
+    max_batch_bytes: int = 2 * 1024 * 1024
+    max_request_bytes: int = 1024 * 1024
+    max_in_flight: int = 3
+    barrier_interval_ms: int = 1000
+    scrub_interval_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer that may leave now."""
+
+    proposal: Proposal
+    response: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """A record to append; ``token`` comes back in its delivery report."""
+
+    token: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effective:
+    """What became effective and applied: replies to send, ticks to answer, and what applying it said."""
+
+    offset: int
+    record: CountingRecord
+    record_hash: bytes
+    replies: list[Reply]
+    outcome: Outcome
+
+
+@dataclass(slots=True, kw_only=True)
+class _InFlight:
+    seq: int
+    layer: int | None
+    record: CountingRecord
+    value: bytes
+    replies: list[Reply]
+    report: DeliveryReport | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Building:
+    """The batch being built, and the DigestBase to append before it, if any."""
+
+    layer: int
+    timestamp_ms: int
+    digest_base: DigestBaseOperation | None = None
+    operations: list[Operation] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    position: RequestPosition | None = None
+    size_bytes: int = 0
+    requests: int = 0
+
+
+class Leader:
+    """State of one claim that has been read as valid, with everything before it applied."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        service: Service,
+        limits: Limits,
+        *,
+        claim_offset: int,
+        claim_time_ms: int,
+        elapsed_ms: int,
+    ) -> None:
+        """Begin to lead. ``claim_time_ms`` is the broker's append time of the claim, ``elapsed_ms`` time since boot now."""
+        position = replica.position
+        self.replica = replica
+        self.term = position.term
+        self.nonce = position.nonce
+        self.index = position.index
+        self.limits = limits
+        self._service = service
+        self._chain = position.chain
+        self._timestamp_ms = position.timestamp_ms
+        self._clock_offset_ms = claim_time_ms - elapsed_ms
+        self._seq = 0
+        self._layer = 0
+        self._last_offset = claim_offset
+        self._overlay = Overlay(replica.store)
+        self._in_flight: deque[_InFlight] = deque()
+        self._building: _Building | None = None
+        self._must_read: _InFlight | None = None
+        self._deposed: str | None = None
+        self._expiry_cursor = b""
+        self._expiry_due_ms = 0
+        self._barrier_at_ms = elapsed_ms
+        self._scrub_at_ms = elapsed_ms
+        self._written_since_barrier = False
+
+    # -- executing -------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> int:
+        """Number of records appended and not yet effective."""
+        return len(self._in_flight)
+
+    @property
+    def seq(self) -> int:
+        """Number of the last record appended under this claim."""
+        return self._seq
+
+    @property
+    def building(self) -> int:
+        """Number of requests in the batch being built."""
+        return 0 if self._building is None else self._building.requests
+
+    def has_room(self) -> bool:
+        """Whether the batch being built takes another request."""
+        building = self._building
+        return building is None or (
+            building.requests < self.limits.max_batch_requests and building.size_bytes < self.limits.max_batch_bytes
+        )
+
+    def timestamp_ms(self, elapsed_ms: int) -> int:
+        """Return the batch time at ``elapsed_ms`` since boot."""
+        return max(self._timestamp_ms, self._clock_offset_ms + elapsed_ms)
+
+    def execute(self, proposal: Proposal, elapsed_ms: int) -> Reply | None:
+        """Execute a proposal into the batch being built; return a reply only if it may leave at once.
+
+        Raises StopProcess if the store fails. Any other exception of the service becomes the proposal's answer.
+        """
+        building = self._building or self._open(elapsed_ms)
+        if proposal.position is not None:
+            building.position = proposal.position
+        refusal, message = None, ""
+        if proposal.client_id:
+            key = retry_key(proposal.client_id, proposal.call_id)
+            row = self._overlay.get(RETRY, key)
+            if row is not None:
+                if row[:HASH_BYTES] == proposal.request_hash:
+                    return self._repeat(proposal, key, row[HASH_BYTES:])
+                refusal, message = Refusal.CALL_ID_REUSED, "the call id was used for another request"
+            elif is_expired(proposal.first_sent_at_ms, building.timestamp_ms):
+                refusal, message = Refusal.EXPIRED, f"first sent at {proposal.first_sent_at_ms} ms"
+        index = self.index + 1
+        recorded = refusal is None
+        if refusal is None:
+            response = self._run(proposal, building, index)
+        else:
+            response = self._service.refuse(proposal, refusal, message, index)
+        self.index = index
+        building.requests += 1
+        building.replies.append(Reply(proposal=proposal, response=response))
+        if proposal.client_id:
+            self._record(proposal, building, response, recorded=recorded)
+        return None
+
+    def _open(self, elapsed_ms: int) -> _Building:
+        timestamp_ms = self.timestamp_ms(elapsed_ms)
+        self._layer += 1
+        self._building = building = _Building(layer=self._layer, timestamp_ms=timestamp_ms)
+        self._overlay.open_layer(self._layer)
+        if timestamp_ms >= self._expiry_due_ms:
+            self._expire_retry_rows(building)
+        return building
+
+    def _repeat(self, proposal: Proposal, key: bytes, response: bytes) -> Reply | None:
+        """Answer a repeated request: at once if its row is applied, else with its batch."""
+        reply = Reply(proposal=proposal, response=response)
+        layer = self._overlay.layer_of(RETRY, key)
+        if layer is None:
+            return reply
+        if self._building is not None and self._building.layer == layer:
+            self._building.replies.append(reply)
+        else:
+            next(entry for entry in self._in_flight if entry.layer == layer).replies.append(reply)
+        return None
+
+    def _run(self, proposal: Proposal, building: _Building, index: int) -> bytes:
+        transaction = Transaction(self.replica.families, self._overlay, index)
+        try:
+            executed = self._service.execute(proposal, transaction, building.timestamp_ms)
+        except StopProcess:
+            raise
+        except Exception as error:
+            return self._service.refuse(proposal, Refusal.FAILED, f"{type(error).__name__}: {error}", index)
+        if type(executed.response) is not bytes:
+            message = f"its response is a {type(executed.response).__name__}"
+            return self._service.refuse(proposal, Refusal.FAILED, message, index)
+        if not executed.keep:
+            return executed.response
+        size_bytes = transaction.size_bytes + len(executed.response)
+        if size_bytes > self.limits.max_request_bytes:
+            message = f"its operations take {size_bytes} bytes; at most {self.limits.max_request_bytes}"
+            return self._service.refuse(proposal, Refusal.TOO_LARGE, message, index)
+        if transaction.checkpoint_name is not None or transaction.digest_base_operation is not None:
+            if building.requests:
+                return self._service.refuse(proposal, Refusal.FAILED, "it may only begin a batch", index)
+            building.digest_base = transaction.digest_base_operation
+            if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
+                building.operations.insert(0, Checkpoint(name=transaction.checkpoint_name))
+        building.operations += transaction.commit()
+        building.size_bytes += transaction.size_bytes
+        return executed.response
+
+    def _record(self, proposal: Proposal, building: _Building, response: bytes, *, recorded: bool) -> None:
+        result = Result(
+            client_id=proposal.client_id, call_id=proposal.call_id, request_hash=proposal.request_hash,
+            first_sent_at_ms=proposal.first_sent_at_ms, request_type=proposal.request_type, index=self.index,
+            recorded=recorded, response=response,
+        )  # fmt: skip
+        building.results.append(result)
+        building.size_bytes += len(response) + 100
+        if recorded:
+            self._overlay.set(RETRY, proposal.client_id + proposal.call_id, proposal.request_hash + response)
+
+    def _expire_retry_rows(self, building: _Building) -> None:
+        """Delete the retry rows of the oldest batches once they are past their retention."""
+        before_ms = building.timestamp_ms - RETENTION_MS
+        transaction = Transaction(self.replica.families, self._overlay, self.index)
+        batches = 0
+        for key, retry_keys in expired(self.replica.store, self._expiry_cursor, before_ms):
+            if batches == MAX_EXPIRIES_PER_BATCH:
+                break
+            for retry in retry_keys:
+                if transaction.get(RETRY, retry) is not None:
+                    transaction.delete(RETRY, retry)
+            self._expiry_cursor = key
+            batches += 1
+        if batches < MAX_EXPIRIES_PER_BATCH:
+            self._expiry_due_ms = building.timestamp_ms + self.limits.barrier_interval_ms
+        building.operations += transaction.commit()
+        building.size_bytes += transaction.size_bytes
+
+    # -- appending -------------------------------------------------------------------------------------------------
+
+    def seal(self) -> list[Append]:
+        """Close the batch being built and return what to append, in order; empty if there is nothing in it."""
+        building = self._building
+        if building is None:
+            return []
+        self._building = None
+        if not (building.requests or building.operations):
+            self._overlay.close_empty_layer()
+            return []
+        appends = []
+        if (base := building.digest_base) is not None:
+            appends.append(self._digest_base(base, self.index - building.requests))
+        record = Batch(
+            **self._header(), first_index=self.index - building.requests + 1, last_index=self.index,
+            timestamp_ms=building.timestamp_ms, request_position=building.position,
+            operations=building.operations, results=building.results,
+        )  # fmt: skip
+        self._timestamp_ms = building.timestamp_ms
+        self._written_since_barrier = True
+        return [*appends, self._append(record, building.replies, building.layer)]
+
+    def genesis(self, cluster: str, replicas: Sequence[str]) -> Append | None:
+        """Return the Genesis record if the shard has none yet. Call first of all."""
+        if self.replica.genesis is not None:
+            return None
+        identity = self.replica.identity
+        record = Genesis(
+            **self._header(), cluster=cluster, shard=identity.shard, shards=identity.shards,
+            replicas=list(replicas), column_families=list(self.replica.families.names),
+        )  # fmt: skip
+        return self._append(record)
+
+    def barrier(self, elapsed_ms: int) -> Append | None:
+        """Return a barrier if one is due: each interval while there are writes, once when they cease, and for each scrub."""
+        scrub = elapsed_ms >= self._scrub_at_ms
+        if not scrub and not (self._written_since_barrier and elapsed_ms >= self._barrier_at_ms):
+            return None
+        if self._building is not None or self.in_flight >= self.limits.max_in_flight:
+            return None
+        self._barrier_at_ms = elapsed_ms + self.limits.barrier_interval_ms
+        if scrub:
+            interval_ms = self.limits.scrub_interval_ms
+            self._scrub_at_ms = elapsed_ms + interval_ms if interval_ms else NEVER_MS
+        self._written_since_barrier = False
+        return self._append(Barrier(**self._header(), index=self.index, scrub=scrub))
+
+    def request_scrub(self, elapsed_ms: int) -> None:
+        """Make the next barrier a scrub, due now."""
+        self._scrub_at_ms = elapsed_ms
+
+    def tick(self) -> Append | None:
+        """Return an empty record, by which readers see that this node still leads; None while a batch is being built."""
+        if self._building is not None:
+            return None
+        return self._append(Tick(**self._header()))
+
+    def _digest_base(self, base: DigestBaseOperation, index: int) -> Append:
+        record = DigestBase(**self._header(), index=index, slots=base.slots, sums=base.sums, basis=base.basis)
+        return self._append(record)
+
+    def _header(self) -> dict[str, Any]:
+        """Return the four fields that every record but a claim begins with."""
+        return {"term": self.term, "nonce": self.nonce, "seq": self._seq + 1, "prev_chain": self._chain}
+
+    def _append(self, record: CountingRecord, replies: list[Reply] | None = None, layer: int | None = None) -> Append:
+        if self._deposed is not None:
+            raise Deposed(self._deposed)
+        value = encode(record)
+        self._seq += 1
+        self._chain = next_chain(self._chain, value)
+        self._in_flight.append(_InFlight(seq=self._seq, layer=layer, record=record, value=value, replies=replies or []))
+        return Append(token=self._seq, value=value)
+
+    # -- delivery --------------------------------------------------------------------------------------------------
+
+    def on_report(self, report: DeliveryReport) -> list[Effective]:
+        """Take a delivery report; return what became effective by it, in order.
+
+        Raises Deposed as soon as an append failed or its outcome is unknown, even if earlier ones are still in flight;
+        AheadOfLog if offsets run backwards.
+        """
+        for entry in self._in_flight:
+            if entry.seq == report.token:
+                entry.report = report
+                if report.error is not None or report.offset < 0:
+                    raise self._depose(entry.seq, report.error or "no offset reported")
+        return self._advance()
+
+    def _depose(self, seq: int, reason: str) -> Deposed:
+        self._deposed = f"seq {seq} of term {self.term}: {reason}"
+        return Deposed(self._deposed)
+
+    @property
+    def must_read(self) -> int | None:
+        """Offset up to which (inclusive) the log must be offered to the replica before going on; None if it need not."""
+        entry = self._must_read
+        return None if entry is None or entry.report is None else entry.report.offset
+
+    def on_read(self) -> list[Effective]:
+        """Go on after everything up to :attr:`must_read` has been offered to the replica."""
+        entry, self._must_read = self._must_read, None
+        if entry is None or entry.report is None:
+            return []
+        return [self._settle(entry, entry.report.offset), *self._advance()]
+
+    def _advance(self) -> list[Effective]:
+        effective: list[Effective] = []
+        while self._must_read is None and self._in_flight and (report := self._in_flight[0].report) is not None:
+            entry = self._in_flight[0]
+            if report.offset <= self._last_offset:
+                raise AheadOfLog(f"seq {entry.seq} lies at {report.offset}, not behind {self._last_offset}")
+            if report.offset == self._last_offset + 1:
+                effective.append(self._settle(entry, report.offset))
+            else:
+                self._must_read = entry
+        return effective
+
+    def _settle(self, entry: _InFlight, offset: int) -> Effective:
+        """Apply a record that lies behind everything offered so far, and release its layer and its replies."""
+        outcome = self.replica.offer(offset, entry.value, entry.record)
+        position = self.replica.position
+        record_hash = xxh3_128_digest(entry.value)
+        if position.nonce != self.nonce or position.seq < entry.seq or self.replica.counted(offset) != record_hash:
+            raise self._depose(entry.seq, f"did not count: term {position.term} leads")
+        self._in_flight.popleft()
+        self._last_offset = offset
+        if entry.layer is not None:
+            self._overlay.drop_layer(entry.layer)
+        return Effective(
+            offset=offset,
+            record=entry.record,
+            record_hash=record_hash,
+            replies=entry.replies,
+            outcome=outcome,
+        )
+
+
+def claim_for(replica: Replica, nonce: bytes, address: str, wall_ms: int) -> LeaderClaim:
+    """Return the claim of a candidate that has read to the end of the log."""
+    return LeaderClaim(
+        term=replica.position.term + 1, nonce=nonce, node=replica.identity.node, address=address, claimed_at_ms=wall_ms
+    )

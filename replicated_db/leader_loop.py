@@ -1,0 +1,322 @@
+"""The shell around :class:`~replicated_db.leader.Leader`: claims a shard and serves it, on the thread that calls it.
+
+One loop does everything for its shard: it takes proposals, seals batches, appends, polls reports, applies, replies. Batches adapt by
+themselves: an idle leader seals what it has at once; a busy one lets requests queue while a few batches are in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event, Lock
+from typing import Protocol
+
+from xxhash import xxh3_128_digest
+
+from replicated_db.errors import AheadOfLog
+from replicated_db.leader import Append, Deposed, Effective, Leader, Limits, Proposal, Reply, Service, claim_for
+from replicated_db.ports import Appender, AppendRefused, Clock, Ids, Log, LogUnavailable
+from replicated_db.reading import Reading
+from replicated_db.replica import Outcome, Replica
+from schemas.codec import encode
+from schemas.log import RequestPosition
+
+IDLE_WAIT_S = 0.01
+"""How long an idle leader waits for a proposal before it looks at ticks and barriers."""
+
+REPORT_WAIT_S = 0.002
+CLAIM_WAIT_S = 10.0
+READ_WAIT_S = 20.0
+READ_LIMIT = 500
+MAX_CLOCK_SKEW_MS = 60_000
+"""A candidate whose wall clock is further than this from the broker's append time does not lead."""
+
+PIPELINE_BATCH = 100
+"""With a batch in flight, another is sealed only once it holds this many requests (or is full)."""
+
+MAX_WAITING_TICKS = 10_000
+NONCE_RANGE = (10, 40)
+"""Where in a record's bytes its nonce lies: behind the schema's fingerprint and the term."""
+
+
+class Intake(Protocol):
+    """Where proposals come from."""
+
+    def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
+        """Return up to ``limit`` proposals, waiting at most ``wait_s`` seconds for the first."""
+
+    def close(self) -> None:
+        """Release what was opened."""
+
+
+class Outbox(Protocol):
+    """Where answers and reports go."""
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        """Send answers; they are effective and applied."""
+
+    def publish(self, replica: Replica, outcome: Outcome) -> None:
+        """Publish what applying a record asks for: digests at a barrier, evidence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadIndex:
+    """A record of the leader's own, effective after a reader asked: who has applied it may answer linearizably."""
+
+    offset: int
+    record_hash: bytes
+
+
+class UnfitToLead(Exception):
+    """The node must not lead for now; claiming again at once would only disturb the others."""
+
+
+class NotLeading(Exception):
+    """The shard is not led here (any more); ask another node."""
+
+
+class LeaderLoop:
+    """Leads one shard, for one claim after another. ``lead`` runs on the shard's thread; ``read_index`` on any."""
+
+    def __init__(
+        self, replica: Replica, log: Log, service: Service, limits: Limits, *,
+        clock: Clock, ids: Ids, address: str, outbox: Outbox, intake: Callable[[RequestPosition | None], Intake],
+        cluster: str, replicas: Sequence[str], hint: Callable[[], RequestPosition | None],
+    ) -> None:  # fmt: skip
+        self.replica = replica
+        self.log = log
+        self._service = service
+        self._limits = limits
+        self._clock = clock
+        self._ids = ids
+        self._address = address
+        self._outbox = outbox
+        self._intake = intake
+        self._cluster = cluster
+        self._replicas = replicas
+        self._hint = hint
+        self._lock = Lock()
+        self._ticks: deque[Future[ReadIndex]] = deque()
+        self._ticking: deque[tuple[int, list[Future[ReadIndex]]]] = deque()
+        self._one_at_a_time = Lock()
+        self._nonce = b""
+        self.leading = False
+        self.batches = 0
+        self.requests = 0
+
+    # -- from any thread -------------------------------------------------------------------------------------------
+
+    def read_index(self) -> Future[ReadIndex]:
+        """Ask for a read index; many askers share one Tick. The future fails with NotLeading."""
+        future: Future[ReadIndex] = Future()
+        # An asker that gives up must not be able to cancel it: settling a cancelled future raises, on the shard's thread.
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if not self.leading or len(self._ticks) >= MAX_WAITING_TICKS:
+                future.set_exception(NotLeading(f"shard {self.replica.identity.shard} is not led here"))
+            else:
+                self._ticks.append(future)
+        return future
+
+    def leaves_to_leader(self, value: bytes) -> bool:
+        """Whether the follower of this node should leave a record to this loop: it is one of the claim that leads here.
+
+        The loop has it decoded already and applies it as soon as it is effective; doing it twice would halve the node's speed.
+        """
+        return self.leading and value.find(self._nonce, *NONCE_RANGE) >= 0
+
+    # -- the shard's thread ----------------------------------------------------------------------------------------
+
+    def lead(self, stop: Event) -> str:
+        """Claim the shard and lead it until ``stop`` is set (then drain) or deposed; return why it ended.
+
+        Raises StopProcess kinds, and LogUnavailable if the brokers cannot be reached for the claim.
+        """
+        with self._one_at_a_time:
+            appender = self.log.appender()
+            try:
+                return self._lead(appender, stop)
+            except Deposed as reason:
+                return str(reason)
+            except AppendRefused as reason:
+                return f"append refused: {reason}"
+            finally:
+                appender.close()
+
+    def _lead(self, appender: Appender, stop: Event) -> str:
+        leader = self._claim(appender, stop)
+        if leader is None:
+            return "another candidate was faster"
+        intake = self._intake(self._hint())
+        try:
+            with self._lock:
+                self._nonce = leader.nonce
+                self.leading = True
+            self._serve(leader, appender, intake, stop)
+        except (Deposed, AppendRefused):
+            self._resign()
+            self._catch_up()
+            raise
+        finally:
+            self._resign()
+            intake.close()
+        return "stopped"
+
+    def _catch_up(self) -> None:
+        """Read what the follower left to this loop while it led (:meth:`leaves_to_leader`).
+
+        If the brokers do not answer, the follower reads it instead, before the next record that it applies.
+        """
+        with suppress(LogUnavailable):
+            self._read_to(self.log.bounds()[1])
+
+    def _claim(self, appender: Appender, stop: Event) -> Leader | None:
+        self._read_to(self.log.bounds()[1])
+        self._compare_with_log()
+        before = self.replica.read_offset
+        nonce = self._ids.nonce()
+        claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
+        appender.append(0, encode(claim))
+        deadline_ms = self._clock.elapsed_ms() + CLAIM_WAIT_S * 1000
+        report = None
+        while report is None and self._clock.elapsed_ms() < deadline_ms and not stop.is_set():
+            report = next(iter(appender.poll(0.1)), None)
+        if report is None or report.error is not None or report.offset < 0:
+            raise LogUnavailable(f"claim of term {claim.term}: {report.error if report else 'no report in time'}")
+        elapsed_ms = self._clock.elapsed_ms()
+        if abs(report.timestamp_ms - self._clock.wall_ms()) > MAX_CLOCK_SKEW_MS:
+            raise UnfitToLead(f"this node's clock is over {MAX_CLOCK_SKEW_MS} ms from the broker's; it does not lead")
+        if report.offset <= before:
+            raise AheadOfLog(f"the claim lies at {report.offset}, but this replica has read up to {before}")
+        # A delivery report proves nothing: the claim must be read from the log as valid, everything before it applied.
+        self._read_to(report.offset + 1)
+        leader = Leader(
+            self.replica, self._service, self._limits,
+            claim_offset=report.offset, claim_time_ms=report.timestamp_ms, elapsed_ms=elapsed_ms,
+        )  # fmt: skip
+        # The leader has read the position once; looking again here could see another's claim, applied meanwhile.
+        return leader if leader.nonce == nonce else None
+
+    def _compare_with_log(self) -> None:
+        """Compare the log's record at the replica's position with the one applied; raises AheadOfLog if they differ."""
+        position = self.replica.position
+        if position.offset < 0:
+            return
+        shard = self.replica.identity.shard
+        entries = self.log.read(position.offset, 1, READ_WAIT_S)
+        if not entries:
+            raise LogUnavailable(
+                f"shard {shard}: offset {position.offset}, which this replica has applied, cannot be read"
+            )
+        if xxh3_128_digest(entries[0].value) != position.record_hash:
+            raise AheadOfLog(
+                f"shard {shard}, offset {position.offset}: the log holds another record than the one applied"
+            )
+
+    def _read_to(self, end: int) -> None:
+        """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
+        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        while (following := self.replica.read_offset + 1) < end:
+            entries = self.log.read(following, min(READ_LIMIT, end - following), 1.0)
+            for entry in entries:
+                self._take(self.replica.offer(entry.offset, entry.value))
+            if entries:
+                deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+            elif self._clock.elapsed_ms() > deadline_ms:
+                raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
+
+    def _take(self, outcome: Outcome) -> None:
+        if outcome.reading is Reading.COUNTS:
+            self._outbox.publish(self.replica, outcome)
+
+    def _serve(self, leader: Leader, appender: Appender, intake: Intake, stop: Event) -> None:
+        self._append(appender, [leader.genesis(self._cluster, self._replicas)])
+        while True:
+            if self.replica.evidence is not None:
+                raise Deposed(f"shard {self.replica.identity.shard} is flagged: {self.replica.evidence}")
+            busy = leader.in_flight > 0
+            self._poll(leader, appender, REPORT_WAIT_S if leader.in_flight >= self._limits.max_in_flight else 0)
+            if stop.is_set():
+                if self._drain(leader, appender):
+                    return
+                continue
+            self._barriers_and_ticks(leader, appender)
+            if leader.in_flight < self._limits.max_in_flight:
+                self._fill(leader, appender, intake, busy=busy)
+
+    def _fill(self, leader: Leader, appender: Appender, intake: Intake, *, busy: bool) -> None:
+        """Execute what has queued; seal unless it pays to wait for more."""
+        room = self._limits.max_batch_requests - leader.building
+        waiting = busy or leader.building > 0
+        proposals = intake.take(room, 0 if waiting else IDLE_WAIT_S)
+        elapsed_ms = self._clock.elapsed_ms()
+        at_once: list[Reply] = []
+        for proposal in proposals:
+            if not leader.has_room() or (proposal.begins_batch and leader.building):
+                self._append(appender, leader.seal())
+            if (reply := leader.execute(proposal, elapsed_ms)) is not None:
+                at_once.append(reply)
+        self.requests += len(proposals)
+        if at_once:
+            self._outbox.reply(at_once)
+        if leader.in_flight == 0 or leader.building >= PIPELINE_BATCH or not leader.has_room():
+            self._append(appender, leader.seal())
+        if not proposals and leader.in_flight:
+            self._poll(leader, appender, REPORT_WAIT_S)
+
+    def _drain(self, leader: Leader, appender: Appender) -> bool:
+        """Seal and settle what was taken; return whether nothing is left."""
+        self._append(appender, leader.seal())
+        self._poll(leader, appender, REPORT_WAIT_S)
+        return leader.in_flight == 0
+
+    def _append(self, appender: Appender, appends: Sequence[Append | None]) -> None:
+        for append in appends:
+            if append is not None:
+                appender.append(append.token, append.value)
+
+    def _poll(self, leader: Leader, appender: Appender, wait_s: float) -> None:
+        for report in appender.poll(wait_s):
+            self._settle(leader.on_report(report))
+            while (offset := leader.must_read) is not None:
+                self._read_to(offset + 1)
+                self._settle(leader.on_read())
+
+    def _settle(self, effective: Sequence[Effective]) -> None:
+        for one in effective:
+            self._take(one.outcome)
+            if one.replies:
+                self.batches += 1
+                self._outbox.reply(one.replies)
+            self._answer_ticks(one)
+
+    def _answer_ticks(self, effective: Effective) -> None:
+        seq = effective.record.seq
+        while self._ticking and self._ticking[0][0] <= seq:
+            index = ReadIndex(offset=effective.offset, record_hash=effective.record_hash)
+            for future in self._ticking.popleft()[1]:
+                future.set_result(index)
+
+    def _barriers_and_ticks(self, leader: Leader, appender: Appender) -> None:
+        self._append(appender, [leader.barrier(self._clock.elapsed_ms())])
+        if not self._ticks or leader.in_flight > self._limits.max_in_flight:
+            return
+        # First take the askers, then append: the record must have been produced after the question came.
+        with self._lock:
+            asked = list(self._ticks)
+            self._ticks.clear()
+        appends: list[Append | None] = [*leader.seal()] or [leader.tick()]
+        self._ticking.append((leader.seq, asked))
+        self._append(appender, appends)
+
+    def _resign(self) -> None:
+        with self._lock:
+            self.leading = False
+            waiting = [*self._ticks, *(future for _, futures in self._ticking for future in futures)]
+            self._ticks.clear()
+            self._ticking.clear()
+        for future in waiting:
+            future.set_exception(NotLeading(f"shard {self.replica.identity.shard} lost its leader"))

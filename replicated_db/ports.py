@@ -1,0 +1,127 @@
+"""What the core needs from outside: a store, a log, a clock, identities. Each has an in-memory twin (``memory``).
+
+A twin passes the same tests as the real adapter (``tests/**/test_ports_*``). A port's methods raise only what they
+say here, so that nothing above ever sees an exception of RocksDB's or Kafka's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Write = tuple[str, bytes, bytes | None]
+"""Column family, key, new value (None = remove the row)."""
+
+
+class View(Protocol):
+    """A state of the store that can be read."""
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's value, or None if it is absent."""
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over (key, value) in key order from ``start`` (inclusive) to ``stop`` (exclusive; None = the end)."""
+
+
+class Snapshot(View, Protocol):
+    """A view that does not change; close it to let the store reclaim space."""
+
+    def close(self) -> None:
+        """Release the snapshot."""
+
+
+class Store(View, Protocol):
+    """A key-value store with column families. Every method raises StoreFailure if the store fails."""
+
+    def write(self, writes: Iterable[Write]) -> None:
+        """Write all rows atomically; visible to every read that begins afterwards."""
+
+    def snapshot(self) -> Snapshot:
+        """Return a snapshot of all families; exact only if nobody writes meanwhile (hold the apply lock)."""
+
+    def checkpoint(self, name: str) -> None:
+        """Create a checkpoint of everything written so far; replaces one of the same name."""
+
+    def close(self) -> None:
+        """Close the store; further calls raise StoreFailure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A record as read from the log; ``timestamp_ms`` is the broker's append time."""
+
+    offset: int
+    timestamp_ms: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryReport:
+    """What became of an append: its offset and the broker's append time, or an error (outcome unknown)."""
+
+    token: int
+    offset: int
+    timestamp_ms: int
+    error: str | None
+
+
+class Appender(Protocol):
+    """Appends under one claim, in order, several in flight. One appender serves one claim and is then closed."""
+
+    def append(self, token: int, value: bytes) -> None:
+        """Hand over a record; its report carries ``token``. Never blocks; raises AppendRefused if the queue is full."""
+
+    def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
+        """Return the reports that have come, waiting at most ``wait_s`` seconds for the first."""
+
+    def close(self) -> None:
+        """Give up what is in flight; its outcome stays unknown."""
+
+
+class AppendRefused(Exception):
+    """The appender takes no more; nothing was appended."""
+
+
+class Log(Protocol):
+    """One shard's log: a partition. Methods raise LogUnavailable while the brokers cannot answer."""
+
+    def topic_id(self) -> str:
+        """Return the identity of the topic's incarnation; a recreated topic has another."""
+
+    def bounds(self) -> tuple[int, int]:
+        """Return (first offset kept, end offset = the next to be written)."""
+
+    def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        """Return up to ``limit`` entries from ``offset`` on, in order; empty if none comes within ``wait_s``.
+
+        Raises OffsetOutOfRange if ``offset`` is below the first kept or beyond the end.
+        """
+
+    def appender(self) -> Appender:
+        """Return a fresh appender."""
+
+
+class LogUnavailable(Exception):
+    """No answer from the brokers; try again."""
+
+
+class OffsetOutOfRange(Exception):
+    """The offset is not in the log."""
+
+
+class Clock(Protocol):
+    """Time, in milliseconds."""
+
+    def elapsed_ms(self) -> int:
+        """Return time since boot, suspended time included; never runs backwards."""
+
+    def wall_ms(self) -> int:
+        """Return the wall clock since the epoch; may jump."""
+
+
+class Ids(Protocol):
+    """Randomness."""
+
+    def nonce(self) -> bytes:
+        """Return 16 fresh random bytes."""

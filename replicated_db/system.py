@@ -1,0 +1,26 @@
+"""The real clock and the real randomness."""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+class SystemClock:
+    """CLOCK_BOOTTIME (counts while the machine sleeps) and the wall clock."""
+
+    def elapsed_ms(self) -> int:
+        """Return milliseconds since boot."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def wall_ms(self) -> int:
+        """Return milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+
+class SystemIds:
+    """Random bits of the operating system."""
+
+    def nonce(self) -> bytes:
+        """Return 16 random bytes."""
+        return os.urandom(16)
