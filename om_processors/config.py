@@ -1,0 +1,60 @@
+"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.settings`` and by tests.
+
+Nothing here is read from the environment: whoever starts a node says everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_PIPELINES = 256
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node of a cluster."""
+
+    node: str
+    """Name of this node, one of ``replicas``."""
+    cluster: str
+    """Name of the cluster; recorded in the log by Genesis."""
+    address_host: str
+    """Host that the node's HTTP server binds, and that others reach it by."""
+    address_port: int
+    """Port of the node's HTTP server."""
+    bootstrap_servers: str
+    """Kafka's ``bootstrap.servers``."""
+    shards: int
+    """Number of shards, fixed when the cluster is created."""
+    replicas: tuple[str, ...]
+    """Names of all nodes of the cluster."""
+    data_dir: Path
+    """Directory of this node's databases, one per shard; nobody else's."""
+    pipelines: tuple[str, ...]
+    """Names of the datanode pipelines that blocks are allocated on."""
+    session_timeout_ms: int
+    """How long the leaders' group waits for a silent member before it gives its shards to others."""
+    barrier_interval_ms: int
+    """Interval of barriers while there are writes."""
+    scrub_interval_ms: int
+    """Interval of barriers with a full scan; 0 = none but at start."""
+    log_level: str
+    """One of LOG_LEVELS."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no node can run with; raises ValueError naming the field."""
+        if self.node not in self.replicas:
+            raise ValueError(f"node {self.node!r} is not one of replicas {', '.join(self.replicas)}")
+        if len(self.pipelines) > MAX_PIPELINES:
+            raise ValueError(f"pipelines: {len(self.pipelines)}, more than {MAX_PIPELINES}")
+        if not self.pipelines:
+            raise ValueError("pipelines: at least one is needed")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the node's HTTP server."""
+        return f"{self.address_host}:{self.address_port}"

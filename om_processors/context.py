@@ -1,0 +1,117 @@
+"""The contracts of execution: what it reads and writes, what only the leader chooses, what a request type provides.
+
+A request goes through four steps (design, section 4), each pure: *preExecute* turns it into a :class:`Prepared`, an
+explicit value that holds everything only a leader may choose (time, ids, blocks); *authorize*, *validate* and
+*operations* see nothing but that value and the state, so whoever executes a Prepared on equal state gets equal
+operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from schemas.messages import AllocatedBlock, KeySession, RequestBody
+from schemas.record import record
+from schemas.rows import BlockLocation
+
+Result = KeySession | AllocatedBlock | None
+"""What a request returns beside its status."""
+
+Body = TypeVar("Body")
+
+
+class ReadView(Protocol):
+    """Consistent reads of the tables."""
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's value, or None."""
+        ...
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate over rows in key order, ``start`` inclusive, ``stop`` exclusive (None: to the table's end)."""
+        ...
+
+
+class Transaction(ReadView, Protocol):
+    """One request's reads (its own writes included) and writes; discarded if the execution raises."""
+
+    index: int
+    """The managed index minted for the request."""
+
+    def put(self, cf: str, key: bytes, value: bytes) -> None:
+        """Insert or replace a row."""
+        ...
+
+    def delete(self, cf: str, key: bytes) -> None:
+        """Remove a row."""
+        ...
+
+    def merge(self, cf: str, key: bytes, operator: str, operand: bytes) -> None:
+        """Combine a row with an operand."""
+        ...
+
+
+@record
+class PreExecuteContext:
+    """What the leader brings to a request: its shard, the batch's time, the minted index, the settings for blocks.
+
+    ``pipelines`` are names in the order of the settings, at most ``ids.MAX_PIPELINES``.
+    """
+
+    shard: int
+    shards: int
+    now_ms: int
+    index: int
+    pipelines: tuple[str, ...]
+    block_size_bytes: int
+
+
+@record
+class Prepared:
+    """A request with everything that the leader chose; enough to execute it anywhere."""
+
+    body: RequestBody
+    caller: str
+    index: int
+    now_ms: int
+    object_id: int
+    session_id: int
+    blocks: list[BlockLocation]
+
+
+class Authorizer(Protocol):
+    """Decides whether a caller may do what it asks."""
+
+    def authorize(self, prepared: Prepared, view: ReadView) -> None:
+        """Raise OMError if ``prepared.caller`` may not; pure in its arguments, and writes nothing."""
+        ...
+
+
+class AllowAll:
+    """Everyone may do everything (Ozone's default, ``ozone.acl.enabled = false``)."""
+
+    def authorize(self, prepared: Prepared, view: ReadView) -> None:
+        """Allow it."""
+
+
+ALLOW_ALL = AllowAll()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestHandler(Generic[Body]):
+    """One request type.
+
+    ``check`` refuses what is wrong in itself, whatever the state; ``apply`` validates against the state, writes the
+    operations and returns the result; ``blocks`` chooses the blocks that the request needs, if it is of that kind.
+    All three raise OMError to refuse.
+    """
+
+    body: type[Body]
+    check: Callable[[Body], None]
+    apply: Callable[[Body, Prepared, Transaction], Result]
+    blocks: Callable[[Body, PreExecuteContext, int], list[BlockLocation]] | None = None
+
+
+AnyHandler = RequestHandler[Any]

@@ -1,0 +1,82 @@
+"""The gateway: from a record of ``om.requests`` to a proposal, an immediate refusal, or a rejection. Pure.
+
+What depends on state is not decided here: a proposal is answered from its batch. Only what nobody can execute is sorted
+out: bytes that are no request (rejected, with the reason, for there is no caller to answer) and requests over the size limit
+(answered at once).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xxhash import xxh3_128_digest
+
+from om_processors.service import refusal_response
+from replicated_db.leader import Proposal, Reply
+from schemas import result_codes as codes
+from schemas.codec import Undecodable, UnknownSchema, decode_as
+from schemas.log import RequestPosition
+from schemas.messages import LogDigestBase, Rejected, Request
+from schemas.topics import MAX_REQUEST_BYTES
+
+MAX_REJECTED_BYTES = 65_536
+"""How much of a rejected record is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A record of ``om.requests``."""
+
+    offset: int
+    leader_epoch: int
+    value: bytes
+
+
+class Gateway:
+    """Decodes the requests of one shard."""
+
+    def __init__(self, *, shard: int, node: str) -> None:
+        self._shard = shard
+        self._node = node
+
+    def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected:
+        """Return what becomes of a record: a proposal, a reply that may leave at once, or a rejection."""
+        value = received.value
+        if len(value) > MAX_REQUEST_BYTES:
+            return self._oversize(received, now_ms)
+        try:
+            request = decode_as(Request, value)
+        except UnknownSchema as error:
+            return self._reject(received, codes.UNKNOWN_SCHEMA, str(error), now_ms)
+        except Undecodable as error:
+            return self._reject(received, codes.UNDECODABLE, str(error), now_ms)
+        return self._proposal(request, received)
+
+    def _proposal(self, request: Request, received: Received) -> Proposal:
+        request_hash = xxh3_128_digest(received.value)
+        return Proposal(
+            client_id=request.client_id,
+            call_id=(request.call_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "big"),
+            request_hash=request_hash,
+            first_sent_at_ms=request.first_sent_at_ms,
+            request_type=type(request.body).__name__,
+            body=request,
+            reply_to=request.reply_partition,
+            position=RequestPosition(offset=received.offset + 1, leader_epoch=received.leader_epoch, hash=request_hash),
+            begins_batch=isinstance(request.body, LogDigestBase),
+        )
+
+    def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:
+        message = f"a request of {len(received.value)} bytes; at most {MAX_REQUEST_BYTES}"
+        try:
+            request = decode_as(Request, received.value)
+        except Undecodable:
+            return self._reject(received, codes.REQUEST_TOO_LARGE, message, now_ms)
+        response = refusal_response(request, self._shard, codes.REQUEST_TOO_LARGE, message)
+        return Reply(proposal=self._proposal(request, received), response=response)
+
+    def _reject(self, received: Received, reason: str, message: str, now_ms: int) -> Rejected:
+        return Rejected(
+            shard=self._shard, offset=received.offset, node=self._node, reason=reason, message=message,
+            value=received.value[:MAX_REJECTED_BYTES], value_size_bytes=len(received.value), rejected_at_ms=now_ms,
+        )  # fmt: skip

@@ -1,0 +1,211 @@
+"""The HTTP API of a node, on Faust's web server: reads at a chosen consistency, status, health, metrics, digests.
+
+Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input), 404 (no such thing) or
+503 (not now: ask again, here or elsewhere). Paths and parameters: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import faust
+from faust.web import View
+
+from om_processors import queries
+from om_processors.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
+from om_processors.context import ReadView
+from om_processors.errors import OMError
+from om_processors.node_status import NodeStatus
+from om_processors.views import Json
+from replicated_db.ports import View as StoreView
+from replicated_db.replica import Replica
+from schemas.result_codes import INVALID_REQUEST
+from schemas.sharding import shard_of
+
+MAX_ROWS = 10_000
+Answer = tuple[int, Json]
+
+
+class HttpApi:
+    """Handlers; :meth:`attach` gives them their paths."""
+
+    def __init__(self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus) -> None:
+        self._replicas = replicas
+        self._consistency = consistency
+        self._status = status
+
+    def attach(self, app: faust.App) -> None:
+        """Register all pages."""
+        for path, handler in self._pages().items():
+            _page(app, path, handler)
+
+        @app.page("/metrics")
+        async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
+            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+
+        @app.page("/v1/shards/{shard}/read-index")
+        class ReadIndex(View):
+            async def post(view, request: Any, shard: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
+                status, body = await _answer(lambda: self.read_index(shard))
+                return view.json(body, status=status)
+
+    def _pages(self) -> dict[str, Callable[..., Awaitable[Answer]]]:
+        return {
+            "/health": self.health,
+            "/status": self.status,
+            "/v1/volumes": self.volumes,
+            "/v1/volumes/{volume}": self.volume,
+            "/v1/volumes/{volume}/buckets": self.buckets,
+            "/v1/volumes/{volume}/buckets/{bucket}": self.bucket,
+            "/v1/volumes/{volume}/buckets/{bucket}/keys": self.keys,
+            "/v1/volumes/{volume}/buckets/{bucket}/key": self.key,
+            "/v1/shards/{shard}/digest": self.digest,
+            "/v1/shards/{shard}/rows": self.rows,
+        }
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    async def volumes(self, query: Any) -> Answer:
+        """List the volumes of all shards: a snapshot per shard only."""
+        prefix, start_after, limit = _page_of(query)
+        listings: list[Json] = []
+        positions: dict[str, int] = {}
+        for shard in self._replicas:
+            listing, position = await self._read(
+                shard, query, lambda view: queries.list_volumes(view, prefix, start_after, limit)
+            )
+            listings.append(listing)
+            positions |= position
+        return 200, {**queries.merge_listings(listings, limit), "positions": positions}
+
+    async def volume(self, query: Any, volume: str) -> Answer:
+        """Return a volume."""
+        return await self._of_volume(volume, query, lambda view: queries.volume_info(view, volume))
+
+    async def buckets(self, query: Any, volume: str) -> Answer:
+        """List a volume's buckets."""
+        page = _page_of(query)
+        return await self._of_volume(volume, query, lambda view: queries.list_buckets(view, volume, *page))
+
+    async def bucket(self, query: Any, volume: str, bucket: str) -> Answer:
+        """Return a bucket."""
+        return await self._of_volume(volume, query, lambda view: queries.bucket_info(view, volume, bucket))
+
+    async def keys(self, query: Any, volume: str, bucket: str) -> Answer:
+        """List a bucket's keys."""
+        page = _page_of(query)
+        return await self._of_volume(volume, query, lambda view: queries.list_keys(view, volume, bucket, *page))
+
+    async def key(self, query: Any, volume: str, bucket: str) -> Answer:
+        """Return a key."""
+        name = query.get("name", "")
+        return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
+
+    async def _of_volume(self, volume: str, query: Any, ask: Callable[[ReadView], Json]) -> Answer:
+        answer, positions = await self._read(shard_of(volume, len(self._replicas)), query, ask)
+        return 200, {**answer, "positions": positions}
+
+    async def _read(self, shard: int, query: Any, ask: Callable[[ReadView], Json]) -> tuple[Json, dict[str, int]]:
+        consistency = query.get("consistency", LINEARIZABLE)
+        if consistency not in (LINEARIZABLE, SESSION, STALE):
+            raise OMError(INVALID_REQUEST, f"consistency {consistency!r} is not linearizable, session or stale")
+        await self._consistency.ready(shard, consistency, parse_session(query.get("session", "")))
+        position, _, snapshot = self._replicas[shard].snapshot()
+        try:
+            self._consistency.refuse_flagged(shard)
+            return ask(snapshot), {str(shard): position.index}
+        finally:
+            snapshot.close()
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    async def health(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Say whether this node serves."""
+        return self._status.health()
+
+    async def status(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Return what this node knows of its shards."""
+        return 200, self._status.status()
+
+    async def read_index(self, shard: str) -> Answer:
+        """Return a read index; only the shard's leader can."""
+        offset, record_hash = await self._consistency.own_read_index(self._replica(shard).identity.shard)
+        return 200, {"offset": offset, "hash": record_hash}
+
+    async def digest(self, query: Any, shard: str) -> Answer:
+        """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one."""
+        replica = self._replica(shard)
+        scrub = query.get("scrub", "false") == "true"
+        position, incremental, snapshot = replica.snapshot()
+        digests = incremental
+        try:
+            if scrub:
+                digests = await asyncio.get_running_loop().run_in_executor(None, replica.scan, snapshot)
+        finally:
+            snapshot.close()
+        slots, sums = digests.slots()
+        return 200, {
+            "offset": position.offset, "index": position.index, "chain": position.chain.hex(),
+            "slots": slots, "sums": sums, "scrubbed": scrub, "digest": f"{digests.total():016x}",
+            "incremental": {"digest": f"{incremental.total():016x}", "slots": incremental.slots()[0], "sums": incremental.slots()[1]},
+        }  # fmt: skip
+
+    async def rows(self, query: Any, shard: str) -> Answer:
+        """Return key and hash of the rows of one digest bucket, to find the rows that differ."""
+        replica = self._replica(shard)
+        cf, bucket = query.get("cf", ""), _number(query, "bucket", 0, 0, 255)
+        if cf not in replica.families.names:
+            raise OMError(INVALID_REQUEST, f"cf {cf!r} is not one of {', '.join(replica.families.names)}")
+        position, _, snapshot = replica.snapshot()
+        try:
+            rows = await asyncio.get_running_loop().run_in_executor(None, _bucket_rows, replica, snapshot, cf, bucket)
+        finally:
+            snapshot.close()
+        answer = {"offset": position.offset, "index": position.index, "rows": rows[:MAX_ROWS]}
+        return 200, {**answer, "truncated": len(rows) > MAX_ROWS}
+
+    def _replica(self, shard: str) -> Replica:
+        if not shard.isdecimal() or int(shard) not in self._replicas:
+            raise OMError(INVALID_REQUEST, f"there is no shard {shard!r}; there are 0..{len(self._replicas) - 1}")
+        return self._replicas[int(shard)]
+
+
+def _bucket_rows(replica: Replica, view: StoreView, cf: str, bucket: int) -> list[Json]:
+    rows: list[Json] = []
+    for key, value in view.iterate(cf, b""):
+        if (found := replica.row_hash_in(cf, key, value, bucket)) is not None:
+            rows.append({"key": key.hex(), "hash": found})
+            if len(rows) > MAX_ROWS:
+                break
+    return rows
+
+
+def _page_of(query: Any) -> tuple[str, str, int]:
+    limit = _number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
+    return query.get("prefix", ""), query.get("start_after", ""), limit
+
+
+def _number(query: Any, name: str, default: int, low: int, high: int) -> int:
+    text = query.get(name, str(default))
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise OMError(INVALID_REQUEST, f"{name} {text!r} is not a number in {low}..{high}")
+    return int(text)
+
+
+async def _answer(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Translate refusals to HTTP; anything else is a defect and becomes Faust's 500, with its traceback in the log."""
+    try:
+        return await ask()
+    except OMError as error:
+        return (404 if error.status.endswith("_NOT_FOUND") else 400), {"error": error.status, "message": error.message}
+    except NotReadable as error:
+        return 503, {"error": error.code, "message": str(error)}
+
+
+def _page(app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:
+    @app.page(path, name=f"v1{path}")
+    async def page(view: View, request: Any, **parts: str) -> Any:
+        status, body = await _answer(lambda: handler(request.query, **parts))
+        return view.json(body, status=status)

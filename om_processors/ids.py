@@ -1,0 +1,75 @@
+"""Identities derived from the managed index, so that every replica and both execution modes get the same ones.
+
+Object id, 64 bits, the highest first (design, section 3)::
+
+    epoch (2) | shard (10) | index (44) | sub (8)
+
+``sub`` numbers what one request makes: 0 the object itself, 1 to 254 its blocks, 255 the session of an open key. The
+epoch is raised if an index ever had to start again; epochs 2 and 3 would set the sign bit of an Avro long and are
+refused, so ids are positive. Ids ascend with the index within a shard and an epoch, and none is used twice.
+
+Container id, 54 bits: ``epoch (2) | shard (10) | index / 1024 (34) | pipeline's position in the settings (8)``: the
+blocks that one pipeline is given within a window of 1,024 indexes share a container. A container must not change its
+pipeline: the list of pipelines in the settings is only ever appended to.
+"""
+
+from __future__ import annotations
+
+SHARD_BITS = 10
+INDEX_BITS = 44
+SUB_BITS = 8
+PIPELINE_BITS = 8
+CONTAINER_WINDOW_BITS = 10
+
+EPOCH = 0
+"""The epoch of ids minted now."""
+MAX_EPOCH = 1
+MAX_SHARD = (1 << SHARD_BITS) - 1
+MAX_INDEX = (1 << INDEX_BITS) - 1
+SESSION_SUB = (1 << SUB_BITS) - 1
+MAX_BLOCKS_PER_REQUEST = SESSION_SUB - 1
+MAX_PIPELINES = 1 << PIPELINE_BITS
+
+_INDEX_SHIFT = SUB_BITS
+_SHARD_SHIFT = _INDEX_SHIFT + INDEX_BITS
+_EPOCH_SHIFT = _SHARD_SHIFT + SHARD_BITS
+
+
+def object_id(shard: int, index: int, epoch: int = EPOCH) -> int:
+    """Return the id of the object that the request at ``index`` of ``shard`` makes.
+
+    Raises ValueError if a part does not fit its bits.
+
+    >>> hex(object_id(shard=3, index=5))
+    '0x30000000000500'
+    """
+    if not (0 <= shard <= MAX_SHARD and 0 <= index <= MAX_INDEX and 0 <= epoch <= MAX_EPOCH):
+        raise ValueError(
+            f"no object id for epoch {epoch} (0..{MAX_EPOCH}), shard {shard} (0..{MAX_SHARD}), index {index} (0..{MAX_INDEX})"
+        )
+    return epoch << _EPOCH_SHIFT | shard << _SHARD_SHIFT | index << _INDEX_SHIFT
+
+
+def session_id(object_id: int) -> int:
+    """Return the id of the session in which the object is written."""
+    return object_id | SESSION_SUB
+
+
+def block_local_id(object_id: int, position: int) -> int:
+    """Return the local id of the block at ``position`` (from 0) of the request that makes ``object_id``.
+
+    Raises ValueError beyond MAX_BLOCKS_PER_REQUEST blocks.
+    """
+    if not 0 <= position < MAX_BLOCKS_PER_REQUEST:
+        raise ValueError(f"block {position} of one request; at most {MAX_BLOCKS_PER_REQUEST} are numbered")
+    return object_id | position + 1
+
+
+def container_id(object_id: int, pipeline: int) -> int:
+    """Return the container for blocks of the request that makes ``object_id``, on the pipeline at this position.
+
+    Raises ValueError beyond MAX_PIPELINES pipelines.
+    """
+    if not 0 <= pipeline < MAX_PIPELINES:
+        raise ValueError(f"pipeline {pipeline} in the settings; at most {MAX_PIPELINES} have numbers")
+    return object_id >> SUB_BITS + CONTAINER_WINDOW_BITS << PIPELINE_BITS | pipeline

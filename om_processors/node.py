@@ -1,0 +1,194 @@
+"""An Object Manager node: one process with a replica of every shard, which leads some of them.
+
+``run`` is the whole life: check the topics, open the replicas, check each against the log, place the follower's group, then let Faust's
+worker run the followers and the HTTP API while a thread per led shard executes. A StopProcess anywhere ends the process with
+EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import faust
+import mode.loop
+
+from om_processors.config import NodeConfig
+from om_processors.consistency import Consistency
+from om_processors.follower import Follower, make_app, place_group
+from om_processors.gateway import Gateway
+from om_processors.http_api import HttpApi
+from om_processors.intake import RequestIntake
+from om_processors.leadership import Leadership
+from om_processors.node_status import NodeStatus
+from om_processors.outbox import KafkaOutbox
+from om_processors.service import OM_FAMILIES, OMService
+from om_processors.startup import check_replica, check_topics
+from replicated_db.errors import StopProcess
+from replicated_db.kafka_log import KafkaLog
+from replicated_db.leader import Limits
+from replicated_db.leader_loop import LeaderLoop
+from replicated_db.ports import LogUnavailable
+from replicated_db.replica import Identity, Replica
+from replicated_db.rocks import RocksStore
+from replicated_db.system import SystemClock, SystemIds
+from schemas.reference import validate_schemas
+from schemas.topics import OM_LOG
+
+EXIT_FATAL = 70
+"""Exit status after a StopProcess or a defect: look at the log before starting again."""
+
+BROKER_WAIT_S = 60.0
+COLLECTOR_THRESHOLDS = (50_000, 20, 50)
+"""Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("stratolog.node")
+
+
+class Node:
+    """Everything of one process, wired."""
+
+    def __init__(self, config: NodeConfig, topic_id: str) -> None:
+        self.config = config
+        self.clock = SystemClock()
+        self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning)
+        self.logs = {
+            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
+        }
+        # The follower's own, to fill gaps: a log serves one thread.
+        self.follower_logs = {
+            shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
+        }
+        self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
+        self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
+        self.leadership = Leadership(config, self.loops, log.info, fatal)
+        self.consistency = Consistency(config, self.replicas, self.loops, fatal)
+
+    def _open(self, shard: int) -> Replica:
+        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
+        identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
+        replica = Replica(identity, OM_FAMILIES, store, threading.RLock())
+        _when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
+        return replica
+
+    def _loop(self, shard: int) -> LeaderLoop:
+        config, replica = self.config, self.replicas[shard]
+        gateway = Gateway(shard=shard, node=config.node)
+        return LeaderLoop(
+            replica,
+            self.logs[shard],
+            OMService(shard=shard, shards=config.shards, pipelines=config.pipelines),
+            Limits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
+            clock=self.clock,
+            ids=SystemIds(),
+            address=config.address,
+            outbox=self.outbox,
+            intake=lambda hint: RequestIntake(
+                bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
+                outbox=self.outbox, clock=self.clock, hint=hint, log=log.info,
+            ),
+            cluster=config.cluster,
+            replicas=config.replicas,
+            hint=lambda: replica.request_position,
+        )  # fmt: skip
+
+    def app(self) -> faust.App:
+        """Return the Faust app with the followers and the HTTP API."""
+        app = make_app(self.config, secrets.token_hex(4))
+        _when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
+        Follower(self.config, self.replicas, self.loops, self.follower_logs, self.outbox, log.info, fatal).attach(app)
+        status = NodeStatus(self.config, self.replicas, self.loops)
+        HttpApi(self.replicas, self.consistency, status).attach(app)
+        # Hand over while the followers and the HTTP API still run: readers ask this node until another leads.
+        app.on_before_shutdown.connect(self._hand_over)
+        return app
+
+    async def _hand_over(self, *_: Any, **__: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.leadership.stop)
+        await self.consistency.close()
+
+    def close(self) -> None:
+        """Hand over, send what is queued, close the stores."""
+        self.leadership.stop()
+        _closing.set()
+        self.outbox.close()
+        for replica in self.replicas.values():
+            with replica.lock:
+                replica.store.close()
+
+
+_closing = threading.Event()
+"""Set once the stores are about to be closed: what fails from then on fails because of that."""
+
+
+def fatal(error: BaseException) -> None:
+    """End the process at once, before anything can acknowledge what was not applied."""
+    if _closing.is_set():
+        log.warning("while closing: %s", error)
+        return
+    if isinstance(error, StopProcess):
+        log.critical("stop: %s", error)
+    else:
+        log.critical("defect: %r", error, exc_info=error)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+def run(config: NodeConfig) -> None:
+    """Run a node until SIGTERM or SIGINT; returns after handing over."""
+    logging.basicConfig(
+        level=config.log_level,
+        stream=sys.stderr,
+        format=f"%(asctime)s {config.node} %(levelname)s %(name)s: %(message)s",
+    )
+    validate_schemas()
+    # Half of a follower's time is Faust's event loops: uvloop's cost less. To be chosen before the app makes any.
+    mode.loop.use("uvloop")
+    try:
+        topics = _when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
+        node = Node(config, topics.log_topic_id)
+        app = node.app()
+    except (StopProcess, LogUnavailable) as error:
+        fatal(error)
+        return
+    _calm_collector()
+    worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
+    node.leadership.start()
+    try:
+        worker.execute_from_commandline()
+    finally:
+        node.close()
+
+
+def _calm_collector() -> None:
+    """Collect cycles seldom: a full collection walks every request in flight, and requests form no cycles.
+
+    What exists now lives as long as the process, so it is left out for good.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
+def _when_brokers_answer(ask: Callable[[], T]) -> T:
+    """Ask until the brokers answer, for at most BROKER_WAIT_S."""
+    deadline = time.monotonic() + BROKER_WAIT_S
+    while True:
+        try:
+            return ask()
+        except LogUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("brokers do not answer: %s", error)
+            time.sleep(1)

@@ -1,0 +1,88 @@
+"""What a node says of itself: health, status, and metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from om_processors.config import NodeConfig
+from om_processors.views import Json
+from replicated_db.leader_loop import LeaderLoop
+from replicated_db.replica import Replica
+
+_METRICS = (
+    ("stratolog_applied_index", "gauge", "Managed index applied.", lambda r, _: r.position.index),
+    (
+        "stratolog_applied_offset",
+        "gauge",
+        "Offset of the last record that took effect.",
+        lambda r, _: r.position.offset,
+    ),
+    ("stratolog_term", "gauge", "Current term.", lambda r, _: r.position.term),
+    (
+        "stratolog_records_applied_total",
+        "counter",
+        "Records that took effect since start.",
+        lambda r, _: r.records_applied,
+    ),
+    ("stratolog_records_void_total", "counter", "Void records read since start.", lambda r, _: r.records_void),
+    (
+        "stratolog_flagged",
+        "gauge",
+        "1 if the replica has found a divergence.",
+        lambda r, _: int(r.evidence is not None),
+    ),
+    ("stratolog_leading", "gauge", "1 if this node leads the shard.", lambda _, loop: int(loop.leading)),
+    ("stratolog_leader_requests_total", "counter", "Requests executed as leader.", lambda _, loop: loop.requests),
+    ("stratolog_leader_batches_total", "counter", "Batches made effective as leader.", lambda _, loop: loop.batches),
+)
+
+
+class NodeStatus:
+    """Reads the replicas' and loops' own figures; changes nothing."""
+
+    def __init__(self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop]) -> None:
+        self._config = config
+        self._replicas = replicas
+        self._loops = loops
+
+    def health(self) -> tuple[int, Json]:
+        """Return 200 if every replica serves reads, else 503 with the flagged shards."""
+        flagged = [shard for shard, replica in self._replicas.items() if replica.evidence is not None]
+        if flagged:
+            return 503, {"status": "flagged", "shards": flagged}
+        return 200, {"status": "ok"}
+
+    def status(self) -> Json:
+        """Return the node and each of its shards."""
+        return {
+            "node": self._config.node,
+            "cluster": self._config.cluster,
+            "address": self._config.address,
+            "pid": os.getpid(),
+            "shards": [self._shard(shard, replica) for shard, replica in self._replicas.items()],
+        }
+
+    def _shard(self, shard: int, replica: Replica) -> Json:
+        with replica.lock:
+            position, digest, evidence = replica.position, replica.digests.total(), replica.evidence
+        role = "leader" if self._loops[shard].leading else "follower"
+        return {
+            "shard": shard, "role": role, "leader": position.leader, "leader_address": position.address,
+            "term": position.term, "applied_offset": position.offset, "applied_index": position.index,
+            "read_offset": replica.read_offset, "timestamp_ms": position.timestamp_ms,
+            "digest": f"{digest:016x}", "chain": position.chain.hex(), "flagged": evidence is not None,
+            "evidence": None if evidence is None else {**asdict(evidence), "key": evidence.key.hex()},
+            "records_applied": replica.records_applied, "records_void": replica.records_void,
+        }  # fmt: skip
+
+    def metrics(self) -> str:
+        """Return the metrics."""
+        lines = []
+        for name, kind, text, value in _METRICS:
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+            for shard, replica in self._replicas.items():
+                figure = value(replica, self._loops[shard])
+                lines.append(f'{name}{{node="{self._config.node}",shard="{shard}"}} {figure}')
+        return "\n".join(lines) + "\n"

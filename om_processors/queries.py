@@ -1,0 +1,114 @@
+"""Queries: info on one object and listings, pure functions of a consistent view.
+
+A listing is in the byte order of the names in UTF-8, starts after ``start_after`` (exclusive, need not exist), holds names
+that start with ``prefix``, at most ``limit``, and says whether more would follow (``truncated``). Illegal input and missing
+objects raise OMError. Answers are JSON-ready dicts (``views.py``); the node adds positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from om_processors import tables
+from om_processors.context import ReadView
+from om_processors.errors import OMError
+from om_processors.names import check_bucket_name, check_key_name, check_text, check_volume_name, shown
+from om_processors.views import Json, bucket_json, key_json, volume_json
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
+from schemas.result_codes import INVALID_REQUEST, KEY_NOT_FOUND
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+
+
+def volume_info(view: ReadView, volume: str) -> Json:
+    """Return a volume with its usage; raises OMError INVALID_VOLUME_NAME, VOLUME_NOT_FOUND."""
+    check_volume_name(volume)
+    return volume_json(view, tables.require_volume(view, volume))
+
+
+def bucket_info(view: ReadView, volume: str, bucket: str) -> Json:
+    """Return a bucket with its usage; raises OMError INVALID_*_NAME, VOLUME_NOT_FOUND, BUCKET_NOT_FOUND."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    return bucket_json(view, tables.require_bucket(view, volume, bucket))
+
+
+def key_info(view: ReadView, volume: str, bucket: str, key: str) -> Json:
+    """Return a committed key; raises OMError INVALID_*_NAME, VOLUME_, BUCKET_ or KEY_NOT_FOUND."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    check_key_name(key)
+    tables.require_bucket(view, volume, bucket)
+    info = tables.get_key(view, tables.key_key(volume, bucket, key))
+    if info is None:
+        raise OMError(KEY_NOT_FOUND, f"no key /{volume}/{bucket}/{shown(key)}")
+    return key_json(info)
+
+
+def list_volumes(view: ReadView, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT) -> Json:
+    """List the volumes of one shard with their usage; :func:`merge_listings` joins several shards'."""
+    return _listing(
+        view, VOLUME_TABLE, b"/", prefix, start_after, limit, lambda v: volume_json(view, tables.decode_volume(v))
+    )
+
+
+def list_buckets(
+    view: ReadView, volume: str, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT
+) -> Json:
+    """List a volume's buckets with their usage; raises OMError as :func:`volume_info` does."""
+    check_volume_name(volume)
+    tables.require_volume(view, volume)
+    base = tables.volume_prefix(volume)
+    return _listing(
+        view, BUCKET_TABLE, base, prefix, start_after, limit, lambda v: bucket_json(view, tables.decode_bucket(v))
+    )
+
+
+def list_keys(
+    view: ReadView, volume: str, bucket: str, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT
+) -> Json:
+    """List a bucket's committed keys; raises OMError as :func:`bucket_info` does."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    tables.require_bucket(view, volume, bucket)
+    base = tables.bucket_prefix(volume, bucket)
+    return _listing(view, KEY_TABLE, base, prefix, start_after, limit, lambda v: key_json(tables.decode_key(v)))
+
+
+def merge_listings(listings: Iterable[Json], limit: int = DEFAULT_LIMIT) -> Json:
+    """Join the shards' listings of volumes, each taken with the same arguments: a snapshot per shard only."""
+    check_limit(limit)
+    entries: list[Json] = []
+    truncated = False
+    for listing in listings:
+        entries += listing["entries"]
+        truncated = truncated or listing["truncated"]
+    entries.sort(key=lambda entry: entry["volume"].encode())
+    return {"entries": entries[:limit], "truncated": truncated or len(entries) > limit}
+
+
+def check_limit(limit: int) -> None:
+    """Raise OMError INVALID_REQUEST unless ``limit`` is in 1..MAX_LIMIT."""
+    if not 1 <= limit <= MAX_LIMIT:
+        raise OMError(INVALID_REQUEST, f"limit {limit} is not in 1..{MAX_LIMIT}")
+
+
+def _listing(
+    view: ReadView, cf: str, base: bytes, prefix: str, start_after: str, limit: int, to_json: Callable[[bytes], Json]
+) -> Json:
+    """List the rows under ``base`` whose names, which follow it, are asked for."""
+    check_limit(limit)
+    check_text("prefix", prefix)
+    check_text("start_after", start_after)
+    start = base + prefix.encode()
+    stop = tables.prefix_stop(start)
+    if start_after:
+        start = max(start, base + start_after.encode() + b"\x00")
+    entries: list[Json] = []
+    if start < stop:
+        for _, value in view.iterate(cf, start, stop):
+            if len(entries) == limit:
+                return {"entries": entries, "truncated": True}
+            entries.append(to_json(value))
+    return {"entries": entries, "truncated": False}

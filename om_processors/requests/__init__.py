@@ -1,0 +1,31 @@
+"""The request types. One module per kind of object; a module exports its ``HANDLERS``.
+
+To add a request type: define its body in ``schemas/messages.py`` (and ``Request.avsc``), write a module here with a
+:class:`~om_processors.context.RequestHandler` for it, and name the module in ``_MODULES``. Nothing else knows the types.
+
+Rules for handlers: pure; time, ids and blocks only from the ``Prepared``; refuse by OMError before the first write
+(the transaction would be dropped anyway, but a reader should not need to know that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from om_processors.context import AnyHandler
+from om_processors.requests import bucket, key, operator, volume
+
+_MODULES = (volume, bucket, key, operator)
+
+
+def _table() -> dict[type, AnyHandler]:
+    handlers: dict[type, AnyHandler] = {}
+    for module in _MODULES:
+        for handler in module.HANDLERS:
+            if handler.body in handlers:
+                raise ValueError(f"two handlers for {handler.body.__name__}")
+            handlers[handler.body] = handler
+    return handlers
+
+
+HANDLERS: Mapping[type, AnyHandler] = _table()
+"""The handler of each request type, by the class of its body."""

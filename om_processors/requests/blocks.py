@@ -1,0 +1,102 @@
+"""Blocks of keys: which ones a request is given, and what a commit makes of them.
+
+An allocated block has the settings' block size as its length and its place among the blocks allocated as its offset. A
+commit says what was written: blocks of its own session, in order, without gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from om_processors import ids
+from om_processors.context import PreExecuteContext
+from om_processors.errors import OMError
+from om_processors.names import shown
+from schemas.messages import CommitKey
+from schemas.result_codes import INVALID_REQUEST
+from schemas.rows import BlockLocation
+
+
+def allocate(
+    context: PreExecuteContext, object_id: int, count: int, excluded: Collection[str] = ()
+) -> list[BlockLocation]:
+    """Return ``count`` new blocks, spread over the pipelines by index.
+
+    Raises OMError INVALID_REQUEST if every pipeline is excluded; ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
+    """
+    candidates: Sequence[tuple[int, str]] = [p for p in enumerate(context.pipelines) if p[1] not in excluded]
+    if not candidates:
+        raise OMError(
+            INVALID_REQUEST, f"no pipeline is left: of {list(context.pipelines)}, the request excludes {list(excluded)}"
+        )
+    blocks = []
+    for position in range(count):
+        number, pipeline = candidates[(context.index + position) % len(candidates)]
+        blocks.append(
+            BlockLocation(
+                container_id=ids.container_id(object_id, number),
+                local_id=ids.block_local_id(object_id, position),
+                offset=position * context.block_size_bytes,
+                length=context.block_size_bytes,
+                pipeline=pipeline,
+            )
+        )
+    return blocks
+
+
+def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    """Return the committed key's blocks and those allocated to its session but not used.
+
+    A commit without blocks takes the allocated ones in order, cut to its size. Raises OMError INVALID_REQUEST for
+    blocks that are not the session's, that overlap, leave gaps, exceed what was allocated, or do not sum to the size.
+    """
+    return _match(body, allocated) if body.blocks else _cut(body, allocated)
+
+
+def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    blocks = []
+    offset = 0
+    for block in allocated:
+        if offset == body.size:
+            break
+        length = min(block.length, body.size - offset)
+        blocks.append(
+            BlockLocation(
+                container_id=block.container_id,
+                local_id=block.local_id,
+                offset=offset,
+                length=length,
+                pipeline=block.pipeline,
+            )
+        )
+        offset += length
+    if offset != body.size:
+        raise OMError(
+            INVALID_REQUEST,
+            f"key {shown(body.key)} is committed with {body.size} bytes, but the blocks allocated hold {offset}",
+        )
+    return blocks, allocated[len(blocks) :]
+
+
+def _match(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    left = {block.local_id: block for block in allocated}
+    offset = 0
+    for block in body.blocks:
+        given = left.pop(block.local_id, None)
+        if given is None or given.container_id != block.container_id or given.pipeline != block.pipeline:
+            raise _refusal(body, block, f"was not allocated to session {body.session_id}, or is named twice")
+        if not 0 < block.length <= given.length:
+            raise _refusal(body, block, f"has length {block.length}; 1 to {given.length} bytes were allocated")
+        if block.offset != offset:
+            raise _refusal(body, block, f"has offset {block.offset} where {offset} follows")
+        offset += block.length
+    if offset != body.size:
+        raise OMError(
+            INVALID_REQUEST, f"the blocks of key {shown(body.key)} sum to {offset} bytes, but its size is {body.size}"
+        )
+    return body.blocks, list(left.values())
+
+
+def _refusal(body: CommitKey, block: BlockLocation, fault: str) -> OMError:
+    where = f"({block.container_id}, {block.local_id}) on {shown(block.pipeline)}"
+    return OMError(INVALID_REQUEST, f"block {where} of key {shown(body.key)} {fault}")

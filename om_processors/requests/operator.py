@@ -1,0 +1,23 @@
+"""Operators' commands. They act on the log rather than on tables, so the leader shell carries them out itself.
+
+A command that reaches execution all the same is refused; its handler exists so that every request type has one.
+"""
+
+from __future__ import annotations
+
+from om_processors.context import AnyHandler, Prepared, RequestHandler, Result, Transaction
+from om_processors.errors import OMError
+from schemas.messages import LogDigestBase
+from schemas.result_codes import NOT_SUPPORTED_OPERATION
+
+
+def _refuse(body: LogDigestBase) -> None:
+    raise OMError(NOT_SUPPORTED_OPERATION, f"LogDigestBase of shard {body.shard} is no request on tables")
+
+
+def _apply(body: LogDigestBase, _prepared: Prepared, _tx: Transaction) -> Result:
+    _refuse(body)
+    return None
+
+
+HANDLERS: tuple[AnyHandler, ...] = (RequestHandler(body=LogDigestBase, check=_refuse, apply=_apply),)

@@ -1,0 +1,80 @@
+"""The Object Manager as a service of ``replicated_db``: a proposal in, operations and an encoded Response out. Pure."""
+
+from __future__ import annotations
+
+from om_processors.context import PreExecuteContext
+from om_processors.errors import OMError
+from om_processors.execute import execute
+from replicated_db.column_families import Families, families
+from replicated_db.leader import Executed, Proposal, Refusal
+from replicated_db.merge import ADD_INT64
+from replicated_db.transaction import Transaction
+from schemas import result_codes as codes
+from schemas.codec import encode
+from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.messages import LogDigestBase, Request, Response
+
+BLOCK_SIZE_BYTES = 256 * 1024 * 1024
+"""Size of an allocated block, as Ozone's default."""
+
+OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
+
+_STATUS_OF = {
+    Refusal.EXPIRED: codes.REQUEST_EXPIRED,
+    Refusal.CALL_ID_REUSED: codes.CALL_ID_REUSED,
+    Refusal.TOO_LARGE: codes.REQUEST_TOO_LARGE,
+    Refusal.FAILED: codes.INTERNAL_ERROR,
+}
+
+
+class OMService:
+    """Executes requests of one shard."""
+
+    def __init__(self, *, shard: int, shards: int, pipelines: tuple[str, ...]) -> None:
+        self._shard = shard
+        self._shards = shards
+        self._pipelines = pipelines
+
+    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute a request; a refused one keeps nothing and is answered with its result code."""
+        request: Request = proposal.body
+        status, message, result = codes.OK, "", None
+        try:
+            if isinstance(request.body, LogDigestBase):
+                self._digest_base(request.body, transaction)
+            else:
+                context = PreExecuteContext(
+                    shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=transaction.index,
+                    pipelines=self._pipelines, block_size_bytes=BLOCK_SIZE_BYTES,
+                )  # fmt: skip
+                result = execute(request, transaction, context)
+        except OMError as error:
+            status, message = error.status, error.message
+        response = Response(
+            client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
+            status=status, message=message, result=result,
+        )  # fmt: skip
+        return Executed(response=encode(response), keep=status == codes.OK)
+
+    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+        return refusal_response(proposal.body, self._shard, _STATUS_OF[refusal], message, index)
+
+    def _digest_base(self, body: LogDigestBase, transaction: Transaction) -> None:
+        if body.shard != self._shard:
+            raise OMError(codes.WRONG_SHARD, f"a digest base of shard {body.shard} sent to shard {self._shard}")
+        if body.index != transaction.index - 1:
+            raise OMError(
+                codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
+            )
+        transaction.digest_base(body.slots, body.sums, body.basis)
+
+
+def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:
+    """Encode an error response."""
+    return encode(
+        Response(
+            client_id=request.client_id, call_id=request.call_id, shard=shard, index=index,
+            status=status, message=message, result=None,
+        )
+    )  # fmt: skip
