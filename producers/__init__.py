@@ -1,0 +1,29 @@
+"""The client SDK: requests over Kafka, reads over HTTP, load generators and the ingest of a directory tree.
+
+What belongs here: everything that a program needs in order to *use* a cluster (design, sections 2, 4 and 5).
+It imports ``schemas`` alone, and installs without Spark, Faust or RocksDB. Start with :class:`Client`.
+"""
+
+from producers.async_client import AsyncClient
+from producers.client import Client
+from producers.errors import (
+    ClientClosed,
+    NotConnected,
+    OutcomeUnknown,
+    RequestFailed,
+    RetryableError,
+    StratologError,
+    TooManyInFlight,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClientClosed",
+    "NotConnected",
+    "OutcomeUnknown",
+    "RequestFailed",
+    "RetryableError",
+    "StratologError",
+    "TooManyInFlight",
+]

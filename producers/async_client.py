@@ -1,0 +1,357 @@
+"""The asyncio client: the same typed methods, awaited (design, sections 4 and 5).
+
+What belongs here: the bridge between the pipeline's thread and an event loop. Outcomes are handed to the loop in
+batches, with one wake-up for all that have come since the last. Reads run in the loop's worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from producers.calls import Outcome
+from producers.client import CLOSE_TIMEOUT_MS, logger
+from producers.errors import StratologError, closed_unanswered
+from producers.keys import block_of, session_of
+from producers.pipeline import Pipeline, Settings, make_settings
+from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView
+from schemas.messages import (
+    UNLIMITED,
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    KeySession,
+    LogDigestBase,
+    RenameKey,
+    RequestBody,
+    Response,
+    SetBucketProperty,
+    SetVolumeProperty,
+)
+from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+
+Row = TypeVar("Row", VolumeInfo, BucketInfo, KeyInfo)
+
+
+class AsyncClient:
+    """A connection to a Stratolog cluster for one event loop; parameters as :class:`producers.Client`.
+
+    It connects when it is entered (``async with``) or by :meth:`connect`, and raises as ``Client`` does. An
+    awaiting task may be cancelled; its request stays in flight, and its outcome is dropped.
+
+    >>> import asyncio
+    >>> from producers import AsyncClient
+    >>> async def main() -> None:
+    ...     async with AsyncClient("127.0.0.1:9092") as client:
+    ...         await asyncio.gather(*(client.create_volume(f"vol{n}") for n in range(100)))
+    >>> asyncio.run(main())  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        caller: str | None = None,
+        deadline_ms: int = 60_000,
+        max_in_flight: int = 10_000,
+        read_from: Sequence[str] = (),
+        max_linger_ms: float = 10.0,
+        connect_timeout_ms: int = 15_000,
+        open_pipeline: Callable[[Settings], Pipeline] = Pipeline,
+    ) -> None:
+        self._open_pipeline = open_pipeline
+        self._settings: Settings = make_settings(
+            bootstrap_servers,
+            caller=caller,
+            deadline_ms=deadline_ms,
+            max_in_flight=max_in_flight,
+            max_linger_ms=max_linger_ms,
+            connect_timeout_ms=connect_timeout_ms,
+        )
+        self.reads = Reads(read_from, deadline_ms=deadline_ms, positions=lambda: self.positions)
+        self._pipeline: Pipeline | None = None
+        self._room = asyncio.Semaphore(max_in_flight)
+        self._outcomes: deque[tuple[asyncio.Future[Response], Outcome]] = deque()
+        """Outcomes that the loop has not taken yet; at most as many as calls may be in flight."""
+        self._woken = False
+
+    async def connect(self) -> None:
+        """Connect, in the running loop; raises NotConnected. Does nothing if connected."""
+        if self._pipeline is None:
+            self._loop = asyncio.get_running_loop()
+            self._pipeline = await asyncio.to_thread(self._open_pipeline, self._settings)
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The connected pipeline; raises RuntimeError before :meth:`connect`."""
+        if self._pipeline is None:
+            raise RuntimeError("the client is not connected: use it in 'async with', or await connect()")
+        return self._pipeline
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """The highest index that an answer carried, by shard."""
+        return self.pipeline.positions()
+
+    # Sending
+
+    async def submit(self, body: RequestBody) -> asyncio.Future[Response]:
+        """Send a request, waiting for room if need be, and return the future of its response.
+
+        >>> from schemas.messages import CreateVolume
+        >>> future = await client.submit(CreateVolume(volume="vol1"))  # doctest: +SKIP
+        """
+        pipeline = self.pipeline
+        await self._room.acquire()
+        future: asyncio.Future[Response] = self._loop.create_future()
+        try:
+            pipeline.submit(body, partial(self._done, future))
+        except BaseException:
+            self._room.release()
+            raise
+        return future
+
+    async def call(self, body: RequestBody) -> Response:
+        """Send a request and wait for its response; raises one of ``producers.errors``.
+
+        >>> from schemas.messages import CreateVolume
+        >>> (await client.call(CreateVolume(volume="vol1"))).index  # doctest: +SKIP
+        17
+        """
+        return await (await self.submit(body))
+
+    def _done(self, future: asyncio.Future[Response], outcome: Outcome) -> None:
+        """Take an outcome, on the pipeline's thread; wake the loop if it has not been woken for others."""
+        self._outcomes.append((future, outcome))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        # The flag falls before the deque is emptied: what is appended afterwards wakes the loop again.
+        self._woken = False
+        while self._outcomes:
+            future, outcome = self._outcomes.popleft()
+            self._room.release()
+            if future.cancelled():
+                continue
+            if isinstance(outcome, StratologError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    # Volumes and buckets
+
+    async def create_volume(
+        self,
+        volume: str,
+        *,
+        owner: str = "",
+        quota_in_bytes: int = UNLIMITED,
+        quota_in_namespace: int = UNLIMITED,
+    ) -> None:
+        """As :meth:`producers.Client.create_volume`."""
+        await self.call(
+            CreateVolume(
+                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            )
+        )
+
+    async def set_volume_property(
+        self,
+        volume: str,
+        *,
+        owner: str | None = None,
+        quota_in_bytes: int | None = None,
+        quota_in_namespace: int | None = None,
+    ) -> None:
+        """As :meth:`producers.Client.set_volume_property`."""
+        await self.call(
+            SetVolumeProperty(
+                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            )
+        )
+
+    async def delete_volume(self, volume: str) -> None:
+        """As :meth:`producers.Client.delete_volume`."""
+        await self.call(DeleteVolume(volume=volume))
+
+    async def create_bucket(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        owner: str = "",
+        quota_in_bytes: int = UNLIMITED,
+        quota_in_namespace: int = UNLIMITED,
+    ) -> None:
+        """As :meth:`producers.Client.create_bucket`."""
+        await self.call(
+            CreateBucket(
+                volume=volume,
+                bucket=bucket,
+                owner=owner,
+                quota_in_bytes=quota_in_bytes,
+                quota_in_namespace=quota_in_namespace,
+            )
+        )
+
+    async def set_bucket_property(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        owner: str | None = None,
+        quota_in_bytes: int | None = None,
+        quota_in_namespace: int | None = None,
+    ) -> None:
+        """As :meth:`producers.Client.set_bucket_property`."""
+        await self.call(
+            SetBucketProperty(
+                volume=volume,
+                bucket=bucket,
+                owner=owner,
+                quota_in_bytes=quota_in_bytes,
+                quota_in_namespace=quota_in_namespace,
+            )
+        )
+
+    async def delete_bucket(self, volume: str, bucket: str) -> None:
+        """As :meth:`producers.Client.delete_bucket`."""
+        await self.call(DeleteBucket(volume=volume, bucket=bucket))
+
+    # Keys
+
+    async def create_key(
+        self,
+        volume: str,
+        bucket: str,
+        key: str,
+        *,
+        size: int,
+        replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None,
+    ) -> KeySession:
+        """As :meth:`producers.Client.create_key`."""
+        body = CreateKey(
+            volume=volume, bucket=bucket, key=key, size=size, replication=replication, metadata=dict(metadata or {})
+        )
+        return session_of(await self.call(body))
+
+    async def allocate_block(
+        self, volume: str, bucket: str, key: str, session_id: int, *, excluded_pipelines: Sequence[str] = ()
+    ) -> BlockLocation:
+        """As :meth:`producers.Client.allocate_block`."""
+        body = AllocateBlock(
+            volume=volume, bucket=bucket, key=key, session_id=session_id, excluded_pipelines=list(excluded_pipelines)
+        )
+        return block_of(await self.call(body))
+
+    async def commit_key(
+        self, volume: str, bucket: str, key: str, session_id: int, *, size: int, blocks: Sequence[BlockLocation]
+    ) -> None:
+        """As :meth:`producers.Client.commit_key`."""
+        await self.call(
+            CommitKey(volume=volume, bucket=bucket, key=key, session_id=session_id, size=size, blocks=list(blocks))
+        )
+
+    async def delete_key(self, volume: str, bucket: str, key: str) -> None:
+        """As :meth:`producers.Client.delete_key`."""
+        await self.call(DeleteKey(volume=volume, bucket=bucket, key=key))
+
+    async def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
+        """As :meth:`producers.Client.rename_key`."""
+        await self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
+
+    async def log_digest_base(
+        self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str
+    ) -> None:
+        """As :meth:`producers.Client.log_digest_base`."""
+        await self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=basis))
+
+    # Reads
+
+    async def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
+        """As :meth:`producers.Client.volume_info`."""
+        return await asyncio.to_thread(self.reads.volume_info, volume, consistency=consistency)
+
+    async def bucket_info(
+        self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> BucketView:
+        """As :meth:`producers.Client.bucket_info`."""
+        return await asyncio.to_thread(self.reads.bucket_info, volume, bucket, consistency=consistency)
+
+    async def key_info(
+        self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> KeyView:
+        """As :meth:`producers.Client.key_info`."""
+        return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
+
+    def list_volumes(
+        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> AsyncIterator[VolumeInfo]:
+        """As :meth:`producers.Client.list_volumes`, by ``async for``."""
+        return _pages(lambda after: self.reads.volumes_page(prefix, after, consistency), start_after)
+
+    def list_buckets(
+        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> AsyncIterator[BucketInfo]:
+        """As :meth:`producers.Client.list_buckets`, by ``async for``."""
+        return _pages(lambda after: self.reads.buckets_page(volume, prefix, after, consistency), start_after)
+
+    def list_keys(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[KeyInfo]:
+        """As :meth:`producers.Client.list_keys`, by ``async for``."""
+        return _pages(lambda after: self.reads.keys_page(volume, bucket, prefix, after, consistency), start_after)
+
+    # Closing
+
+    async def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
+        """As :meth:`producers.Client.close`."""
+        unanswered: list[RequestBody] = []
+        if self._pipeline is not None:
+            unanswered = await asyncio.to_thread(self._pipeline.close, timeout_ms)
+        await asyncio.to_thread(self.reads.close)
+        return unanswered
+
+    async def __aenter__(self) -> Self:
+        """Connect, and return the client itself."""
+        await self.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; raises OutcomeUnknown if requests are unanswered and no other exception is on its way."""
+        unanswered = await self.close()
+        if not unanswered:
+            return
+        closed = closed_unanswered(unanswered)
+        if error is None:
+            raise closed
+        logger.warning("%s", closed)
+
+
+async def _pages(read: Callable[[str], Page[Row]], start_after: str) -> AsyncIterator[Row]:
+    after: str | None = start_after
+    while after is not None:
+        page = await asyncio.to_thread(read, after)
+        for entry in page.entries:
+            yield entry
+        after = page.next_after

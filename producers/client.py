@@ -1,0 +1,422 @@
+"""The synchronous client: typed methods, futures and reads (design, sections 4 and 5).
+
+What belongs here: what a user calls. Each method blocks until its request is answered and raises one of
+``producers.errors``; :meth:`Client.submit` sends the same requests without waiting, thousands at a time. Retries,
+deadlines and lingering are the pipeline's; reads over HTTP are :class:`producers.reads.Reads`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Self
+
+from producers.calls import Done, Outcome
+from producers.errors import StratologError, closed_unanswered
+from producers.keys import block_of, session_of
+from producers.pipeline import Pipeline, make_settings
+from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Reads, VolumeView
+from schemas.messages import (
+    UNLIMITED,
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    KeySession,
+    LogDigestBase,
+    RenameKey,
+    RequestBody,
+    Response,
+    SetBucketProperty,
+    SetVolumeProperty,
+)
+from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+
+logger = logging.getLogger("stratolog.client")
+
+CLOSE_TIMEOUT_MS = 30_000
+"""How long closing waits for what is in flight, unless the caller says otherwise."""
+
+
+class Client:
+    """A connection to a Stratolog cluster; safe to share between threads.
+
+    ``bootstrap_servers`` are Kafka's; ``read_from`` the HTTP addresses of the nodes that reads ask, in order of
+    preference; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
+    five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
+    long requests gather under load; with few in flight they never do.
+
+    Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
+
+    >>> from producers import Client
+    >>> with Client("127.0.0.1:9092", read_from=["http://127.0.0.1:9871"]) as client:  # doctest: +SKIP
+    ...     client.create_volume("vol1")
+    ...     client.create_bucket("vol1", "bucket1")
+    ...     session = client.create_key("vol1", "bucket1", "a/b.txt", size=0)
+    ...     client.commit_key("vol1", "bucket1", "a/b.txt", session.session_id, size=0, blocks=[])
+    ...     print(client.key_info("vol1", "bucket1", "a/b.txt").info.size)
+    0
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        caller: str | None = None,
+        deadline_ms: int = 60_000,
+        max_in_flight: int = 10_000,
+        read_from: Sequence[str] = (),
+        max_linger_ms: float = 10.0,
+        connect_timeout_ms: int = 15_000,
+    ) -> None:
+        settings = make_settings(
+            bootstrap_servers,
+            caller=caller,
+            deadline_ms=deadline_ms,
+            max_in_flight=max_in_flight,
+            max_linger_ms=max_linger_ms,
+            connect_timeout_ms=connect_timeout_ms,
+        )
+        self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms))
+
+    @classmethod
+    def over(cls, pipeline: Pipeline, reads: Reads) -> Self:
+        """Return a client over an open pipeline and reads, which it closes with itself."""
+        client = cls.__new__(cls)
+        client._join(pipeline, reads)
+        return client
+
+    def _join(self, pipeline: Pipeline, reads: Reads) -> None:
+        self.pipeline = pipeline
+        self.reads = reads
+        self.close_timeout_ms = CLOSE_TIMEOUT_MS
+        """How long the end of a ``with`` block waits for what is in flight."""
+        reads.follow(pipeline.positions)
+
+    @property
+    def client_id(self) -> bytes:
+        """The 16 random bytes that name this client."""
+        return self.pipeline.client_id
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of the cluster."""
+        return self.pipeline.shards
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests without an outcome."""
+        return self.pipeline.in_flight
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """The highest index that an answer carried, by shard: where session-consistent reads start."""
+        return self.pipeline.positions()
+
+    # Sending
+
+    def submit(self, body: RequestBody) -> Future[Response]:
+        """Send a request and return the future of its response; many may be in flight.
+
+        The future's exception is one of ``producers.errors``; it cannot be cancelled. Requests of one volume are
+        executed in the order of their submission unless one of them has to be sent again. Raises as
+        :meth:`producers.pipeline.Pipeline.submit` does.
+
+        >>> from schemas.messages import CreateVolume
+        >>> futures = [client.submit(CreateVolume(volume=f"vol{n}")) for n in range(9)]  # doctest: +SKIP
+        >>> [future.result().status for future in futures]  # doctest: +SKIP
+        """
+        future: Future[Response] = Future()
+        future.set_running_or_notify_cancel()
+
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, StratologError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+        self.pipeline.submit(body, done)
+        return future
+
+    def submit_with(self, body: RequestBody, done: Done) -> None:
+        """Send a request and have ``done`` told the response or the exception; cheaper than a future.
+
+        ``done`` runs on the client's own thread: it must be quick and must not block, but may submit.
+
+        >>> from schemas.messages import DeleteVolume
+        >>> client.submit_with(DeleteVolume(volume="vol1"), print)  # doctest: +SKIP
+        """
+        self.pipeline.submit(body, done)
+
+    def call(self, body: RequestBody) -> Response:
+        """Send a request and wait for its response; raises one of ``producers.errors``.
+
+        >>> from schemas.messages import CreateVolume
+        >>> client.call(CreateVolume(volume="vol1")).index  # doctest: +SKIP
+        17
+        """
+        return self.submit(body).result()
+
+    # Volumes
+
+    def create_volume(
+        self,
+        volume: str,
+        *,
+        owner: str = "",
+        quota_in_bytes: int = UNLIMITED,
+        quota_in_namespace: int = UNLIMITED,
+    ) -> None:
+        """Create a volume; an empty owner means the caller. Raises as :meth:`call`.
+
+        >>> client.create_volume("vol1", quota_in_bytes=10**12)  # doctest: +SKIP
+        """
+        self.call(
+            CreateVolume(
+                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            )
+        )
+
+    def set_volume_property(
+        self,
+        volume: str,
+        *,
+        owner: str | None = None,
+        quota_in_bytes: int | None = None,
+        quota_in_namespace: int | None = None,
+    ) -> None:
+        """Change a volume's owner or quotas; None leaves one as it is, -1 lifts a quota. Raises as :meth:`call`.
+
+        >>> client.set_volume_property("vol1", quota_in_namespace=100)  # doctest: +SKIP
+        """
+        self.call(
+            SetVolumeProperty(
+                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            )
+        )
+
+    def delete_volume(self, volume: str) -> None:
+        """Delete an empty volume. Raises as :meth:`call`.
+
+        >>> client.delete_volume("vol1")  # doctest: +SKIP
+        """
+        self.call(DeleteVolume(volume=volume))
+
+    # Buckets
+
+    def create_bucket(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        owner: str = "",
+        quota_in_bytes: int = UNLIMITED,
+        quota_in_namespace: int = UNLIMITED,
+    ) -> None:
+        """Create a bucket; an empty owner means the caller. Raises as :meth:`call`.
+
+        >>> client.create_bucket("vol1", "bucket1", quota_in_namespace=1000)  # doctest: +SKIP
+        """
+        self.call(
+            CreateBucket(
+                volume=volume,
+                bucket=bucket,
+                owner=owner,
+                quota_in_bytes=quota_in_bytes,
+                quota_in_namespace=quota_in_namespace,
+            )
+        )
+
+    def set_bucket_property(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        owner: str | None = None,
+        quota_in_bytes: int | None = None,
+        quota_in_namespace: int | None = None,
+    ) -> None:
+        """Change a bucket's owner or quotas; None leaves one as it is, -1 lifts a quota. Raises as :meth:`call`.
+
+        >>> client.set_bucket_property("vol1", "bucket1", owner="alice")  # doctest: +SKIP
+        """
+        self.call(
+            SetBucketProperty(
+                volume=volume,
+                bucket=bucket,
+                owner=owner,
+                quota_in_bytes=quota_in_bytes,
+                quota_in_namespace=quota_in_namespace,
+            )
+        )
+
+    def delete_bucket(self, volume: str, bucket: str) -> None:
+        """Delete an empty bucket. Raises as :meth:`call`.
+
+        >>> client.delete_bucket("vol1", "bucket1")  # doctest: +SKIP
+        """
+        self.call(DeleteBucket(volume=volume, bucket=bucket))
+
+    # Keys
+
+    def create_key(
+        self,
+        volume: str,
+        bucket: str,
+        key: str,
+        *,
+        size: int,
+        replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None,
+    ) -> KeySession:
+        """Open a key of an expected size in bytes; it exists once :meth:`commit_key` has its session. Raises as
+        :meth:`call`.
+
+        >>> client.create_key("vol1", "bucket1", "a/b.txt", size=5).session_id  # doctest: +SKIP
+        42
+        """
+        body = CreateKey(
+            volume=volume, bucket=bucket, key=key, size=size, replication=replication, metadata=dict(metadata or {})
+        )
+        return session_of(self.call(body))
+
+    def allocate_block(
+        self, volume: str, bucket: str, key: str, session_id: int, *, excluded_pipelines: Sequence[str] = ()
+    ) -> BlockLocation:
+        """Get one more block for an open key. Raises as :meth:`call`.
+
+        >>> client.allocate_block("vol1", "bucket1", "a/b.txt", 42).local_id  # doctest: +SKIP
+        """
+        body = AllocateBlock(
+            volume=volume, bucket=bucket, key=key, session_id=session_id, excluded_pipelines=list(excluded_pipelines)
+        )
+        return block_of(self.call(body))
+
+    def commit_key(
+        self, volume: str, bucket: str, key: str, session_id: int, *, size: int, blocks: Sequence[BlockLocation]
+    ) -> None:
+        """Make an open key visible, with its final size and blocks. Raises as :meth:`call`.
+
+        >>> session = client.create_key("vol1", "bucket1", "empty", size=0)  # doctest: +SKIP
+        >>> client.commit_key("vol1", "bucket1", "empty", session.session_id, size=0, blocks=[])  # doctest: +SKIP
+        """
+        self.call(
+            CommitKey(volume=volume, bucket=bucket, key=key, session_id=session_id, size=size, blocks=list(blocks))
+        )
+
+    def delete_key(self, volume: str, bucket: str, key: str) -> None:
+        """Delete a key. Raises as :meth:`call`.
+
+        >>> client.delete_key("vol1", "bucket1", "a/b.txt")  # doctest: +SKIP
+        """
+        self.call(DeleteKey(volume=volume, bucket=bucket, key=key))
+
+    def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
+        """Rename a key within its bucket. Raises as :meth:`call`.
+
+        >>> client.rename_key("vol1", "bucket1", "a/b.txt", "a/c.txt")  # doctest: +SKIP
+        """
+        self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
+
+    # Operators
+
+    def log_digest_base(self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str) -> None:
+        """Restart the digest sums of a shard's log at an index, after a repair (design, section 3). Raises as
+        :meth:`call`; INDEX_MOVED if the shard is at another index by now.
+
+        >>> client.log_digest_base(0, 17, slots=[256], sums=[-5], basis="oracle")  # doctest: +SKIP
+        """
+        self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=basis))
+
+    # Reads
+
+    def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
+        """Read a volume; as :meth:`producers.reads.Reads.volume_info`.
+
+        >>> client.volume_info("vol1").info.owner  # doctest: +SKIP
+        """
+        return self.reads.volume_info(volume, consistency=consistency)
+
+    def bucket_info(self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> BucketView:
+        """Read a bucket; as :meth:`producers.reads.Reads.bucket_info`.
+
+        >>> client.bucket_info("vol1", "bucket1").usage["used_bytes"]  # doctest: +SKIP
+        """
+        return self.reads.bucket_info(volume, bucket, consistency=consistency)
+
+    def key_info(
+        self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> KeyView:
+        """Read a key; as :meth:`producers.reads.Reads.key_info`.
+
+        >>> client.key_info("vol1", "bucket1", "a/b.txt", consistency="session").info.size  # doctest: +SKIP
+        """
+        return self.reads.key_info(volume, bucket, key, consistency=consistency)
+
+    def list_volumes(
+        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> Iterator[VolumeInfo]:
+        """Iterate over volumes by name; as :meth:`producers.reads.Reads.list_volumes`.
+
+        >>> [info.volume for info in client.list_volumes(prefix="vol")]  # doctest: +SKIP
+        """
+        return self.reads.list_volumes(prefix=prefix, start_after=start_after, consistency=consistency)
+
+    def list_buckets(
+        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> Iterator[BucketInfo]:
+        """Iterate over a volume's buckets by name; as :meth:`producers.reads.Reads.list_buckets`.
+
+        >>> [info.bucket for info in client.list_buckets("vol1")]  # doctest: +SKIP
+        """
+        return self.reads.list_buckets(volume, prefix=prefix, start_after=start_after, consistency=consistency)
+
+    def list_keys(
+        self,
+        volume: str,
+        bucket: str,
+        *,
+        prefix: str = "",
+        start_after: str = "",
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[KeyInfo]:
+        """Iterate over a bucket's keys by name; as :meth:`producers.reads.Reads.list_keys`.
+
+        >>> [info.key for info in client.list_keys("vol1", "bucket1", prefix="a/")]  # doctest: +SKIP
+        """
+        return self.reads.list_keys(volume, bucket, prefix=prefix, start_after=start_after, consistency=consistency)
+
+    # Closing
+
+    def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
+        """Refuse new calls, wait for those in flight, disconnect; return what is unanswered after ``timeout_ms``.
+
+        The unanswered calls raise OutcomeUnknown. Closing again returns an empty list.
+
+        >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
+        """
+        unanswered = self.pipeline.close(timeout_ms)
+        self.reads.close()
+        return unanswered
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; raises OutcomeUnknown if requests are unanswered and no other exception is on its way."""
+        unanswered = self.close(self.close_timeout_ms)
+        if not unanswered:
+            return
+        closed = closed_unanswered(unanswered)
+        if error is None:
+            raise closed
+        logger.warning("%s", closed)

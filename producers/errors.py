@@ -1,0 +1,116 @@
+"""Exceptions of the client SDK, one kind for each remedy (design, section 4; ``schemas/result_codes.py``).
+
+What belongs here: the exception classes, and the one place where a response becomes an exception. The kinds:
+
+========================  ==========================================================================
+:class:`RetryableError`   nothing was done; the same call may be made again, later or elsewhere
+:class:`RequestFailed`    the request, or the state that it met, is wrong; the same call fails again
+:class:`OutcomeUnknown`   nobody can say whether the request had its effect: look before doing it again
+:class:`ClientClosed`     the client was closed before the call; nothing was sent
+========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from schemas.messages import LogDigestBase, RenameKey, RequestBody, Response
+from schemas.result_codes import OK, Remedy, remedy
+
+DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
+"""Status of a call that no final answer reached within its deadline."""
+CLIENT_CLOSED = "CLIENT_CLOSED"
+"""Status of a call on a closed client, or one that was unanswered when the client closed."""
+TOO_MANY_IN_FLIGHT = "TOO_MANY_IN_FLIGHT"
+"""Status of a call for which the table of calls in flight had no room."""
+NOT_CONNECTED = "NOT_CONNECTED"
+"""Status of a client that reaches no broker, or no node to read from."""
+
+NAMED_UNANSWERED = 10
+"""At most so many unanswered requests are named in a message."""
+
+
+class StratologError(Exception):
+    """A call that did not succeed.
+
+    ``status`` is a code of ``schemas/result_codes.py`` or one of this module, ``message`` says for people what
+    was wrong and names the input, ``request`` is the request's body if there was one, ``response`` the server's
+    answer if there was one.
+
+    >>> try:
+    ...     raise RequestFailed("VOLUME_NOT_FOUND", "volume v1 does not exist")
+    ... except StratologError as error:
+    ...     print(error.status, "-", error)
+    VOLUME_NOT_FOUND - VOLUME_NOT_FOUND: volume v1 does not exist
+    """
+
+    def __init__(
+        self, status: str, message: str, *, request: RequestBody | None = None, response: Response | None = None
+    ) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+        self.request = request
+        self.response = response
+
+    def __str__(self) -> str:
+        """Return status, request and message in one line."""
+        what = "" if self.request is None else f"{describe(self.request)}: "
+        return f"{self.status}: {what}{self.message}"
+
+
+class RetryableError(StratologError):
+    """Nothing was done; the same call may be made again, later or elsewhere."""
+
+
+class TooManyInFlight(RetryableError):
+    """The client has as many requests in flight as it may have; nothing was sent."""
+
+
+class NotConnected(RetryableError):
+    """No broker, or no node to read from, could be reached."""
+
+
+class RequestFailed(StratologError):
+    """The request, or the state that it met, is wrong; the same call fails again."""
+
+
+class OutcomeUnknown(StratologError):
+    """Nobody can say whether the request had its effect: look before doing it again."""
+
+
+class ClientClosed(StratologError):
+    """The client was closed before the call; nothing was sent."""
+
+
+def describe(body: RequestBody) -> str:
+    """Name a request for people: its type and the path that it is about.
+
+    >>> from schemas.messages import DeleteBucket
+    >>> describe(DeleteBucket(volume="v1", bucket="b1"))
+    'DeleteBucket /v1/b1'
+    """
+    kind = type(body).__name__
+    if isinstance(body, LogDigestBase):
+        return f"{kind} of shard {body.shard} at index {body.index}"
+    if isinstance(body, RenameKey):
+        return f"{kind} /{body.volume}/{body.bucket}/{body.from_key} to {body.to_key}"
+    names = (getattr(body, field, None) for field in ("volume", "bucket", "key"))
+    return f"{kind} /" + "/".join(str(name) for name in names if name is not None)
+
+
+def error_of(response: Response, body: RequestBody) -> StratologError | None:
+    """Return the exception that a response stands for, or None if it is OK."""
+    if response.status == OK:
+        return None
+    kinds = {Remedy.RETRY: RetryableError, Remedy.UNKNOWN: OutcomeUnknown}
+    kind = kinds.get(remedy(response.status), RequestFailed)
+    return kind(response.status, response.message, request=body, response=response)
+
+
+def closed_unanswered(unanswered: Iterable[RequestBody]) -> OutcomeUnknown:
+    """Return the exception that names requests which were unanswered when the client closed."""
+    bodies = list(unanswered)
+    names = ", ".join(describe(body) for body in bodies[:NAMED_UNANSWERED])
+    more = "" if len(bodies) <= NAMED_UNANSWERED else ", …"
+    return OutcomeUnknown(CLIENT_CLOSED, f"closed with {len(bodies)} requests unanswered: {names}{more}")

@@ -1,0 +1,316 @@
+"""Ingest of a directory tree: each file becomes a key, by createKey and commitKey (``stratolog ingest``).
+
+What belongs here: the three phases and their summary. First the tree is walked for what there is and which volumes
+and buckets it needs; these are created, unless they exist; then each file is read, hashed, opened and committed,
+many at a time. Paths become key names unchanged, ``placement`` says in which volume and bucket, and ``tree`` what
+is skipped. A file's modification time and SHA-256 go into the key's metadata.
+
+Running it again is safe: a key that exists is replaced by an equal one. What failed is named in the summary.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from producers.calls import Done, Outcome
+from producers.errors import StratologError
+from producers.histogram import Histogram
+from producers.keys import Submitter, ensure_places, fit_blocks, session_of
+from producers.listing import MTIME_NS, SHA256
+from producers.placement import Placement
+from producers.tree import FileContent, FoundFile, Skipped, read_file, walk
+from schemas.messages import CommitKey, CreateKey, RequestBody
+from schemas.result_codes import INTERNAL_ERROR
+
+NAMED_FAILURES = 100
+"""At most so many failures, and so many skipped files, are named in a summary; all are counted."""
+MAX_IN_FLIGHT = 1000
+"""Keys that are written at the same time, unless the caller says otherwise."""
+PROGRESS_INTERVAL_MS = 100
+"""Progress is told at most this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an ingest is: files and bytes that are done (committed, skipped or failed), and all there are."""
+
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    requests: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A file that was not ingested, with the status of the request that failed."""
+
+    relative_path: str
+    status: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSummary:
+    """What an ingest did. ``requests`` are all that were made, latencies those of createKey and commitKey.
+
+    ``failures`` and ``skipped`` name the first ones; ``failed_files`` and ``skipped_files`` count them all.
+    """
+
+    keys: int
+    bytes: int
+    requests: int
+    seconds: float
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    places: list[tuple[str, str]]
+    failed_files: int
+    failures: list[Failure]
+    skipped_files: int
+    skipped: list[Skipped]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file that can be ingested was."""
+        return self.failed_files == 0
+
+
+def ingest(
+    client: Submitter,
+    root: str | os.PathLike[str],
+    *,
+    placement: Placement | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    max_in_flight: int = MAX_IN_FLIGHT,
+) -> IngestSummary:
+    """Ingest the tree below ``root`` with at most ``max_in_flight`` keys written at the same time.
+
+    ``progress`` is called on the calling thread. Raises OSError if ``root`` is no directory, ValueError for an
+    illegal ``max_in_flight``, one of ``producers.errors`` if a volume or bucket cannot be created; what goes wrong
+    with a single file is in the summary.
+
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
+    ...     print(ingest(client, "/usr/lib/python3").keys)
+    4711
+    """
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    run = _Ingest(client, root, placement or Placement(), progress, max_in_flight)
+    run.survey()
+    run.create_places(run.places)
+    run.write_keys()
+    return run.summary()
+
+
+class _Ingest:
+    """One ingest. ``lock`` guards what the client's thread counts; all else belongs to the calling thread."""
+
+    def __init__(
+        self,
+        client: Submitter,
+        root: str | os.PathLike[str],
+        placement: Placement,
+        progress: Callable[[Progress], None] | None,
+        max_in_flight: int,
+    ) -> None:
+        self.client = client
+        self.root = root
+        self.placement = placement
+        self.progress = progress
+        self.max_in_flight = max_in_flight
+        self.room = threading.Semaphore(max_in_flight)
+        self.lock = threading.Lock()
+        self.begun_s = time.monotonic()
+        self.told_s = 0.0
+        self.places: set[tuple[str, str]] = set()
+        self.files_total = self.bytes_total = 0
+        self.files = self.bytes_done = self.keys = self.key_bytes = self.requests = 0
+        self.failed_files = self.skipped_files = 0
+        self.failures: list[Failure] = []
+        self.skipped: list[Skipped] = []
+        self.histogram = Histogram()
+        self.writing_s = 0.0
+
+    def survey(self) -> None:
+        """Walk the tree for its size and the places that it needs."""
+        for found in walk(self.root):
+            if isinstance(found, FoundFile):
+                self.files_total += 1
+                self.bytes_total += found.size
+                self.places.add(self.placement.place(found.relative_path))
+
+    def create_places(self, places: Collection[tuple[str, str]]) -> None:
+        """Create volumes and buckets that do not exist yet."""
+        requests = ensure_places(self.client, places)
+        self.places.update(places)
+        with self.lock:
+            self.requests += requests
+
+    def write_keys(self) -> None:
+        """Read and write each file; returns when each has been committed, skipped or failed."""
+        begun_s = time.monotonic()
+        try:
+            for found in walk(self.root):
+                self._write(found)
+                self.tell_progress()
+        finally:
+            # Callbacks count into this object until the last key is done.
+            for _ in range(self.max_in_flight):
+                while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
+                    self.tell_progress()
+        self.writing_s = time.monotonic() - begun_s
+        self.tell_progress(last=True)
+
+    def _write(self, found: FoundFile | Skipped) -> None:
+        if isinstance(found, Skipped):
+            self.skip(found, surveyed=None)
+            return
+        content = read_file(self.root, found.relative_path)
+        if isinstance(content, Skipped):
+            self.skip(content, surveyed=found)
+            return
+        place = self.placement.place(content.relative_path)
+        if place not in self.places:
+            # The file appeared after the survey, in a directory that had none.
+            self.create_places([place])
+        self.room.acquire()
+        try:
+            _KeyWriter(self, content, place, found.size).begin()
+        except BaseException:
+            self.room.release()
+            raise
+
+    def skip(self, skipped: Skipped, *, surveyed: FoundFile | None) -> None:
+        """Count something that is not taken; ``surveyed`` if it was counted among the files."""
+        self.skipped_files += 1
+        if len(self.skipped) < NAMED_FAILURES:
+            self.skipped.append(skipped)
+        if surveyed is not None:
+            with self.lock:
+                self.files += 1
+                self.bytes_done += surveyed.size
+
+    def tell_progress(self, *, last: bool = False) -> None:
+        """Tell the caller how far it is, if the last time was long enough ago."""
+        now_s = time.monotonic()
+        if self.progress is None or (not last and now_s - self.told_s < PROGRESS_INTERVAL_MS / 1000):
+            return
+        self.told_s = now_s
+        with self.lock:
+            current = Progress(
+                files=self.files,
+                files_total=self.files_total,
+                bytes=self.bytes_done,
+                bytes_total=self.bytes_total,
+                requests=self.requests,
+                elapsed_s=now_s - self.begun_s,
+            )
+        self.progress(current)
+
+    def summary(self) -> IngestSummary:
+        """Return what was done."""
+        return IngestSummary(
+            keys=self.keys,
+            bytes=self.key_bytes,
+            requests=self.requests,
+            seconds=round(self.writing_s, 3),
+            requests_per_second=round(self.histogram.count / max(self.writing_s, 1e-9), 1),
+            p50_ms=round(self.histogram.percentile_ms(50), 3),
+            p99_ms=round(self.histogram.percentile_ms(99), 3),
+            max_ms=round(self.histogram.max_ms, 3),
+            places=sorted(self.places),
+            failed_files=self.failed_files,
+            failures=self.failures,
+            skipped_files=self.skipped_files,
+            skipped=self.skipped,
+        )
+
+
+class _KeyWriter:
+    """One file on its way: createKey, then commitKey. Takes a place of the ingest's room and gives it back."""
+
+    __slots__ = ("begun_s", "bucket", "content", "run", "surveyed_size", "volume")
+
+    def __init__(self, run: _Ingest, content: FileContent, place: tuple[str, str], surveyed_size: int) -> None:
+        self.run = run
+        self.content = content
+        self.volume, self.bucket = place
+        self.surveyed_size = surveyed_size
+        self.begun_s = 0.0
+
+    def begin(self) -> None:
+        """Open the key."""
+        content = self.content
+        create = CreateKey(
+            volume=self.volume,
+            bucket=self.bucket,
+            key=content.relative_path,
+            size=content.size,
+            metadata={MTIME_NS: str(content.mtime_ns), SHA256: content.sha256},
+        )
+        self._submit(create, self._opened)
+
+    def _submit(self, body: RequestBody, done: Done) -> None:
+        self.begun_s = time.monotonic()
+        try:
+            self.run.client.submit_with(body, done)
+        except StratologError as error:
+            self._end(error.status, str(error))
+
+    def _opened(self, outcome: Outcome) -> None:
+        self._count(outcome)
+        if isinstance(outcome, StratologError):
+            self._end(outcome.status, str(outcome))
+            return
+        content = self.content
+        try:
+            session = session_of(outcome)
+            blocks = fit_blocks(session.blocks, content.size)
+        except (TypeError, ValueError) as error:
+            self._end(INTERNAL_ERROR, str(error))
+            return
+        commit = CommitKey(
+            volume=self.volume,
+            bucket=self.bucket,
+            key=content.relative_path,
+            session_id=session.session_id,
+            size=content.size,
+            blocks=blocks,
+        )
+        self._submit(commit, self._committed)
+
+    def _committed(self, outcome: Outcome) -> None:
+        self._count(outcome)
+        if isinstance(outcome, StratologError):
+            self._end(outcome.status, str(outcome))
+        else:
+            self._end(None, "")
+
+    def _count(self, outcome: Outcome) -> None:
+        latency_ms = (time.monotonic() - self.begun_s) * 1000
+        with self.run.lock:
+            self.run.requests += 1
+            if not isinstance(outcome, StratologError):
+                self.run.histogram.add(latency_ms)
+
+    def _end(self, status: str | None, message: str) -> None:
+        run = self.run
+        with run.lock:
+            run.files += 1
+            run.bytes_done += self.surveyed_size
+            if status is None:
+                run.keys += 1
+                run.key_bytes += self.content.size
+            else:
+                run.failed_files += 1
+                if len(run.failures) < NAMED_FAILURES:
+                    failure = Failure(relative_path=self.content.relative_path, status=status, message=message)
+                    run.failures.append(failure)
+        run.room.release()
