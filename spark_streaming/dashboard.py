@@ -1,0 +1,137 @@
+"""The live view: one table of the latest verdicts, fed from om.verdicts (design, section 9).
+
+Needs no Spark: it consumes verdicts with confluent-kafka and keeps the last one for each (shard, node, basis), at most
+MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from schemas.codec import Undecodable, decode_as
+from schemas.messages import Verdict
+from schemas.topics import OM_VERDICTS
+
+MAX_ROWS = 4096
+POLL_SECONDS = 0.5
+MESSAGES_PER_POLL = 500
+METADATA_SECONDS = 10.0
+REASON_CHARACTERS = 60
+COLOURS = {"equal": "green", "diverged": "bold red", "unknown": "yellow"}
+
+
+class LatestVerdicts:
+    """The last verdict for each (shard, node, basis)."""
+
+    def __init__(self) -> None:
+        self._latest: dict[tuple[int, str, str], Verdict] = {}
+        self.seen = 0
+
+    def add(self, verdict: Verdict) -> None:
+        """Take a verdict, in the topic's order."""
+        self.seen += 1
+        key = (verdict.shard, verdict.node, verdict.basis)
+        known = self._latest.get(key)
+        if known is not None and verdict.barrier_offset < known.barrier_offset:
+            return
+        self._latest[key] = verdict
+        while len(self._latest) > MAX_ROWS:
+            self._latest.pop(next(iter(self._latest)))
+
+    def __iter__(self) -> Iterator[Verdict]:
+        """Iterate by shard, node, basis."""
+        return iter([self._latest[key] for key in sorted(self._latest)])
+
+
+def table_of(verdicts: Iterable[Verdict], now_ms: int) -> Table:
+    """Return the table for people; ``now_ms`` gives the age of each verdict."""
+    table = Table(title="Audit: replicas against the log")
+    for name in ("shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"):
+        table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots", "age") else "left")
+    for verdict in verdicts:
+        colour = COLOURS.get(verdict.verdict, "white")
+        table.add_row(
+            str(verdict.shard),
+            verdict.node or "-",
+            verdict.basis,
+            f"[{colour}]{verdict.verdict}[/]",
+            str(verdict.index),
+            str(verdict.barrier_offset),
+            str(verdict.differing_slots) if verdict.differing_slots else "",
+            f"{max(0, now_ms - verdict.decided_at_ms) // 1000} s",
+            verdict.reason[:REASON_CHARACTERS],
+        )
+    return table
+
+
+def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: bool = True) -> Iterator[list[Verdict]]:
+    """Yield new verdicts for ever, an empty list when there are none for POLL_SECONDS.
+
+    Raises KafkaException if the brokers cannot be reached or the topic does not exist. What is no verdict is skipped.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": "stratolog-audit-follow",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    with closing(consumer):
+        found = consumer.list_topics(topic, timeout=METADATA_SECONDS).topics[topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        # Assigned, not subscribed: every viewer sees everything, and no group has to be joined.
+        first = [TopicPartition(topic, partition) for partition in found.partitions]
+        for partition in first:
+            low, high = consumer.get_watermark_offsets(partition, timeout=METADATA_SECONDS)
+            partition.offset = low if from_start else high
+        consumer.assign(first)
+        while True:
+            yield [v for m in consumer.consume(MESSAGES_PER_POLL, POLL_SECONDS) if (v := _verdict(m)) is not None]
+
+
+def _verdict(message: Message) -> Verdict | None:
+    error = message.error()
+    if error is not None:
+        # librdkafka goes on by itself after all but fatal errors.
+        if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise KafkaException(error)
+        return None
+    try:
+        return decode_as(Verdict, message.value() or b"")
+    except Undecodable:
+        return None
+
+
+def follow(
+    bootstrap_servers: str,
+    *,
+    topic: str = OM_VERDICTS,
+    console: Console | None = None,
+    from_start: bool = True,
+    until: Callable[[LatestVerdicts], bool] = lambda _: False,
+) -> LatestVerdicts:
+    """Show a live table of the verdicts until ``until`` says so or the user presses Ctrl-C; return the last state.
+
+    Raises KafkaException if the brokers cannot be reached or the topic does not exist.
+    """
+    latest = LatestVerdicts()
+    with Live(console=console or Console(), auto_refresh=False) as live:
+        try:
+            for verdicts in consume(bootstrap_servers, topic, from_start=from_start):
+                for verdict in verdicts:
+                    latest.add(verdict)
+                live.update(table_of(latest, time.time_ns() // 1_000_000), refresh=True)
+                if until(latest):
+                    break
+        except KeyboardInterrupt:
+            pass
+    return latest

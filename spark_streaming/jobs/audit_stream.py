@@ -1,0 +1,115 @@
+"""The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``.
+
+Reads om.log and om.audit from their beginnings or from the checkpoint, writes verdicts to om.verdicts and Parquet.
+Ends on SIGTERM or SIGINT after the micro-batch in hand (status 0), or with status 1 if a query fails; after SIGKILL a
+new start goes on from the checkpoint. ``health.json`` in the work directory says how it stands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Row
+from pyspark.sql.streaming.query import StreamingQuery
+
+from schemas.messages import Verdict
+from spark_streaming.jobs.config import AuditConfig, load_config
+from spark_streaming.jobs.health import Health
+from spark_streaming.jobs.queries import start
+from spark_streaming.session import build_session
+from spark_streaming.sinks import FindingSink
+
+POLL_SECONDS = 0.5
+MAX_REASON_CHARACTERS = 2_000
+
+
+class _Stop:
+    """Set by a signal."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, _number: int, _frame: FrameType | None) -> None:
+        self.asked = True
+
+
+def run(config: AuditConfig) -> int:
+    """Audit until a signal comes; return the exit status."""
+    stop = _Stop()
+    health = Health(config.health_file)
+    session = build_session(config.spark())
+
+    def observe(batch_id: int, verdicts: list[Verdict], _barriers: list[Row]) -> None:
+        health.wrote(batch_id, verdicts)
+
+    sink = FindingSink(
+        bootstrap_servers=config.bootstrap_servers,
+        topic=config.verdicts_topic,
+        output_dir=config.output_dir,
+        observe=observe,
+    )
+    queries = [start(session, config, sink, once=False)]
+    if config.windows:
+        from spark_streaming.windows import start_windows
+
+        queries.append(start_windows(session, config))
+    try:
+        _watch(queries, stop, health)
+    except PySparkException as error:
+        # Spark appends the whole logical plan to its message.
+        reason = str(error)[:MAX_REASON_CHARACTERS]
+        health.update(status="failed", error=reason)
+        print(f"audit failed: {reason}", file=sys.stderr)
+        return 1
+    finally:
+        for query in queries:
+            query.stop()
+        session.stop()
+    health.update(status="stopped")
+    return 0
+
+
+def _watch(queries: list[StreamingQuery], stop: _Stop, health: Health) -> None:
+    """Wait for a signal; raises PySparkException when a query fails."""
+    while not stop.asked:
+        for query in queries:
+            # Raises the query's own failure.
+            if query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
+                return
+        progress = queries[0].lastProgress
+        if progress is not None:
+            health.update(offsets=_offsets(progress))
+
+
+def _offsets(progress: object) -> dict[str, dict[str, int]]:
+    """Return the end offsets of a progress: topic -> partition -> next offset."""
+    merged: dict[str, dict[str, int]] = {}
+    for source in progress["sources"]:  # type: ignore[index]
+        end = source["endOffset"]
+        merged |= json.loads(end) if isinstance(end, str) else end or {}
+    return merged
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description="Audit the logs continuously; verdicts go to Kafka and Parquet.")
+    parser.add_argument("--config", type=Path, required=True, help="JSON file (spark_streaming/jobs/config.py)")
+    options = parser.parse_args(arguments)
+    try:
+        config = load_config(options.config)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

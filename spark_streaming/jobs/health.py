@@ -1,0 +1,68 @@
+"""The health file: a small JSON object, replaced atomically, that tells a parent how the job stands.
+
+    {"status": "starting" | "running" | "stopped" | "failed", "pid", "updated_at_ms", "batch_id", "error",
+     "offsets": {topic: {partition: next offset}}, "verdicts": {"<shard>/<node>/<basis>": the last Verdict in short}}
+
+``running`` is set after the first micro-batch is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from schemas.messages import Verdict
+
+MAX_VERDICTS = 4096
+"""Entries of ``verdicts``: far above shards times replicas times bases of one cluster."""
+
+
+class Health:
+    """Keeps and writes the health file; thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._state: dict[str, Any] = {
+            "status": "starting", "pid": os.getpid(), "batch_id": None, "error": None, "offsets": {}, "verdicts": {},
+        }  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.update()
+
+    def update(self, **changed: Any) -> None:
+        """Set fields and write the file."""
+        with self._lock:
+            self._state |= changed
+            self._state["updated_at_ms"] = time.time_ns() // 1_000_000
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(self._state))
+            temporary.replace(self._path)
+
+    def wrote(self, batch_id: int, verdicts: list[Verdict]) -> None:
+        """Note a micro-batch that has been written."""
+        latest: dict[str, Any] = self._state["verdicts"]
+        for verdict in verdicts:
+            latest[f"{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
+        while len(latest) > MAX_VERDICTS:
+            latest.pop(next(iter(latest)))
+        self.update(status="running", batch_id=batch_id)
+
+
+def brief(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict's main fields."""
+    names = (
+        "shard",
+        "node",
+        "barrier_offset",
+        "index",
+        "verdict",
+        "basis",
+        "differing_slots",
+        "reason",
+        "decided_at_ms",
+    )
+    return {name: getattr(verdict, name) for name in names}

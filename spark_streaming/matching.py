@@ -1,0 +1,388 @@
+"""The audit of one shard as a pure state machine: log records and reports in, verdicts out (design, section 9).
+
+No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operator, tests run it alone. Rules:
+
+1. Reports of a micro-batch are taken first, then its log records in offset order. So a report that is here when its
+   barrier is read is matched there, and one that comes later is matched against the barrier's kept sums.
+2. A barrier expects an incremental report of each replica that Genesis names, and a scrubbed one too if it says
+   ``scrub``. What is missing at the deadline (processing time) is ``unknown``. A report that comes after it is
+   judged all the same, as long as its barrier is kept.
+3. ``equal`` needs the same slots, chain and index, and a replica that is not flagged. Evidence makes ``diverged``.
+4. Once the log is broken nothing can be derived: every replica is ``diverged`` on basis ``log``, there and at every
+   later barrier.
+5. State is bounded: KEPT_BARRIERS sums and EARLY_REPORTS reports a shard; beyond them the oldest goes, with its
+   missing reports judged ``unknown``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from schemas.messages import Difference, Evidence, Verdict
+from spark_streaming import digests
+from spark_streaming.digests import Hashes, Sums
+from spark_streaming.reading import BARRIER, BATCH, DIGEST_BASE, Header, LogBroken, Outcome, Position, read
+
+KEPT_BARRIERS = 256
+"""Barriers whose sums are kept for reports to come: over four minutes at one a second, 14 KiB each."""
+
+EARLY_REPORTS = 1024
+"""Reports kept until their barrier is read."""
+
+MAX_DIFFERENCES = 64
+"""Differing slots that a verdict names; it counts them all."""
+
+INCREMENTAL = "incremental"
+SCRUBBED = "scrubbed"
+EVIDENCE = "evidence"
+LOG = "log"
+
+EQUAL = "equal"
+DIVERGED = "diverged"
+UNKNOWN = "unknown"
+
+Key = tuple[str, str]
+"""(node, basis) of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogRow:
+    """A log record as the transforms hand it over: header, changes of a batch, digest of a DigestBase."""
+
+    header: Header
+    slot: Hashes
+    next: Hashes
+    prev: Hashes
+    unknown_families: tuple[str, ...] = ()
+    base_slots: Sequence[int] | Hashes = ()
+    base_sums: Sequence[int] | Hashes = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Report:
+    """A replica's report, or what is left of one that could not be decoded (``error``)."""
+
+    partition: int
+    offset: int
+    cluster: str
+    node: str
+    shard: int
+    basis: str
+    barrier_offset: int
+    index: int
+    chain: bytes
+    slots: Sequence[int] | Hashes
+    sums: Sequence[int] | Hashes
+    flagged: bool
+    evidence: Evidence | None
+    error: str | None = None
+
+    @property
+    def key(self) -> Key:
+        """Return (node, basis)."""
+        return self.node, self.basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptBarrier:
+    """What the log says at a barrier."""
+
+    offset: int
+    index: int
+    chain: bytes
+    sums: Sums
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they were judged unknown."""
+
+    deadline_ms: int | None
+    index: int
+    missing: set[Key]
+
+
+@dataclass(slots=True, kw_only=True)
+class Core:
+    """The small part of a shard's state, loaded and stored with every micro-batch.
+
+    ``early`` gives for each kept report (barrier offset, node, basis) its deadline, None once judged unknown.
+    """
+
+    position: Position
+    sums: Sums
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    early: dict[tuple[int, str, str], int | None] = field(default_factory=dict)
+    broken_at: int | None = None
+    broken_reason: str = ""
+
+
+class Store(Protocol):
+    """Where kept barriers and early reports lie: Spark's state store, or a dict."""
+
+    def put_barrier(self, barrier: KeptBarrier) -> None:
+        """Keep a barrier under its offset."""
+
+    def get_barrier(self, offset: int) -> KeptBarrier:
+        """Return a kept barrier."""
+
+    def drop_barrier(self, offset: int) -> None:
+        """Forget a kept barrier."""
+
+    def put_report(self, report: Report) -> None:
+        """Keep a report under (barrier offset, node, basis)."""
+
+    def get_report(self, barrier_offset: int, key: Key) -> Report:
+        """Return a kept report."""
+
+    def drop_report(self, barrier_offset: int, key: Key) -> None:
+        """Forget a kept report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier."""
+
+    report_timeout_ms: int = 10_000
+    kept_barriers: int = KEPT_BARRIERS
+    early_reports: int = EARLY_REPORTS
+
+
+Finding = Verdict | KeptBarrier
+"""What the audit puts out: verdicts, and the log's own digest at each barrier."""
+
+
+class ShardAudit:
+    """One shard's audit. Not thread-safe; call :meth:`take` for each micro-batch, :meth:`expire` on a timer."""
+
+    def __init__(self, *, shard: int, families: Sequence[str], limits: Limits, core: Core, store: Store) -> None:
+        self.shard = shard
+        self.families = tuple(families)
+        self.limits = limits
+        self.core = core
+        self._store = store
+        self._arrived: dict[tuple[int, str, str], Report] = {}
+
+    def take(self, log_rows: Sequence[LogRow], reports: Sequence[Report], now_ms: int) -> Iterator[Finding]:
+        """Read a micro-batch, in any order of its rows, at processing time ``now_ms``; yield what it settles."""
+        for report in sorted(reports, key=lambda report: report.offset):
+            yield from self._take_report(report, now_ms)
+        for row in sorted(log_rows, key=lambda row: row.header.offset):
+            yield from self._take_log_row(row, now_ms)
+        yield from self._keep_early(now_ms)
+
+    def expire(self, now_ms: int) -> Iterator[Verdict]:
+        """Judge ``unknown`` whatever has not come by its deadline."""
+        for offset, waiting in self.core.waiting.items():
+            if waiting.deadline_ms is not None and waiting.deadline_ms <= now_ms:
+                waiting.deadline_ms = None
+                yield from self._missing(offset, waiting, "no report in time", now_ms)
+        for (offset, node, basis), deadline_ms in self.core.early.items():
+            if deadline_ms is not None and deadline_ms <= now_ms:
+                self.core.early[offset, node, basis] = None
+                report = self._store.get_report(offset, (node, basis))
+                yield self._unknown(report, "no barrier in the log at that offset yet", now_ms)
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when :meth:`expire` has something to do, None if never."""
+        deadlines = [w.deadline_ms for w in self.core.waiting.values() if w.deadline_ms is not None]
+        deadlines += [deadline for deadline in self.core.early.values() if deadline is not None]
+        return min(deadlines, default=None)
+
+    # Reports.
+
+    def _take_report(self, report: Report, now_ms: int) -> Iterator[Verdict]:
+        core = self.core
+        wrong = report.error or self._foreign(report)
+        if wrong:
+            yield self._unknown(report, wrong, now_ms)
+        elif report.basis == EVIDENCE:
+            yield self._verdict(report, DIVERGED, EVIDENCE, "the replica found another row than the log claims", now_ms)
+        elif report.barrier_offset in core.waiting:
+            core.waiting[report.barrier_offset].missing.discard(report.key)
+            yield self._judge(self._store.get_barrier(report.barrier_offset), report, now_ms)
+        elif core.broken_at is not None and report.barrier_offset >= core.broken_at:
+            yield self._verdict(report, DIVERGED, LOG, self._broken_reason(), now_ms)
+        elif report.barrier_offset < core.position.next_offset:
+            yield self._unknown(report, "no kept barrier at that offset", now_ms)
+        else:
+            self._arrived[report.barrier_offset, *report.key] = report
+
+    def _foreign(self, report: Report) -> str | None:
+        """Return why the report is not of this shard, or None."""
+        genesis = self.core.position.genesis
+        if report.basis not in (INCREMENTAL, SCRUBBED, EVIDENCE):
+            return f"unknown basis {report.basis!r}"
+        if report.shard != self.shard:
+            return f"reports shard {report.shard} on partition {self.shard}"
+        if genesis is not None and report.cluster != genesis.cluster:
+            return f"reports cluster {report.cluster!r}, the log's is {genesis.cluster!r}"
+        if genesis is not None and report.node not in genesis.replicas:
+            return f"{report.node!r} is no replica of this shard"
+        return None
+
+    def _judge(self, barrier: KeptBarrier, report: Report, now_ms: int) -> Verdict:
+        """Compare a report with its barrier."""
+        wrong = self._foreign(report)
+        if wrong:
+            return self._unknown(report, wrong, now_ms)
+        try:
+            found = digests.from_sparse(len(self.families), report.slots, report.sums)
+        except ValueError as error:
+            return self._verdict(report, DIVERGED, report.basis, f"malformed digest: {error}", now_ms)
+        differing = (barrier.sums != found).nonzero()[0]
+        differences = [self._difference(int(slot), barrier.sums, found) for slot in differing[:MAX_DIFFERENCES]]
+        reasons = []
+        if report.flagged or report.evidence is not None:
+            reasons.append("the replica is flagged")
+        if len(differing):
+            reasons.append(f"{len(differing)} slots differ from the log's sums")
+        if report.chain != barrier.chain:
+            reasons.append(f"chain {report.chain.hex()[:16]}, the log's is {barrier.chain.hex()[:16]}")
+        if report.index != barrier.index:
+            reasons.append(f"index {report.index}, the log's is {barrier.index}")
+        basis = EVIDENCE if report.flagged or report.evidence is not None else report.basis
+        verdict = self._verdict(report, DIVERGED if reasons else EQUAL, basis, "; ".join(reasons) or "", now_ms)
+        return replace(verdict, index=barrier.index, differences=differences, differing_slots=len(differing))
+
+    def _difference(self, slot: int, log: Sums, replica: Sums) -> Difference:
+        family, bucket = digests.slot_name(slot, self.families)
+        log_sum, replica_sum = digests.signed(log[slot]), digests.signed(replica[slot])
+        return Difference(cf=family, bucket=bucket, log_sum=log_sum, replica_sum=replica_sum)
+
+    def _keep_early(self, now_ms: int) -> Iterator[Verdict]:
+        """Keep what arrived before its barrier; judge what a broken log will never reach."""
+        core = self.core
+        for at, report in self._arrived.items():
+            if core.broken_at is not None and report.barrier_offset >= core.broken_at:
+                yield self._verdict(report, DIVERGED, LOG, self._broken_reason(), now_ms)
+            elif report.barrier_offset < core.position.next_offset:
+                yield self._unknown(report, "no barrier at that offset", now_ms)
+            else:
+                self._store.put_report(report)
+                core.early[at] = now_ms + self.limits.report_timeout_ms
+        self._arrived.clear()
+        while len(core.early) > self.limits.early_reports:
+            oldest = min(core.early)
+            yield from self._drop_early(oldest, "too many reports wait for their barriers", now_ms)
+
+    def _drop_early(self, at: tuple[int, str, str], reason: str, now_ms: int) -> Iterator[Verdict]:
+        deadline_ms = self.core.early.pop(at)
+        report = self._store.get_report(at[0], at[1:])
+        self._store.drop_report(at[0], at[1:])
+        if deadline_ms is not None:
+            yield self._unknown(report, reason, now_ms)
+
+    # The log.
+
+    def _take_log_row(self, row: LogRow, now_ms: int) -> Iterator[Finding]:
+        if self.core.broken_at is not None:
+            return
+        try:
+            self.core.position, outcome = read(self.core.position, row.header)
+            if outcome is Outcome.COUNTS:
+                self._apply(row)
+        except LogBroken as broken:
+            yield from self._break(broken, now_ms)
+            return
+        if outcome is Outcome.COUNTS and row.header.kind == BARRIER:
+            yield from self._reach_barrier(row.header, now_ms)
+
+    def _apply(self, row: LogRow) -> None:
+        header, genesis = row.header, self.core.position.genesis
+        if header.genesis is not None and genesis is not None and genesis.column_families != self.families:
+            raise LogBroken(
+                header.offset, f"column families {list(genesis.column_families)}, this auditor's {list(self.families)}"
+            )
+        if header.genesis is not None and header.genesis.shard != self.shard:
+            raise LogBroken(header.offset, f"Genesis of shard {header.genesis.shard} on partition {self.shard}")
+        if header.kind == BATCH:
+            if row.unknown_families:
+                raise LogBroken(header.offset, f"unknown column families: {', '.join(row.unknown_families)}")
+            digests.add_changes(self.core.sums, row.slot, row.next, row.prev)
+        elif header.kind == DIGEST_BASE:
+            try:
+                self.core.sums = digests.from_sparse(len(self.families), row.base_slots, row.base_sums)
+            except ValueError as error:
+                raise LogBroken(header.offset, f"malformed DigestBase: {error}") from error
+
+    def _reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
+        position = self.core.position
+        assert position.genesis is not None  # noqa: S101 - the reading rule admits no barrier before Genesis
+        barrier = KeptBarrier(
+            offset=header.offset, index=header.index, chain=position.chain, sums=self.core.sums.copy()
+        )
+        bases = (INCREMENTAL, SCRUBBED) if header.scrub else (INCREMENTAL,)
+        missing = {(node, basis) for node in position.genesis.replicas for basis in bases}
+        deadline_ms = now_ms + self.limits.report_timeout_ms
+        waiting = Waiting(deadline_ms=deadline_ms, index=header.index, missing=missing)
+        self.core.waiting[header.offset] = waiting
+        self._store.put_barrier(barrier)
+        yield barrier
+        for report in self._early_of(header.offset):
+            waiting.missing.discard(report.key)
+            yield self._judge(barrier, report, now_ms)
+        while len(self.core.waiting) > self.limits.kept_barriers:
+            yield from self._drop_barrier(min(self.core.waiting), now_ms)
+
+    def _early_of(self, offset: int) -> list[Report]:
+        """Return the reports that came before their barrier at ``offset``, and keep them no longer."""
+        found = [self._arrived.pop(at) for at in list(self._arrived) if at[0] == offset]
+        for at in [at for at in self.core.early if at[0] == offset]:
+            del self.core.early[at]
+            found.append(self._store.get_report(at[0], at[1:]))
+            self._store.drop_report(at[0], at[1:])
+        return found
+
+    def _drop_barrier(self, offset: int, now_ms: int) -> Iterator[Verdict]:
+        waiting = self.core.waiting.pop(offset)
+        self._store.drop_barrier(offset)
+        if waiting.deadline_ms is not None:
+            yield from self._missing(offset, waiting, "no report while the barrier was kept", now_ms)
+
+    def _break(self, broken: LogBroken, now_ms: int) -> Iterator[Verdict]:
+        self.core.broken_at, self.core.broken_reason = broken.offset, broken.reason
+        genesis = self.core.position.genesis
+        for node in genesis.replicas if genesis else ("",):
+            yield self._plain_verdict(
+                node, broken.offset, self.core.position.last_index, DIVERGED, LOG, self._broken_reason(), now_ms
+            )
+        for at in [at for at in self.core.early if at[0] >= broken.offset]:
+            yield from self._drop_early(at, self._broken_reason(), now_ms)
+
+    def _broken_reason(self) -> str:
+        return f"the log breaks its contract at offset {self.core.broken_at}: {self.core.broken_reason}"
+
+    # Verdicts.
+
+    def _missing(self, offset: int, waiting: Waiting, reason: str, now_ms: int) -> Iterator[Verdict]:
+        for node, basis in sorted(waiting.missing):
+            yield self._plain_verdict(node, offset, waiting.index, UNKNOWN, basis, reason, now_ms)
+
+    def _unknown(self, report: Report, reason: str, now_ms: int) -> Verdict:
+        return self._verdict(report, UNKNOWN, report.basis, reason, now_ms)
+
+    def _verdict(self, report: Report, verdict: str, basis: str, reason: str, now_ms: int) -> Verdict:
+        plain = self._plain_verdict(report.node, report.barrier_offset, report.index, verdict, basis, reason, now_ms)
+        return replace(plain, evidence=report.evidence)
+
+    def _plain_verdict(
+        self, node: str, offset: int, index: int, verdict: str, basis: str, reason: str, now_ms: int
+    ) -> Verdict:
+        genesis = self.core.position.genesis
+        return Verdict(
+            cluster=genesis.cluster if genesis else "",
+            shard=self.shard,
+            node=node,
+            barrier_offset=offset,
+            index=index,
+            verdict=verdict,
+            basis=basis,
+            differences=[],
+            differing_slots=0,
+            evidence=None,
+            reason=reason,
+            decided_at_ms=now_ms,
+        )

@@ -1,0 +1,90 @@
+"""The Spark session, from one frozen settings object; nothing here reads the environment or a file.
+
+Spark's connector jars are the caller's: ``stratolog`` fetches them once and passes their paths. All that Spark writes
+(shuffle files, native libraries, state) lies under ``work_dir``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+PACKAGE_ROOT = Path(__file__).resolve().parent.parent
+"""Where Spark's Python workers find ``spark_streaming`` and ``schemas``."""
+
+ARROW_RECORDS = 256
+"""Rows handed to Python at once: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
+
+STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkSettings:
+    """What a session needs.
+
+    ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
+    commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
+    started with. ``driver_memory`` in Java's notation.
+    """
+
+    jars: tuple[Path, ...]
+    work_dir: Path
+    app_name: str = "stratolog-audit"
+    master: str = "local[2]"
+    shuffle_partitions: int = 2
+    driver_memory: str = "1g"
+    log_level: str = "ERROR"
+
+
+def build_session(settings: SparkSettings) -> SparkSession:
+    """Start a session, or return the process's own.
+
+    Raises FileNotFoundError naming a jar that is not there, ValueError for an impossible setting.
+    """
+    for jar in settings.jars:
+        if not jar.is_file():
+            raise FileNotFoundError(f"Spark jar not found: {jar}")
+    if settings.shuffle_partitions < 1:
+        raise ValueError(f"shuffle_partitions must be at least 1, not {settings.shuffle_partitions}")
+    work_dir = settings.work_dir.resolve()
+    temporary = work_dir / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    # PySpark takes the worker's interpreter from the environment alone.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(settings.master).appName(settings.app_name)
+    for name, value in _configuration(settings, work_dir, temporary).items():
+        builder = builder.config(name, value)
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel(settings.log_level)
+    return session
+
+
+def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> dict[str, str]:
+    return {
+        "spark.jars": ",".join(str(jar.resolve()) for jar in settings.jars),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": settings.driver_memory,
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}",
+        "spark.local.dir": str(temporary),
+        "spark.executorEnv.PYTHONPATH": str(PACKAGE_ROOT),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        # The stateful operator's partitions are part of its checkpoint: adaptive execution must not merge them.
+        "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
+        "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
+        # A delta file a micro-batch instead of a whole snapshot.
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stopTimeout": "30000",
+        "spark.sql.streaming.metricsEnabled": "false",
+    }

@@ -1,0 +1,179 @@
+"""A shard's audit state on Spark's state store: what is stored under which name, and in which bytes.
+
+Three state variables for each shard (key of the stateful operator):
+
+* ``core``: the small part, read and written with every micro-batch: position and expectations as JSON, sums as
+  little-endian unsigned 64-bit integers.
+* ``barriers``: offset -> index, chain, sums of a kept barrier.
+* ``reports``: (barrier offset, node, basis) -> a report that came before its barrier, as an encoded AuditReport.
+
+A later version must read the state of an earlier one, or be started with a new checkpoint directory.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from schemas.codec import decode_as, encode
+from schemas.messages import AuditReport
+from spark_streaming.digests import Sums, zeros
+from spark_streaming.matching import Core, KeptBarrier, Key, Report, Waiting
+from spark_streaming.reading import Genesis, Position
+
+CORE_SCHEMA = "json string, sums binary"
+BARRIER_KEY = "offset long"
+BARRIER_SCHEMA = "index long, chain binary, sums binary"
+REPORT_KEY = "offset long, node string, basis string"
+REPORT_SCHEMA = "offset long, value binary"
+
+
+def sums_bytes(sums: Sums) -> bytes:
+    """Return sums as little-endian unsigned 64-bit integers."""
+    return sums.astype("<u8").tobytes()
+
+
+def sums_from(data: bytes) -> Sums:
+    """Restore sums; the array may be written to."""
+    return np.frombuffer(bytes(data), dtype="<u8").astype(np.uint64)
+
+
+def core_row(core: Core) -> tuple[str, bytes]:
+    """Return the core as a row of CORE_SCHEMA."""
+    position = asdict(core.position)
+    position |= {"nonce": core.position.nonce.hex(), "chain": core.position.chain.hex()}
+    waiting = [[at, w.deadline_ms, w.index, sorted(w.missing)] for at, w in core.waiting.items()]
+    early = [[*at, deadline_ms] for at, deadline_ms in core.early.items()]
+    document = {
+        "position": position,
+        "waiting": waiting,
+        "early": early,
+        "broken_at": core.broken_at,
+        "broken_reason": core.broken_reason,
+    }
+    return json.dumps(document), sums_bytes(core.sums)
+
+
+def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
+    """Restore the core; None gives that of a shard never seen."""
+    if row is None:
+        return Core(position=Position(), sums=zeros(families))
+    document = json.loads(row[0])
+    position = document["position"]
+    position |= {"nonce": bytes.fromhex(position["nonce"]), "chain": bytes.fromhex(position["chain"])}
+    if position["genesis"] is not None:
+        genesis = position["genesis"]
+        lists = {name: tuple(genesis[name]) for name in ("replicas", "column_families")}
+        position["genesis"] = Genesis(**(genesis | lists))
+    return Core(
+        position=Position(**position),
+        sums=sums_from(row[1]),
+        waiting={
+            at: Waiting(deadline_ms=deadline_ms, index=index, missing={(node, basis) for node, basis in missing})
+            for at, deadline_ms, index, missing in document["waiting"]
+        },
+        early={(at, node, basis): deadline_ms for at, node, basis, deadline_ms in document["early"]},
+        broken_at=document["broken_at"],
+        broken_reason=document["broken_reason"],
+    )
+
+
+def report_value(report: Report) -> bytes:
+    """Encode a kept report."""
+    return encode(
+        AuditReport(
+            cluster=report.cluster,
+            node=report.node,
+            shard=report.shard,
+            basis=report.basis,
+            barrier_offset=report.barrier_offset,
+            index=report.index,
+            chain=report.chain,
+            slots=list(map(int, report.slots)),
+            sums=list(map(int, report.sums)),
+            flagged=report.flagged,
+            evidence=report.evidence,
+            reported_at_ms=0,
+        )
+    )
+
+
+def report_from(partition: int, offset: int, value: bytes) -> Report:
+    """Restore a kept report."""
+    report = decode_as(AuditReport, bytes(value))
+    wanted = {field.name: getattr(report, field.name) for field in fields(AuditReport)}
+    del wanted["reported_at_ms"]
+    return Report(partition=partition, offset=offset, **wanted)
+
+
+class SparkStore:
+    """:class:`matching.Store` on two of Spark's map states."""
+
+    def __init__(self, shard: int, barriers: Any, reports: Any) -> None:
+        self._shard = shard
+        self._barriers = barriers
+        self._reports = reports
+
+    def put_barrier(self, barrier: KeptBarrier) -> None:
+        """Keep a barrier under its offset."""
+        value = (barrier.index, barrier.chain, sums_bytes(barrier.sums))
+        self._barriers.updateValue((barrier.offset,), value)
+
+    def get_barrier(self, offset: int) -> KeptBarrier:
+        """Return a kept barrier."""
+        index, chain, sums = self._barriers.getValue((offset,))
+        return KeptBarrier(offset=offset, index=index, chain=bytes(chain), sums=sums_from(sums))
+
+    def drop_barrier(self, offset: int) -> None:
+        """Forget a kept barrier."""
+        self._barriers.removeKey((offset,))
+
+    def put_report(self, report: Report) -> None:
+        """Keep a report under (barrier offset, node, basis)."""
+        self._reports.updateValue((report.barrier_offset, *report.key), (report.offset, report_value(report)))
+
+    def get_report(self, barrier_offset: int, key: Key) -> Report:
+        """Return a kept report."""
+        offset, value = self._reports.getValue((barrier_offset, *key))
+        return report_from(self._shard, offset, value)
+
+    def drop_report(self, barrier_offset: int, key: Key) -> None:
+        """Forget a kept report."""
+        self._reports.removeKey((barrier_offset, *key))
+
+
+class MemoryStore:
+    """:class:`matching.Store` on dicts, going through the same bytes: for the batch job's and the tests' use."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self.barriers: dict[int, KeptBarrier] = {}
+        self.reports: dict[tuple[int, str, str], tuple[int, bytes]] = {}
+
+    def put_barrier(self, barrier: KeptBarrier) -> None:
+        """Keep a barrier under its offset."""
+        self.barriers[barrier.offset] = barrier
+
+    def get_barrier(self, offset: int) -> KeptBarrier:
+        """Return a kept barrier."""
+        return self.barriers[offset]
+
+    def drop_barrier(self, offset: int) -> None:
+        """Forget a kept barrier."""
+        del self.barriers[offset]
+
+    def put_report(self, report: Report) -> None:
+        """Keep a report under (barrier offset, node, basis)."""
+        self.reports[report.barrier_offset, *report.key] = (report.offset, report_value(report))
+
+    def get_report(self, barrier_offset: int, key: Key) -> Report:
+        """Return a kept report."""
+        offset, value = self.reports[barrier_offset, *key]
+        return report_from(self._shard, offset, value)
+
+    def drop_report(self, barrier_offset: int, key: Key) -> None:
+        """Forget a kept report."""
+        del self.reports[barrier_offset, *key]

@@ -1,0 +1,199 @@
+"""Windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
+
+Each record gives *samples* (shard, time, metric, kind, status, amount), a window adds them up. One aggregation serves
+all metrics, because Spark 4.0.0 refuses one behind another in update mode, and a query for each would decode the log
+each time anew. Windows are of the broker's append time; one is put out when the watermark has passed its end.
+
+===============  ==========================  ===================  ==================================================
+metric           kind                        status               amount
+===============  ==========================  ===================  ==================================================
+``request``      request type                result code          commit latency, ms: append of the batch - first sent
+``operation``    put, delete, merge,         ''                   operations of the record; ``total`` counts them
+                 checkpoint, retry_row
+``record``       record type                 ''                   bytes of the record
+``batch``        requests, operations        ''                   size of the batch
+``log_index``    ''                          ''                   last index of the batch
+``replica``      node                        basis                index of the report
+===============  ==========================  ===================  ==================================================
+
+Records are counted as they lie in the log, void ones too: what counts is the stateful operator's to say. Spark
+aggregates only; rates are ``total / seconds`` (requests: ``count / seconds``), and :func:`lags` joins the replicas'
+index with the log's in the frame of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql.streaming.query import StreamingQuery
+
+from schemas.registry import registry
+from spark_streaming import sources
+from spark_streaming.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
+from spark_streaming.jobs.config import AuditConfig
+from spark_streaming.reading import BATCH, LOG_RECORD_TYPES
+from spark_streaming.transforms import REPORT
+
+WATERMARK_SECONDS = 5
+"""How long a window stays open for records of other partitions."""
+
+OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
+_ACCURACY = 1000
+
+
+def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
+    """Turn raw records of both topics into samples: shard, time, metric, kind, status, amount (double)."""
+    return log_samples(log).unionByName(report_samples(reports))
+
+
+def log_samples(records: DataFrame) -> DataFrame:
+    """Samples of log records; values and keys of operations are skipped over."""
+    frame = decoded(records, LOG_RECORD_TYPES, {BATCH: _light_batch()})
+    batch = F.col(column_of(BATCH))
+    size = F.coalesce(F.length("value"), F.lit(0))
+    per_record = F.array(_sample("record", F.coalesce(RECORD_TYPE, F.lit("undecodable")), "", size))
+    counts = [
+        _sample("operation", kind, "", F.size(F.filter(batch["operations"], _is(kind)))) for kind in OPERATION_KINDS
+    ]
+    retry_rows = F.size(F.filter(batch["results"], lambda result: result["recorded"]))
+    per_batch = F.array(
+        *counts,
+        _sample("operation", "retry_row", "", retry_rows),
+        _sample("batch", "operations", "", F.size(batch["operations"])),
+        _sample("batch", "requests", "", F.size(batch["results"])),
+        _sample("log_index", "", "", batch["last_index"]),
+    )
+    appended_ms = F.unix_millis("timestamp")
+    per_request = F.transform(
+        batch["results"],
+        lambda result: _sample(
+            "request", result["request_type"], _status(result["response"]), appended_ms - result["first_sent_at_ms"]
+        ),
+    )
+    is_batch = F.col(RECORD_TYPE) == BATCH
+    found = F.when(is_batch, F.concat(per_record, per_batch, per_request)).otherwise(per_record)
+    return frame.select("shard", F.col("timestamp").alias("time"), F.explode(found).alias("s")).select(
+        "shard", "time", "s.*"
+    )
+
+
+def report_samples(records: DataFrame) -> DataFrame:
+    """Samples of replicas' reports."""
+    report = F.col(column_of(REPORT))
+    known = decoded(records, [REPORT]).where(F.col(RECORD_TYPE) == REPORT)
+    sample = _sample("replica", report["node"], report["basis"], report["index"])
+    return known.select("shard", F.col("timestamp").alias("time"), sample.alias("s")).select("shard", "time", "s.*")
+
+
+def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
+    """Add samples up in windows of ``seconds``: count, total, mean, greatest, p50, p99 of the amounts."""
+    amount = F.col("amount")
+    if found.isStreaming:
+        found = found.withWatermark("time", f"{WATERMARK_SECONDS} seconds")
+    added = found.groupBy(F.window("time", f"{seconds} seconds"), "shard", "metric", "kind", "status").agg(
+        F.count("*").alias("count"),
+        F.sum(amount).alias("total"),
+        F.avg(amount).alias("mean"),
+        F.max(amount).alias("greatest"),
+        F.percentile_approx(amount, [0.5, 0.99], _ACCURACY).alias("percentiles"),
+    )
+    return added.select(
+        F.col("window.start").alias("start"),
+        F.lit(seconds).alias("seconds"),
+        "shard", "metric", "kind", "status", "count", "total", "mean", "greatest",
+        F.col("percentiles")[0].alias("p50"),
+        F.col("percentiles")[1].alias("p99"),
+    )  # fmt: skip
+
+
+def lags(windows: DataFrame) -> DataFrame:
+    """Return the replicas' lag by window: start, shard, node, lag (indexes behind the log's last batch, 0 at best).
+
+    Windows without both a batch and a report are left out.
+    """
+    last = windows.where(F.col("metric") == "log_index").select("start", "shard", F.col("greatest").alias("last"))
+    reported = windows.where((F.col("metric") == "replica") & (F.col("status") != "evidence"))
+    replica = reported.groupBy("start", "shard", F.col("kind").alias("node")).agg(F.max("greatest").alias("reached"))
+    behind = F.greatest(F.col("last") - F.col("reached"), F.lit(0.0)).cast("long")
+    return replica.join(last, ["start", "shard"]).select("start", "shard", "node", behind.alias("lag"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowSink:
+    """Writes finished windows: ``<output_dir>/windows/batch=<n>`` and ``<output_dir>/lags/batch=<n>``, as Parquet."""
+
+    output_dir: Path
+
+    def __call__(self, windows: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch; nothing for an empty one."""
+        windows.persist()
+        try:
+            if not windows.isEmpty():
+                for name, frame in (("windows", windows), ("lags", lags(windows))):
+                    path = str(self.output_dir / name / f"batch={batch_id}")
+                    frame.coalesce(1).write.mode("overwrite").parquet(path)
+        finally:
+            windows.unpersist()
+
+
+def start_windows(session: SparkSession, config: AuditConfig) -> StreamingQuery:
+    """Start the query of windows beside the audit, with a checkpoint of its own."""
+    log = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.log_topic)
+    reports = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.audit_topic)
+    found = samples(
+        sources.stream(session, log, per_trigger=config.records_per_trigger),
+        sources.stream(session, reports, per_trigger=config.reports_per_trigger),
+    )
+    writer = windowed(found, seconds=config.window_seconds).writeStream.queryName("windows").outputMode("append")
+    writer = writer.foreachBatch(WindowSink(output_dir=config.output_dir))
+    writer = writer.option("checkpointLocation", str((config.work_dir / "windows-checkpoint").resolve()))
+    return writer.trigger(processingTime=f"{config.windows_trigger_ms} milliseconds").start()
+
+
+def _sample(metric: str, kind: Column | str, status: Column | str, amount: Column) -> Column:
+    return F.struct(
+        F.lit(metric).alias("metric"),
+        (F.lit(kind) if isinstance(kind, str) else kind).alias("kind"),
+        (F.lit(status) if isinstance(status, str) else status).alias("status"),
+        amount.cast("double").alias("amount"),
+    )
+
+
+def _is(kind: str) -> Any:
+    return lambda op: op[f"member_{kind}"].isNotNull()
+
+
+def _status(response: Column) -> Column:
+    """Return the result code within an encoded response."""
+    writer = schema_text("Response")
+    known = F.substring(response, 1, len(_response_header())) == F.lit(_response_header())
+    return F.when(known, decode_value(response, writer, _projected("Response", ("status",)))["status"]).otherwise(
+        F.lit("?")
+    )
+
+
+def _response_header() -> bytes:
+    from schemas.registry import MARKER
+
+    return MARKER + registry.current("Response").fingerprint
+
+
+def _projected(name: str, wanted: tuple[str, ...]) -> str:
+    schema = json.loads(schema_text(name))
+    schema["fields"] = [field for field in schema["fields"] if field["name"] in wanted]
+    return json.dumps(schema)
+
+
+def _light_batch() -> Any:
+    """Batch's schema with operations reduced to what they are."""
+    schema = json.loads(schema_text(BATCH))
+    for field in schema["fields"]:
+        if field["name"] == "operations":
+            for operation in field["type"]["items"]:
+                operation["fields"] = [f for f in operation["fields"] if f["name"] in ("cf", "name")]
+    return schema
