@@ -1,0 +1,105 @@
+"""The ``stratolog`` command: groups are in ``stratolog.commands``, exit codes in ``stratolog.errors``.
+
+What a person can act on is one sentence on standard error (a JSON object with ``--json``) and an exit code; anything
+else is a defect and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stratolog.commands import admin, audit, bench, debug, demo, ingest, jars, node, sh, stack, topics
+from stratolog.commands.common import Invocation, JsonOption, notes, print_json
+from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UserError
+
+GROUPS = (demo, stack, ingest, sh, audit, bench, debug, admin, node, topics, jars)
+"""Modules of commands, in the order in which ``--help`` lists them."""
+
+EXIT_STATUS_HELP = (
+    "Exit status: 0 done; 1 the answer is no (a check failed, a request was refused); 2 wrong usage or settings; "
+    "3 something needed is missing (no running stack, no broker, no Java); 130 interrupted."
+)
+
+
+def build_app() -> typer.Typer:
+    """Return the command with all its groups."""
+    app = typer.Typer(
+        name="stratolog",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        epilog=EXIT_STATUS_HELP,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for group in GROUPS:
+        group.register(app)
+    app.command("version")(_version)
+    return app
+
+
+def _root(
+    context: typer.Context,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings file (TOML); else STRATOLOG_CONFIG, else ./stratolog.toml if it exists."),
+    ] = None,
+) -> None:
+    """An object store's metadata path on Kafka: leader-side execution, and an audit in Spark."""
+    context.obj = Invocation(config=config)
+
+
+def _version(*, as_json: JsonOption = False) -> None:
+    """Show the versions of Stratolog, and of the Kafka and Spark that it runs."""
+    from stratolog.local.jars import KAFKA_VERSION, SPARK_VERSION
+
+    found = {"stratolog": metadata.version("stratolog"), "kafka": KAFKA_VERSION, "spark": SPARK_VERSION}
+    if as_json:
+        print_json(found)
+    else:
+        typer.echo("\n".join(f"{name} {version}" for name, version in found.items()))
+
+
+def main() -> None:
+    """Run the command with the process's arguments; ends the process."""
+    try:
+        build_app()(prog_name="stratolog")
+    except BrokenPipeError:
+        # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except Exception as error:
+        code = exit_code_of(error)
+        if code is None:
+            raise
+        _complain(error)
+        sys.exit(code)
+
+
+def exit_code_of(error: Exception) -> int | None:
+    """Return the exit code of an error that a person can act on, None for a defect."""
+    if isinstance(error, UserError):
+        return error.exit_code
+    from producers.errors import RetryableError, StratologError
+
+    if isinstance(error, StratologError):
+        return EXIT_UNAVAILABLE if isinstance(error, RetryableError) else EXIT_FAILED
+    return None
+
+
+def _complain(error: Exception) -> None:
+    """Say on standard error what is wrong."""
+    if "--json" in sys.argv:
+        # A refused request has a result code, too (schemas/result_codes.py).
+        code = {"code": error.status} if hasattr(error, "status") else {}
+        notes.file.write(json.dumps({"error": type(error).__name__, **code, "message": str(error)}) + "\n")
+    else:
+        notes.print("[bold red]error:[/]", end=" ")
+        notes.print(str(error), markup=False, highlight=False, soft_wrap=True)

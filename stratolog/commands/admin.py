@@ -1,0 +1,255 @@
+"""``stratolog admin``: what an operator does after a divergence, and to single nodes of the local stack.
+
+A repair goes: find the wrong replica (``stratolog audit --once``, ``debug digest``), stop its node, ``admin rebuild`` it, start
+it again. If the *log's* claims were wrong, its digest sums stay wrong after the replicas are right: ``admin digest-base`` logs
+new ones, from the batch oracle (design, section 3).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stratolog.commands.audit import check_spark
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
+from stratolog.commands.connection import client_of
+from stratolog.errors import Unavailable, UsageError, UserError
+from stratolog.local import stack, state
+from stratolog.local.jars import spark_jars
+from stratolog.local.processes import log_tail, spawn, wait_until
+from stratolog.local.state import NODE, Member, StackState
+from stratolog.settings import Settings
+
+START_TIMEOUT_S = 120.0
+BASIS = "oracle"
+
+Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Repairs, and single nodes of the local stack.")
+    group.command("digest-base")(digest_base)
+    group.command("rebuild")(rebuild)
+    group.command("stop-node")(stop_node)
+    group.command("start-node")(start_node)
+    app.add_typer(group, name="admin")
+
+
+# -- digest base -------------------------------------------------------------------------------------------------------
+
+
+def digest_base(
+    context: typer.Context,
+    shard: Shard,
+    *,
+    attempts: Annotated[int, typer.Option(min=1, max=100, help="Tries while the shard is being written.")] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Restart a shard's digest sums from its live rows, recomputed by Spark with no claim of the log's used.
+
+    To be done after a repair, when the log itself claimed wrong rows. The sums are valid at one index: if the shard is
+    written meanwhile, the command tries again; stop the writers if it does not succeed.
+    """
+    settings = connected_settings_of(context)
+    _check_shard(settings, shard)
+    check_spark()
+    with progress(as_json) as report:
+        done = _log_digest_base(settings, shard, attempts, report)
+    if as_json:
+        print_json(done)
+    else:
+        console.print(
+            f"shard {shard}: a digest base of {done['rows']:,} rows at index {done['index']}, digest {done['digest']}, "
+            f"is in the log (attempt {done['attempts']} of {attempts})", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stack.Report) -> dict[str, Any]:
+    """Compute and log a digest base; raises UserError if the shard moved in every attempt."""
+    from producers.errors import RequestFailed
+    from schemas.result_codes import INDEX_MOVED
+
+    moved = ""
+    with client_of(settings) as client, _oracle(settings, report) as oracle:
+        for attempt in range(1, attempts + 1):
+            report(f"attempt {attempt}: Spark recomputes the rows of shard {shard}")
+            found = oracle(shard)
+            slots, sums = found.base()
+            try:
+                client.log_digest_base(shard, found.index, slots=slots, sums=sums, basis=BASIS)
+            except RequestFailed as error:
+                if error.status != INDEX_MOVED:
+                    raise
+                moved = error.message
+                report(f"attempt {attempt}: {moved}")
+                continue
+            return {
+                "shard": shard, "index": found.index, "offset": found.offset, "digest": found.digest, "rows": found.rows,
+                "slots": len(slots), "attempts": attempt,
+            }  # fmt: skip
+    raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")
+
+
+@contextmanager
+def _oracle(settings: Settings, report: stack.Report) -> Iterator[Any]:
+    """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
+    from spark_streaming import oracle, sources
+    from spark_streaming.jobs.config import AuditConfig
+    from spark_streaming.session import build_session
+
+    report("starting Spark")
+    with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
+        folder = Path(scratch)
+        config = AuditConfig(
+            bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
+        )
+        # Spark greets with warnings, and leaves a folder where it was started.
+        with _stderr_to(folder / "spark.log"), chdir(folder):
+            session = build_session(config.spark())
+        source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.log_topic)
+
+        def compute(shard: int) -> oracle.ShardDigest:
+            records = sources.bounded(session, source).where(f"shard = {shard}")
+            effective = oracle.effective_records(records).persist()
+            try:
+                broken = effective.where("broken is not null").collect()
+                if broken:
+                    raise UserError(
+                        f"the log of shard {shard} is broken at offset {broken[0].offset}: {broken[0].broken}"
+                    )
+                computed, _ = oracle.check(records, config.column_families, effective, oracle.ends(effective))
+            finally:
+                effective.unpersist()
+            if shard not in computed:
+                raise UserError(f"the log of shard {shard} is empty")
+            return computed[shard]
+
+        try:
+            yield compute
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Have processes that are started meanwhile write their errors to a file."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with log.open("ab") as target:
+            os.dup2(target.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _check_shard(settings: Settings, shard: int) -> None:
+    if not 0 <= shard < settings.shards:
+        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
+
+
+# -- nodes of the local stack ------------------------------------------------------------------------------------------
+
+
+def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOption = False) -> None:
+    """Move a stopped node's database of one shard aside, so that its next start replays the log from the beginning.
+
+    Nothing is deleted: the old database stays beside the new one. Refused while the node runs.
+    """
+    settings = connected_settings_of(context)
+    _check_shard(settings, shard)
+    address = settings.node(node).address
+    with state.locked(settings.data_dir):
+        member = _member(settings, node)
+        if (member is not None and member.process.is_running()) or stack.node_status(address) is not None:
+            raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
+        folder = settings.node_config(node).data_dir / f"shard-{shard}"
+        if not folder.is_dir():
+            raise UserError(f"{node} has no database of shard {shard}: there is no {folder}")
+        aside = folder.with_name(f"{folder.name}.moved-{datetime.now().strftime('%Y%m%dT%H%M%S')}")
+        if aside.exists():
+            raise UserError(f"{aside} exists already: try again in a second")
+        folder.rename(aside)
+    if as_json:
+        print_json({"node": node, "shard": shard, "moved_to": str(aside)})
+    else:
+        console.print(
+            f"moved to {aside}; 'stratolog admin start-node {node}' replays shard {shard} from the log",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def stop_node(
+    context: typer.Context,
+    name: Node,
+    *,
+    kill: Annotated[bool, typer.Option("--kill", help="End it at once, as a crash would.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop one node of the local stack; the others take over what it leads."""
+    settings = connected_settings_of(context)
+    settings.node(name)
+    with state.locked(settings.data_dir):
+        member = _member(settings, name)
+        running = member is not None and member.process.is_running()
+        if member is not None and kill:
+            member.process.kill()
+        elif member is not None:
+            member.process.stop(stack.STOP_NODES_TIMEOUT_S)
+    if as_json:
+        print_json({"node": name, "stopped": running})
+    else:
+        console.print(f"{name} is stopped" if running else f"{name} was not running", highlight=False)
+
+
+def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = False) -> None:
+    """Start one node of the local stack that was stopped, and wait until it answers."""
+    settings = connected_settings_of(context)
+    address = settings.node(name).address
+    with state.locked(settings.data_dir), progress(as_json) as report:
+        known = state.running_state(settings.data_dir)
+        member = _member(settings, name)
+        if member is not None and member.process.is_running():
+            raise UserError(f"{name} runs already, as process {member.process.pid}")
+        report(f"node {name}")
+        started = _spawn(settings, name)
+        others = tuple(other for other in known.members if (other.kind, other.name) != (NODE, name))
+        state.write_state(settings.data_dir, StackState(members=(*others, started)))
+        running = started.process.is_running
+        begun_s = time.monotonic()
+        answers = wait_until(lambda: stack.node_status(address) is not None or not running(), START_TIMEOUT_S)
+        if not answers or not running():
+            what = "ended at its start" if answers else f"does not answer after {START_TIMEOUT_S:.0f} s"
+            raise Unavailable(f"node {name} {what}:\n{log_tail(started.log)}")
+    if as_json:
+        print_json({"node": name, "pid": started.process.pid, "address": address})
+    else:
+        console.print(f"{name} runs at {address}, after {time.monotonic() - begun_s:.1f} s", highlight=False)
+
+
+def _spawn(settings: Settings, name: str) -> Member:
+    """Start a node's process, as 'stratolog up' does."""
+    log = settings.data_dir / "logs" / f"{name}.log"
+    environment = stack.node_environment(settings.data_dir / state.SETTINGS_FILE)
+    process = spawn(stack.node_command(name), log=log, detached=True, env=environment)
+    return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
+
+
+def _member(settings: Settings, name: str) -> Member | None:
+    """Return a node of the local stack, running or not; raises Unavailable if there is no stack."""
+    known = state.read_state(settings.data_dir)
+    if known is None:
+        raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
+    return next((member for member in known.of(NODE) if member.name == name), None)

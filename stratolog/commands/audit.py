@@ -1,0 +1,202 @@
+"""``stratolog audit``: Spark's verdict, computed at once (``--once``) or as the running audit gives it (``--follow``)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+from confluent_kafka import KafkaException
+
+from spark_streaming import dashboard
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
+from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
+from stratolog.local.jars import spark_jars
+from stratolog.local.processes import log_tail
+from stratolog.verdicts import VerdictReader
+
+if TYPE_CHECKING:
+    from stratolog.settings import Settings
+
+BATCH_JOB = "spark_streaming.jobs.audit_batch"
+BATCH_TIMEOUT_S = 3600.0
+STOP_TIMEOUT_S = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+"""Where our packages are, for a child in another directory."""
+FOLLOW_SINCE_MS = 5 * 60_000
+"""Where there is no terminal, ``--follow`` begins with what was said this long ago: scrubs come once a minute or so."""
+
+Json = dict[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("audit")(command)
+
+
+def command(
+    context: typer.Context,
+    *,
+    once: Annotated[
+        bool, typer.Option("--once", help="Compute a verdict now, the long way, and say how it is.")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show the running audit's verdicts until interrupted.")
+    ] = False,
+    report_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="How long --once waits for a replica's report before 'unknown'.")
+    ] = 20.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether the replicas hold what the log says: Spark recomputes it from the log alone.
+
+    --once: exit status 0 only if every replica of every shard is equal and the oracle agrees. --follow: of each replica the
+    latest verdict; with --json every verdict, one a line.
+    """
+    if once == follow:
+        raise UsageError("give either --once or --follow")
+    settings = connected_settings_of(context)
+    if follow:
+        _follow(settings, as_json)
+        return
+    with progress(as_json) as report:
+        report("Spark reads the log and recomputes (half a minute or more)")
+        result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000))
+    if as_json:
+        print_json(result)
+    else:
+        print_result(result)
+    if not result["ok"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def check_spark() -> None:
+    """Raise Unavailable if Spark is not installed."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise Unavailable("pyspark is not installed: install stratolog with the extra 'spark'")
+
+
+def audit_once(settings: Settings, *, report_timeout_ms: int) -> Json:
+    """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
+
+    Raises Unavailable with the end of its log if it gives none.
+    """
+    check_spark()
+    with tempfile.TemporaryDirectory(prefix="stratolog-audit-") as scratch:
+        folder = Path(scratch)
+        config = {
+            "bootstrap_servers": settings.bootstrap_servers,
+            "work_dir": str(folder / "work"),
+            "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
+            "report_timeout_ms": report_timeout_ms,
+        }
+        path = folder / "audit.json"
+        path.write_text(json.dumps(config))
+        output, log = folder / "output", folder / "log"
+        with output.open("wb") as out, log.open("wb") as err:
+            _run([sys.executable, "-m", BATCH_JOB, "--config", str(path)], folder, out, err)
+        lines = output.read_text().splitlines()
+        try:
+            result = json.loads(lines[-1])
+        except (IndexError, ValueError) as error:
+            raise Unavailable(f"the Spark audit gave no result:\n{log_tail(log)}") from error
+    return dict(result)
+
+
+def _run(command: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> None:
+    """Run a child in ``folder``, where Spark may leave what it likes, to its end; it does not outlive this command."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    child = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    try:
+        child.wait(BATCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"the Spark audit took more than {BATCH_TIMEOUT_S:.0f} s") from error
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def print_result(result: Json) -> None:
+    """Print the batch audit's result, for people."""
+    rows = [
+        (
+            shard["shard"], shard["index"], replica["node"], replica["verdict"], replica["basis"],
+            replica["differing_slots"] or None, replica["reason"] or None,
+        )
+        for shard in result["shards"]
+        for replica in shard["replicas"]
+    ]  # fmt: skip
+    print_table("Verdicts at the last barrier", ("shard", "index", "node", "verdict", "basis", "slots", "reason"), rows)
+    shards = [
+        (
+            shard["shard"], shard["index"], shard["log_digest"], shard["oracle_digest"], shard["oracle_rows"],
+            "yes" if shard["oracle_agrees"] else "NO", shard["broken"],
+        )
+        for shard in result["shards"]
+    ]  # fmt: skip
+    columns = ("shard", "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
+    print_table("The log's sums, and the rows recomputed the long way", columns, shards)
+    for shard in result["shards"]:
+        for detail in _details(shard):
+            console.print(detail, markup=False, highlight=False, soft_wrap=True)
+    console.print("equal" if result["ok"] else "NOT EQUAL", style="bold green" if result["ok"] else "bold red")
+
+
+def _details(shard: Json) -> Iterator[str]:
+    """Name what is wrong in a shard."""
+    for replica in shard["replicas"]:
+        for difference in replica["differences"]:
+            yield f"shard {shard['shard']}, {replica['node']}: {difference['cf']} bucket {difference['bucket']} differs"
+        if replica["evidence"]:
+            yield f"shard {shard['shard']}, {replica['node']}: evidence {json.dumps(replica['evidence'])}"
+    for counter in shard["false_counters"]:
+        yield f"shard {shard['shard']}: counter {counter['cf']} {counter['key']} is claimed falsely"
+    if not shard["replicas"]:
+        yield f"shard {shard['shard']}: its log names no replicas"
+
+
+# -- following ---------------------------------------------------------------------------------------------------------
+
+
+def _follow(settings: Settings, as_json: bool) -> None:
+    """Show verdicts until interrupted: a live table on a terminal, else the new ones as they come."""
+    if console.is_terminal and not as_json:
+        try:
+            dashboard.follow(settings.bootstrap_servers, console=console)
+        except KafkaException as error:
+            raise Unavailable(f"{settings.bootstrap_servers}: the verdicts cannot be read: {error.args[0]}") from error
+        return
+    since_ms = time.time_ns() // 1_000_000 - FOLLOW_SINCE_MS
+    with VerdictReader(settings.bootstrap_servers, since_ms=since_ms) as reader:
+        try:
+            for verdicts in reader.until(float("inf")):
+                if as_json:
+                    for verdict in verdicts:
+                        print_json(_plain(asdict(verdict)))
+                elif verdicts:
+                    console.print(dashboard.table_of(verdicts, time.time_ns() // 1_000_000))
+        except KeyboardInterrupt:
+            return
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with bytes as hexadecimal text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

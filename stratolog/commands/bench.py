@@ -1,0 +1,82 @@
+"""``stratolog bench``: the load generator (``producers.load``) against a running stack.
+
+``make bench`` is another thing: ``benchmarks.om_write`` starts a stack of its own and also measures its processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from producers.keys import ensure_places
+from producers.load import LoadResult, LoadSpec, run_load
+from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table, progress
+from stratolog.commands.connection import client_of
+from stratolog.errors import EXIT_FAILED, UsageError
+
+MAX_IN_FLIGHT = 100_000
+DEFAULT_IN_FLIGHT = "1,50,500,4000"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("bench")(command)
+
+
+def command(
+    context: typer.Context,
+    *,
+    in_flight: Annotated[str, typer.Option(help="Requests in flight, one run for each number.")] = DEFAULT_IN_FLIGHT,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each run.")] = 10.0,
+    warm_up_seconds: Annotated[float, typer.Option(min=0.0, help="Not counted, at the begin of each run.")] = 2.0,
+    size: Annotated[int, typer.Option(min=0, help="Size of each key in bytes.")] = 4096,
+    volume: Annotated[str, typer.Option(help="Volume, made if need be; it decides the shard.")] = "bench",
+    bucket: Annotated[str, typer.Option(help="Bucket, made if need be.")] = "bench",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure createKey + commitKey on one shard of the running stack; the keys stay there.
+
+    Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request failed.
+    """
+    levels = _levels(in_flight)
+    results: list[LoadResult] = []
+    with client_of(connected_settings_of(context), in_flight=max(levels)) as client, progress(as_json) as report:
+        ensure_places(client, [(volume, bucket)])
+        for level in levels:
+            report(f"{level} in flight, {seconds + warm_up_seconds:g} s")
+            spec = LoadSpec(
+                volume=volume,
+                bucket=bucket,
+                in_flight=level,
+                seconds=seconds,
+                warm_up_seconds=warm_up_seconds,
+                size=size,
+            )
+            results.append(run_load(client, spec))
+            if as_json:
+                print_json(asdict(results[-1]))
+    if not as_json:
+        columns = ("in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
+        print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(result) for result in results])
+    if any(result.failures for result in results):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _row(result: LoadResult) -> tuple[str, ...]:
+    failures = ", ".join(f"{count} {status}" for status, count in sorted(result.failures.items()))
+    return (
+        f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}",
+        f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
+    )  # fmt: skip
+
+
+def _levels(text: str) -> list[int]:
+    """Read numbers with commas between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= MAX_IN_FLIGHT for part in parts):
+        raise UsageError(
+            f"--in-flight {text!r} is not a list of numbers in 1..{MAX_IN_FLIGHT}, as in {DEFAULT_IN_FLIGHT}"
+        )
+    return [int(part) for part in parts]

@@ -1,0 +1,72 @@
+"""What all commands share: settings of the invocation, output for people and for programs, and progress.
+
+Results go to standard output, progress and errors to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from stratolog.local import state
+from stratolog.settings import Settings, load_settings
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
+
+console = Console()
+"""Where results go."""
+notes = Console(stderr=True)
+"""Where progress and errors go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invocation:
+    """Options given before the command's name."""
+
+    config: Path | None
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """Return the settings of this invocation; raises UsageError if one is wrong."""
+    return load_settings(context.ensure_object(Invocation).config)
+
+
+def connected_settings_of(context: typer.Context) -> Settings:
+    """Return the settings that reach the running local stack, or what was given explicitly."""
+    return state.connected(settings_of(context))
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on one line."""
+    typer.echo(json.dumps(value, default=str))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table; None is shown as a dash."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    console.print(table)
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is going on: a spinner on a terminal, lines elsewhere, nothing if ``quiet``."""
+    if quiet:
+        yield lambda _: None
+    elif notes.is_terminal:
+        with notes.status("starting") as spinner:
+            yield spinner.update
+    else:
+        yield lambda text: notes.print(text, markup=False, highlight=False)

@@ -1,0 +1,106 @@
+"""How commands reach a cluster: the SDK's client and reads, from the settings.
+
+A person waits for a command, so it gives up sooner than a program would: :data:`PATIENCE_MS` bounds a deadline, which is
+long enough for another node to take over a shard.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from stratolog.errors import Unavailable, UsageError
+from stratolog.local import state
+from stratolog.settings import Settings
+
+if TYPE_CHECKING:
+    from producers.client import Client
+    from producers.reads import Reads
+
+PATIENCE_MS = 20_000
+"""A command that makes single requests gives up after this time, or the setting 'request_timeout_ms' if that is less."""
+CONNECT_TIMEOUT_MS = 10_000
+PROBE_TIMEOUT_S = 1.0
+
+
+def node_urls(settings: Settings) -> list[str]:
+    """Return the addresses of the nodes' HTTP servers."""
+    return [f"http://{node.address}" for node in settings.nodes]
+
+
+@contextmanager
+def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: int = 0) -> Iterator[Client]:
+    """Open a client, at least ``in_flight`` requests wide.
+
+    Raises UsageError for settings that it refuses, Unavailable if no broker answers.
+    """
+    from producers.client import Client
+    from producers.errors import NotConnected
+
+    _check_reachable(settings, settings.bootstrap_servers.split(","))
+    deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
+    try:
+        client = Client(
+            settings.bootstrap_servers,
+            caller=settings.caller,
+            deadline_ms=deadline_ms,
+            max_in_flight=max(settings.max_in_flight, in_flight),
+            read_from=node_urls(settings),
+            connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except NotConnected as error:
+        raise Unavailable(str(error)) from error
+    with client:
+        yield client
+
+
+@contextmanager
+def reads_of(
+    settings: Settings, *, node: str | None = None, positions: dict[int, int] | None = None
+) -> Iterator[Reads]:
+    """Open reads from all nodes, or from one; ``positions`` are for reads of consistency ``session``.
+
+    Raises UsageError for an unknown node; NotConnected on the way becomes Unavailable.
+    """
+    from producers.errors import NotConnected
+    from producers.reads import Reads
+
+    _check_reachable(settings, [settings.node(node).address] if node else [item.address for item in settings.nodes])
+    urls = [f"http://{settings.node(node).address}"] if node else node_urls(settings)
+    known = positions or {}
+    reads = Reads(urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known)
+    try:
+        yield reads
+    except NotConnected as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        reads.close()
+
+
+def _check_reachable(settings: Settings, addresses: Iterable[str]) -> None:
+    """Raise Unavailable at once if nobody listens at any of the addresses and no local stack runs.
+
+    With a stack that runs (or another that is reachable in part) waiting makes sense: another node may take over.
+    """
+    known = state.read_state(settings.data_dir)
+    if known is not None and known.running():
+        return
+    tried = list(addresses)
+    if not any(map(_listens, tried)):
+        raise Unavailable(
+            f"nobody listens at {', '.join(tried)}, and no stack is running in {settings.data_dir}: "
+            "start one with 'stratolog up'"
+        )
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

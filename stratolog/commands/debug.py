@@ -1,0 +1,186 @@
+"""``stratolog debug log`` and ``debug digest``: what the log holds, and what a replica holds against its own digest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import httpx
+import typer
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from replicated_db.errors import StopProcess
+from replicated_db.kafka_log import KafkaLog
+from replicated_db.ports import Entry, LogUnavailable
+from replicated_db.position import Position
+from replicated_db.reading import Reading, advance, judge
+from schemas.codec import Undecodable, decode
+from schemas.log import Batch, LogRecord
+from schemas.topics import OM_LOG
+from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
+from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
+from stratolog.settings import Settings
+
+READ_LIMIT = 500
+DEFAULT_RECORDS = 50
+SCAN_TIMEOUT_S = 600.0
+Json = dict[str, Any]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Look into the log and the replicas.")
+    group.command("log")(log)
+    group.command("digest")(digest)
+    app.add_typer(group, name="debug")
+
+
+def log(
+    context: typer.Context,
+    shard: Annotated[int, typer.Argument(help="Shard, from 0.")],
+    *,
+    start: Annotated[int, typer.Option("--from", help="First offset to print.", min=0)] = 0,
+    stop: Annotated[int | None, typer.Option("--to", help="Last offset to print.", min=0)] = None,
+    limit: Annotated[int, typer.Option(help="At most so many records.", min=1)] = DEFAULT_RECORDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Print a range of a shard's log, decoded; void records are marked with the reason.
+
+    The log is read from its first record whatever the range, for what is void follows from what came before. With --json each
+    record is one line and whole, bytes in hexadecimal. Exit status 1 if the log breaks its contract.
+    """
+    settings = connected_settings_of(context)
+    _check_shard(settings, shard)
+    printed: list[Json] = []
+    broken = None
+    for entry, record, verdict in _read(settings, shard):
+        if entry.offset < start:
+            continue
+        if (stop is not None and entry.offset > stop) or len(printed) == limit:
+            break
+        if isinstance(verdict, StopProcess):
+            broken = verdict
+        printed.append(_described(entry, record, verdict))
+        if as_json:
+            print_json({**printed[-1], "record": _plain(asdict(record)) if record is not None else None})
+    if not as_json:
+        columns = ("offset", "kind", "term", "seq", "index", "operations", "results", "bytes", "reading")
+        rows = [tuple(line[column] for column in columns) for line in printed]
+        print_table(f"{OM_LOG}, shard {shard}", columns, rows)
+    if broken is not None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _read(settings: Settings, shard: int) -> Iterator[tuple[Entry, LogRecord | None, Reading | StopProcess]]:
+    """Read the whole log by the reading rule; a record that breaks it is the last one."""
+    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, _topic_id(settings))
+    position = Position()
+    try:
+        offset, end = source.bounds()
+        while offset < end:
+            for entry in source.read(offset, READ_LIMIT, 5.0):
+                offset = entry.offset + 1
+                try:
+                    record: LogRecord = decode(entry.value)
+                    reading = judge(position, record)
+                except Undecodable as error:
+                    yield entry, None, StopProcess(str(error))
+                    return
+                except StopProcess as error:
+                    yield entry, record, error
+                    return
+                if reading.takes_effect:
+                    position = advance(position, record, entry.offset, entry.value)
+                yield entry, record, reading
+    except LogUnavailable as error:
+        raise Unavailable(f"{OM_LOG}/{shard}: {error}") from error
+    finally:
+        source.close()
+
+
+def _topic_id(settings: Settings) -> str:
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000})
+    try:
+        found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()
+    except Exception as error:
+        raise Unavailable(f"{settings.bootstrap_servers}: {error}") from error
+    return str(found.topic_id)
+
+
+def _described(entry: Entry, record: LogRecord | None, verdict: Reading | StopProcess) -> Json:
+    """Return one line of the table."""
+    line: Json = dict.fromkeys(("index", "operations", "results", "term", "seq"))
+    line |= {"offset": entry.offset, "appended_at_ms": entry.timestamp_ms, "bytes": len(entry.value)}
+    line["kind"] = "undecodable" if record is None else type(record).__name__
+    line["reading"] = f"STOP: {verdict}" if isinstance(verdict, StopProcess) else verdict.value
+    if record is not None:
+        line |= {"term": record.term, "seq": getattr(record, "seq", None), "index": getattr(record, "index", None)}
+    if isinstance(record, Batch):
+        kinds = Counter(type(operation).__name__ for operation in record.operations)
+        line["index"] = f"{record.first_index}..{record.last_index}"
+        line["operations"] = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
+        line["results"] = len(record.results)
+    return line
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` with bytes as hexadecimal text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def digest(
+    context: typer.Context,
+    *,
+    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Scan replicas in full and compare with their incremental digests.
+
+    Exit status 1 if a scan differs: a row was changed behind the replica's back.
+    """
+    settings = connected_settings_of(context)
+    names = [found.name for found in settings.nodes]
+    if node is not None and node not in names:
+        raise UsageError(f"no node {node!r}; there are: {', '.join(names)}")
+    if shard is not None:
+        _check_shard(settings, shard)
+    shards = range(settings.shards) if shard is None else [shard]
+    found = [_digests(settings, name, number) for name in names if node in (None, name) for number in shards]
+    if as_json:
+        print_json(found)
+    else:
+        columns = ("node", "shard", "index", "incremental", "scrubbed", "equal", "differing_slots")
+        print_table("Digests", columns, [tuple(line[column] for column in columns) for line in found])
+    if not all(line["equal"] for line in found):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _digests(settings: Settings, node: str, shard: int) -> Json:
+    """Return a replica's two digests of one moment."""
+    url = f"http://{settings.node(node).address}/v1/shards/{shard}/digest"
+    try:
+        scrubbed = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S).raise_for_status().json()
+    except httpx.HTTPError as error:
+        raise Unavailable(f"{node} at {settings.node(node).address}: {error}") from error
+    incremental = scrubbed["incremental"]
+    one, other = (dict(zip(part["slots"], part["sums"], strict=True)) for part in (incremental, scrubbed))
+    differing = sorted(slot for slot in one.keys() | other.keys() if one.get(slot) != other.get(slot))
+    return {
+        "node": node, "shard": shard, "index": scrubbed["index"], "incremental": incremental["digest"],
+        "scrubbed": scrubbed["digest"], "equal": not differing, "differing_slots": len(differing),
+    }  # fmt: skip
+
+
+def _check_shard(settings: Settings, shard: int) -> None:
+    if not 0 <= shard < settings.shards:
+        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")

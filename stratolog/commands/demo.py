@@ -1,0 +1,249 @@
+"""``stratolog demo``: a real directory tree through the whole stack, and Spark's verdict on the replicas.
+
+The stack is the local stack of ``stratolog up``, in a data directory of its own (``DATA_DIR/demo``), made anew each time.
+Without ``--keep`` its processes are tethered to this one: however it ends, they end too. The questions are in
+``stratolog.checks``; exit status 0 only if every one is answered with yes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from producers.ingest import MAX_IN_FLIGHT, IngestSummary
+from producers.placement import Placement
+from stratolog import checks
+from stratolog.checks import Check, Replica
+from stratolog.commands.audit import check_spark
+from stratolog.commands.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
+from stratolog.errors import EXIT_FAILED, UserError
+from stratolog.local import stack, state
+from stratolog.settings import Settings
+from stratolog.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
+
+if TYPE_CHECKING:
+    pass
+
+SCRUB_INTERVAL_MS = 10_000
+"""Replicas of the demo scan themselves in full this often, so that the last verdict rests on a scan too."""
+FOLDER = "demo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a demo found."""
+
+    tree: Path
+    summary: IngestSummary
+    leaders: dict[int, str]
+    replicas: list[Replica]
+    latest: Latest
+    checks: list[Check]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every question was answered with yes."""
+        return all(check.holds for check in self.checks)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(command)
+
+
+def command(
+    context: typer.Context,
+    *,
+    tree: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, readable=True, help="What is ingested; else Python's own library."),
+    ] = None,
+    brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running, and say how to reach it.")] = False,
+    max_in_flight: MaxInFlight = MAX_IN_FLIGHT,
+    verdict_timeout_s: Annotated[
+        float, typer.Option(min=1.0, help="How long to wait for Spark's verdict; later is 'unknown', which fails.")
+    ] = 180.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Ingest a real tree into a fresh stack, and have every replica compared with the tree, the others and the log.
+
+    Starts Kafka, three nodes and the Spark audit, and stops all of it again. Exit status 0 only if every replica lists the
+    tree exactly, all digests are equal, and Spark, from the log alone, says so.
+    """
+    check_spark()
+    given = settings_of(context)
+    settings = given.with_values(
+        data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS
+    )
+    # Python caches compiled modules beside its library, which is the tree: none of our processes may change it.
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    source = (tree or Path(sysconfig.get_paths()["stdlib"])).absolute()
+    with _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
+        outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
+        if as_json:
+            print_json(_as_json(outcome))
+        else:
+            _print(outcome)
+        finished(outcome.holds)
+    if not outcome.holds:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@contextmanager
+def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tuple[Settings, Callable[[bool], None]]]:
+    """Start a stack without data; stop it in the end, unless it is to be kept.
+
+    Its logs and data stay if the demo failed (did not report that all holds), and go when the next one begins.
+    """
+    known = state.read_state(settings.data_dir)
+    if known is not None and known.running():
+        raise UserError(f"a demo's stack still runs in {settings.data_dir}: stop it with {_command(settings, 'down')}")
+    succeeded = False
+
+    def finished(holds: bool) -> None:
+        nonlocal succeeded
+        succeeded = holds
+
+    stack.down(settings, remove_data=True)
+    with progress(quiet) as report:
+        effective = stack.up(settings, detached=keep, report=report)
+    try:
+        yield effective, finished
+    finally:
+        if keep:
+            _say_how_to_reach(effective)
+        else:
+            with progress(quiet) as report:
+                stack.down(settings, remove_data=succeeded, report=report)
+            if succeeded:
+                with suppress(OSError):
+                    settings.data_dir.parent.rmdir()  # stays if anything else is in it
+            elif not quiet:
+                notes.print(f"logs are in {settings.data_dir}", markup=False, highlight=False, soft_wrap=True)
+
+
+class _Demo:
+    """The demo on a running stack."""
+
+    def __init__(
+        self, settings: Settings, tree: Path, max_in_flight: int, verdict_timeout_s: float, *, quiet: bool
+    ) -> None:
+        self.settings = settings
+        self.tree = tree
+        self.max_in_flight = max_in_flight
+        self.verdict_timeout_s = verdict_timeout_s
+        self.quiet = quiet
+        self.placement = Placement()
+
+    def run(self) -> Outcome:
+        """Ingest, compare, and wait for the verdict."""
+        settings = self.settings
+        with progress(self.quiet) as report:
+            spread = checks.check_spread(settings, report=report)
+        self._note(f"{spread.found}; ingesting {self.tree}")
+        summary = run_ingest(
+            settings, self.tree, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet
+        )
+        with progress(self.quiet) as report:
+            found = [spread, checks.check_ingest(summary)]
+            report("waiting until the replicas have converged")
+            found.append(checks.check_converged(settings))
+            report("comparing every replica's listing with the tree")
+            found += checks.check_listings(settings, self.tree, self.placement)
+            report("comparing full scans and digests")
+            found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
+            report("waiting for Spark's verdict on the last index")
+            with VerdictReader(settings.bootstrap_servers) as reader:
+                judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
+        return Outcome(
+            tree=self.tree, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
+            latest=latest, checks=[*found, *judged],
+        )  # fmt: skip
+
+    def _note(self, text: str) -> None:
+        if not self.quiet:
+            notes.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def _print(outcome: Outcome) -> None:
+    """Print the summary for people: what was done, where the replicas stand, what Spark says, and every question."""
+    print_summary(outcome.summary)
+    rows = [
+        (
+            replica.shard, replica.node, replica.role, replica.index, replica.digest,
+            _verdict(outcome.latest, replica, INCREMENTAL), _verdict(outcome.latest, replica, SCRUBBED),
+        )
+        for replica in outcome.replicas
+    ]  # fmt: skip
+    columns = ("shard", "node", "role", "index", "digest", "Spark", "full scan")
+    print_table("Replicas, and Spark's verdict on each", columns, rows)
+    answers = [("[green]yes[/]" if check.holds else "[bold red]NO[/]", check.name) for check in outcome.checks]
+    print_table("Does it hold?", ("", "what"), answers)
+    failed = [check for check in outcome.checks if not check.holds]
+    for check in failed:
+        console.print(f"NO: {check.name}: {check.found}", markup=False, highlight=False, soft_wrap=True)
+    if failed:
+        console.print(f"{len(failed)} of {len(outcome.checks)} do not hold", style="bold red")
+    else:
+        console.print("the tree, the replicas and the log agree", style="bold green")
+
+
+def _verdict(latest: Latest, replica: Replica, basis: str) -> str:
+    """Return the latest verdict on a replica in a word, and its index if that is not where the replica stands."""
+    verdict = latest.of(replica.shard, replica.node, basis)
+    if verdict is None:
+        return "unknown"
+    return verdict.verdict if verdict.index == replica.index else f"{verdict.verdict} at {verdict.index}"
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    """Return the outcome as plain values."""
+    verdicts = [
+        {
+            "shard": verdict.shard, "node": verdict.node, "basis": verdict.basis, "verdict": verdict.verdict,
+            "index": verdict.index, "barrier_offset": verdict.barrier_offset, "reason": verdict.reason,
+        }
+        for verdict in outcome.latest.verdicts.values()
+    ]  # fmt: skip
+    return {
+        "ok": outcome.holds,
+        "tree": str(outcome.tree),
+        "ingest": asdict(outcome.summary),
+        "leaders": {str(shard): node for shard, node in outcome.leaders.items()},
+        "replicas": [asdict(replica) for replica in outcome.replicas],
+        "verdicts": verdicts,
+        "checks": [asdict(check) for check in outcome.checks],
+    }
+
+
+def _say_how_to_reach(settings: Settings) -> None:
+    for what, arguments in (
+        ("look at it", "status"),
+        ("follow the audit", "audit --follow"),
+        ("stop it", "down --remove-data"),
+    ):
+        notes.print(f"{what}: {_command(settings, arguments)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _command(settings: Settings, arguments: str) -> str:
+    """Return how to type another command on the demo's stack."""
+    called = Path(sys.argv[0])
+    program = "stratolog" if shutil.which("stratolog") else str(called)
+    if called.name == "__main__.py":
+        program = f"{sys.executable} -m stratolog"
+    return f"STRATOLOG_DATA_DIR={settings.data_dir} {program} {arguments}"

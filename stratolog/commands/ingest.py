@@ -1,0 +1,146 @@
+"""``stratolog ingest DIR``: the files of a directory tree become keys (``producers.ingest``), with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest
+from producers.ingest import Progress as Step
+from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, Placement
+from stratolog.commands.addresses import shown_size
+from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.connection import client_of
+from stratolog.errors import EXIT_FAILED, UsageError
+
+if TYPE_CHECKING:
+    from stratolog.settings import Settings
+
+LINE_INTERVAL_S = 5.0
+"""Where there is no terminal, progress is a line at most this often."""
+SHOWN_PROBLEMS = 10
+"""At most so many failures, and so many skipped files, are printed for people; ``--json`` names more."""
+
+MaxInFlight = Annotated[int, typer.Option(min=1, max=100_000, help="Keys that are written at the same time.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("ingest")(command)
+
+
+def command(
+    context: typer.Context,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, readable=True)],
+    *,
+    max_in_flight: MaxInFlight = MAX_IN_FLIGHT,
+    prefix: Annotated[str, typer.Option(help="Volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",
+    volumes: Annotated[int, typer.Option(min=1, max=MAX_VOLUMES, help="Number of volumes.")] = DEFAULT_VOLUMES,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key of every file below DIR, with size, modification time and SHA-256.
+
+    A key's name is the file's path within DIR; its bucket follows from the first part of the path, its volume from the
+    directory, so that volumes spread over the shards. Links and special files are skipped and named. Running it again
+    replaces keys by equal ones. Exit status 1 if a file could not be ingested.
+    """
+    try:
+        placement = Placement(prefix=prefix, volumes=volumes)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    summary = run_ingest(
+        connected_settings_of(context), directory, placement=placement, max_in_flight=max_in_flight, quiet=as_json
+    )
+    if as_json:
+        print_json({**asdict(summary), "complete": summary.complete})
+    else:
+        print_summary(summary)
+    if not summary.complete:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def run_ingest(
+    settings: Settings, directory: Path, *, placement: Placement, max_in_flight: int, quiet: bool
+) -> IngestSummary:
+    """Ingest a tree, showing progress on standard error unless ``quiet``; raises as ``producers.ingest`` does."""
+    with client_of(settings, in_flight=max_in_flight) as client, _progress(quiet) as told:
+        return ingest(client, directory, placement=placement, progress=told, max_in_flight=max_in_flight)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
+    """Show how far an ingest is: a bar on a terminal, a line now and then elsewhere."""
+    if quiet:
+        yield None
+        return
+    if not notes.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("ingest"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[done]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=notes) as bar:
+        task = bar.add_task("ingest", total=None, done="looking at the tree")
+
+        def told(step: Step) -> None:
+            bar.update(task, total=step.files_total, completed=step.files, done=_done(step))
+
+        yield told
+
+
+class _Lines:
+    """Progress where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._told_s = 0.0
+
+    def __call__(self, step: Step) -> None:
+        done = step.files >= step.files_total
+        if done or step.elapsed_s - self._told_s >= LINE_INTERVAL_S:
+            self._told_s = step.elapsed_s
+            notes.print(f"{_done(step)}, {_time_left_s(step):.0f} s left", highlight=False, soft_wrap=True)
+
+
+def _done(step: Step) -> str:
+    rate = step.requests / max(step.elapsed_s, 1e-9)
+    return f"{step.files:,} of {step.files_total:,} files, {shown_size(step.bytes)}, {rate:,.0f} requests/s"
+
+
+def _time_left_s(step: Step) -> float:
+    return step.elapsed_s * (step.files_total - step.files) / max(step.files, 1)
+
+
+def print_summary(summary: IngestSummary) -> None:
+    """Print what an ingest did, for people."""
+    volumes = {volume for volume, _ in summary.places}
+    lines = [
+        ("keys", f"{summary.keys:,}"),
+        ("bytes of the files", f"{shown_size(summary.bytes)} ({summary.bytes:,})"),
+        ("volumes, buckets", f"{len(volumes)}, {len(summary.places)}"),
+        ("requests", f"{summary.requests:,} in {summary.seconds:.1f} s"),
+        ("throughput", f"{summary.requests_per_second:,.0f} requests/s"),
+        ("latency", f"p50 {summary.p50_ms:.1f} ms, p99 {summary.p99_ms:.1f} ms, max {summary.max_ms:.1f} ms"),
+        ("skipped files", f"{summary.skipped_files:,}"),
+        ("failed files", f"{summary.failed_files:,}"),
+    ]
+    print_table("Ingest", ("what", "figure"), lines)
+    problems = [(item.relative_path, f"skipped: {item.reason}") for item in summary.skipped[:SHOWN_PROBLEMS]]
+    problems += [
+        (item.relative_path, f"failed: {item.status}: {item.message}") for item in summary.failures[:SHOWN_PROBLEMS]
+    ]
+    for path, what in problems:
+        console.print(f"{path}: {what}", markup=False, highlight=False, soft_wrap=True)
+    unnamed = summary.skipped_files + summary.failed_files - len(problems)
+    if unnamed > 0:
+        console.print(f"... and {unnamed:,} more", highlight=False)

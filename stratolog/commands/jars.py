@@ -1,0 +1,29 @@
+"""``stratolog jars fetch``: the jars of the broker and of Spark's connectors, once."""
+
+from __future__ import annotations
+
+import typer
+
+from stratolog.commands.common import JsonOption, console, print_json, progress, settings_of
+from stratolog.local.jars import kafka_jars, spark_jars
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="The jars of Kafka and of Spark's connectors.")
+    group.command("fetch")(fetch)
+    app.add_typer(group, name="jars")
+
+
+def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
+    """Fetch the jars by Maven, unless they are in the cache; several processes may do so at once."""
+    settings = settings_of(context)
+    with progress(as_json) as report:
+        report("jars of Kafka")
+        kafka = kafka_jars(settings.cache_dir)
+        report("jars of Spark's connectors")
+        spark = spark_jars(settings.cache_dir)
+    if as_json:
+        print_json({"kafka": str(kafka), "spark": [str(jar) for jar in spark]})
+    else:
+        console.print(f"Kafka: {kafka}", f"Spark: {spark[0].parent}", sep="\n", highlight=False, soft_wrap=True)

@@ -1,0 +1,39 @@
+"""``stratolog node run NAME``: one Object Manager node, in this process, until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stratolog.commands.common import settings_of
+from stratolog.errors import Unavailable, UsageError
+
+OM_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers"})
+"""What the extra ``om`` brings."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Object Manager nodes.")
+    group.command("run")(run)
+    app.add_typer(group, name="node")
+
+
+def run(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name of the node, one of the setting 'nodes'.")],
+) -> None:
+    """Run one node in this process until SIGTERM."""
+    settings = settings_of(context)
+    try:
+        config = settings.node_config(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    try:
+        from om_processors import node
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OM_LIBRARIES:
+            raise
+        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra 'om'") from error
+    node.run(config)

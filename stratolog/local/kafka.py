@@ -1,0 +1,266 @@
+"""Real Kafka brokers on this machine: one, or three with replication, in KRaft mode (broker and controller in one).
+
+One :class:`KafkaCluster` is one directory: ``broker-N/`` holds a broker's properties, data and log. It is formatted at
+its first start and keeps its data over later ones. The settings here are those of the log contract (design, section 3)
+and of small, quick local brokers; what belongs to a topic is in ``stratolog.local.topics``.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from schemas.topics import MAX_MESSAGE_BYTES
+from stratolog.errors import Unavailable, UsageError
+from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
+
+BROKER_COUNTS = (1, 3)
+READY_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 20.0
+METADATA_TIMEOUT_S = 2.0
+RECONNECT_MS = 200
+"""A starting broker refuses connections; the default would soon wait ten seconds between two attempts."""
+
+FORMAT_TIMEOUT_S = 120
+MIN_SESSION_TIMEOUT_MS = 500
+"""Consumers may ask for session time-outs as short as this, for quick failover."""
+
+LONG_RUN_JVM = ("-XX:+UseG1GC",)
+QUICK_START_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Less processor time to start, less speed later: for brokers that live for a test."""
+
+JAVA_VERSION = 17
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Ports of one broker on the loopback."""
+
+    broker: int
+    controller: int
+
+    @property
+    def address(self) -> str:
+        """The address that clients use."""
+        return f"127.0.0.1:{self.broker}"
+
+
+def allocate_listeners(count: int, preferred: Sequence[int] = ()) -> tuple[Listener, ...]:
+    """Return ports for ``count`` brokers: the ``preferred`` client ports as far as given, free ones else."""
+    ports = free_ports(2 * count)
+    clients = [*preferred[:count], *ports[len(preferred[:count]) : count]]
+    return tuple(Listener(broker=b, controller=c) for b, c in zip(clients, ports[count:], strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaCluster:
+    """Brokers in ``folder``, on ``listeners``, run from the jars in ``jars``."""
+
+    folder: Path
+    jars: Path
+    listeners: tuple[Listener, ...]
+    jvm: tuple[str, ...] = LONG_RUN_JVM
+
+    def __post_init__(self) -> None:
+        """Refuse a number of brokers that the durability rules are not made for."""
+        if len(self.listeners) not in BROKER_COUNTS:
+            raise UsageError(f"brokers must be 1 or 3, not {len(self.listeners)}")
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Addresses for clients."""
+        return ",".join(listener.address for listener in self.listeners)
+
+    @property
+    def replication_factor(self) -> int:
+        """Copies of each partition."""
+        return len(self.listeners)
+
+    def log_file(self, number: int) -> Path:
+        """Return the log of broker ``number`` (from 1)."""
+        return self._home(number) / "broker.log"
+
+    def start(self, *, detached: bool) -> list[Process]:
+        """Format (at the first start) and start all brokers; return at once, see :meth:`wait_ready`.
+
+        Raises Unavailable if Java is missing or a directory cannot be formatted.
+        """
+        numbers = range(1, len(self.listeners) + 1)
+        self._format()
+        return [self.start_broker(number, detached=detached) for number in numbers]
+
+    def start_broker(self, number: int, *, detached: bool) -> Process:
+        """Start broker ``number`` (from 1) of a formatted cluster."""
+        heap = 512 if len(self.listeners) == 1 else 400
+        command: list[str | Path] = [
+            _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true",
+            *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
+        ]  # fmt: skip
+        return spawn(command, log=self.log_file(number), detached=detached)
+
+    def wait_ready(self, processes: Sequence[Process], timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until every broker is registered and serves; raises Unavailable with the log's end if not."""
+        admin = AdminClient(
+            {"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0}
+        )
+
+        def settled() -> bool:
+            return self._serves(admin) or not all(process.is_running() for process in processes)
+
+        done = wait_until(settled, timeout_s)
+        for number, process in enumerate(processes, start=1):
+            if not process.is_running():
+                raise Unavailable(f"Kafka broker {number} ended at its start:\n{log_tail(self.log_file(number))}")
+        if not done:
+            raise Unavailable(f"Kafka is not ready after {timeout_s:.0f} s:\n{log_tail(self.log_file(1))}")
+
+    def _serves(self, admin: AdminClient) -> bool:
+        """Say whether these very brokers (not others that have their ports) are registered under a controller."""
+        try:
+            found = admin.describe_cluster(request_timeout=METADATA_TIMEOUT_S).result()
+        except KafkaException:
+            return False
+        complete = len(found.nodes) == len(self.listeners) and found.controller is not None
+        return complete and found.cluster_id == self._cluster_id()
+
+    def _home(self, number: int) -> Path:
+        return self.folder / f"broker-{number}"
+
+    def _properties_file(self, number: int) -> Path:
+        return self._home(number) / "server.properties"
+
+    def _format(self) -> None:
+        """Write each broker's properties, and format the data directories that are new."""
+        cluster_id = self._cluster_id()
+        running: list[tuple[Path, subprocess.Popen[str]]] = []
+        for number in range(1, len(self.listeners) + 1):
+            self._home(number).mkdir(parents=True, exist_ok=True)
+            self._properties_file(number).write_text(_as_text(self._properties(number)))
+            if not (self._home(number) / "data" / "meta.properties").exists():
+                running.append((self._home(number), self._start_format(number, cluster_id)))
+        for home, process in running:
+            output, _ = process.communicate(timeout=FORMAT_TIMEOUT_S)
+            if process.returncode != 0:
+                raise Unavailable(f"Kafka could not format {home / 'data'}:\n{output.strip()}")
+
+    def _start_format(self, number: int, cluster_id: str) -> subprocess.Popen[str]:
+        command = [
+            _java(), "-Xmx128m", *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING, "-cp", str(self.jars / "*"),
+            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties_file(number)),
+        ]  # fmt: skip
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def _cluster_id(self) -> str:
+        """Return the cluster's id, minted at the first call (22 characters of base64, as Kafka demands)."""
+        path = self.folder / "cluster.id"
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # As Kafka's own tool does: one that begins with a hyphen would be read as an option.
+            while (identity := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+                pass
+            path.write_text(identity)
+        return path.read_text()
+
+    def _properties(self, number: int) -> Mapping[str, str]:
+        own = self.listeners[number - 1]
+        voters = ",".join(f"{n}@127.0.0.1:{one.controller}" for n, one in enumerate(self.listeners, start=1))
+        copies = str(self.replication_factor)
+        in_sync = str(min_in_sync(self.replication_factor))
+        return {
+            **_COMMON,
+            "node.id": str(number),
+            "controller.quorum.voters": voters,
+            "listeners": f"PLAINTEXT://{own.address},CONTROLLER://127.0.0.1:{own.controller}",
+            "advertised.listeners": f"PLAINTEXT://{own.address}",
+            "log.dirs": str(self._home(number) / "data"),
+            "default.replication.factor": copies,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": in_sync,
+        }
+
+
+def min_in_sync(replication_factor: int) -> int:
+    """Return ``min.insync.replicas``: two of three, else one."""
+    return 2 if replication_factor >= 3 else 1
+
+
+_COMMON: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    # The log contract: nothing comes into being by a typing error, nothing elects a replica that lacks records.
+    "auto.create.topics.enable": "false",
+    "unclean.leader.election.enable": "false",
+    "message.max.bytes": str(MAX_MESSAGE_BYTES),
+    "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES + 1024 * 1024),
+    "replica.fetch.response.max.bytes": str(2 * MAX_MESSAGE_BYTES),
+    # A broker that was killed is given up, and may register again, after this.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "500",
+    # Quick first assignment and failover of consumer groups (both protocols).
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": str(MIN_SESSION_TIMEOUT_MS),
+    "group.consumer.min.session.timeout.ms": str(MIN_SESSION_TIMEOUT_MS),
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    # Small: the defaults are for machines with hundreds of partitions.
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "num.recovery.threads.per.data.dir": "1",
+    "background.threads": "2",
+    "log.cleaner.dedupe.buffer.size": str(4 * 1024 * 1024),
+    "log.cleaner.io.buffer.size": str(256 * 1024),
+    "controlled.shutdown.enable": "true",
+}
+
+_LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.log.kafka.server=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+
+def _as_text(properties: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in sorted(properties.items()))
+
+
+def _java() -> str:
+    """Return the java program; raises Unavailable if it is missing or older than Java 17."""
+    java = shutil.which("java")
+    if java is None:
+        raise Unavailable(f"'java' not found: install Java {JAVA_VERSION} or newer")
+    return java
+
+
+def check_java() -> None:
+    """Raise Unavailable if Java is missing or too old."""
+    done = subprocess.run([_java(), "-version"], capture_output=True, text=True, check=False)
+    match = re.search(r'version "(\d+)', done.stderr)
+    if match is None or int(match.group(1)) < JAVA_VERSION:
+        found = (done.stderr.splitlines() or ["no version"])[0]
+        raise Unavailable(f"Java {JAVA_VERSION} or newer is needed, found: {found}")
+
+
+def stop_brokers(processes: Sequence[Process], *, gracefully: bool = True) -> None:
+    """Stop brokers and return once they are gone; without grace (data to be thrown away) at once."""
+    if gracefully:
+        stop_all(processes, STOP_TIMEOUT_S)
+    for process in processes:
+        process.kill()

@@ -1,0 +1,341 @@
+"""``up`` and ``down``: brokers, topics, Object Manager nodes and the Spark audit, in that order and back.
+
+Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
+
+    stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
+    kafka/broker-N/                      data and log of a broker
+    nodes/NAME/, logs/NAME.log           databases and log of a node
+    audit/, logs/audit.log               checkpoint, verdicts and log of the audit
+
+Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a start
+fails, what it started is stopped again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import httpx
+
+from stratolog.errors import Unavailable, UsageError
+from stratolog.local import state as states
+from stratolog.local.jars import kafka_jars, spark_jars
+from stratolog.local.kafka import KafkaCluster, Listener, check_java
+from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
+from stratolog.local.state import AUDIT, BROKER, NODE, SETTINGS_FILE, Member, StackState
+from stratolog.local.topics import TopicPlan, ensure_topics
+from stratolog.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
+from stratolog.settings_values import NodeAddress
+
+Report = Callable[[str], None]
+"""Told in words what is going on."""
+
+NODES_TIMEOUT_S = 120.0
+AUDIT_TIMEOUT_S = 180.0
+STOP_NODES_TIMEOUT_S = 40.0
+STOP_BROKERS_TIMEOUT_S = 30.0
+HTTP_TIMEOUT_S = 2.0
+
+FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
+"""Settings that are built into the data: a stack's data directory refuses others."""
+
+
+def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: None) -> Settings:
+    """Start the stack (or what is missing of it) and return the settings that reach it.
+
+    Raises UsageError for settings that the existing data refuses, Unavailable if something does not start.
+    """
+    check_java()
+    with states.locked(settings.data_dir):
+        before = states.read_state(settings.data_dir) or StackState()
+        effective = _effective_settings(settings, before)
+        started = _Start(effective, before, detached=detached, report=report)
+        try:
+            started.run()
+        except BaseException:
+            report("stopping what was started")
+            started.undo()
+            raise
+    return effective
+
+
+def down(settings: Settings, *, remove_data: bool = False, report: Report = lambda _: None) -> tuple[Member, ...]:
+    """Stop the stack; return the members that ran. With ``remove_data``, delete all that it stored."""
+    with states.locked(settings.data_dir):
+        state = states.read_state(settings.data_dir) or StackState()
+        running = state.running()
+        if running:
+            report(f"stopping {len(running)} processes")
+        _stop(running)
+        states.state_file(settings.data_dir).unlink(missing_ok=True)
+        if remove_data:
+            _remove_data(settings.data_dir)
+    return running
+
+
+def _remove_data(data_dir: Path) -> None:
+    """Delete what a stack made in its data directory, and nothing else that may be there."""
+    for name in ("kafka", "nodes", "audit", "logs"):
+        shutil.rmtree(data_dir / name, ignore_errors=True)
+    for name in (SETTINGS_FILE, states.LOCK_FILE):
+        (data_dir / name).unlink(missing_ok=True)
+    if not any(data_dir.iterdir()):
+        data_dir.rmdir()
+
+
+def _stop(members: tuple[Member, ...]) -> None:
+    """Stop readers before what they read from."""
+    clients = [member.process for member in members if member.kind != BROKER]
+    stop_all(clients, STOP_NODES_TIMEOUT_S)
+    stop_all([member.process for member in members if member.kind == BROKER], STOP_BROKERS_TIMEOUT_S)
+
+
+def _effective_settings(settings: Settings, before: StackState) -> Settings:
+    """Return the settings with the addresses that the stack has or gets."""
+    path = settings.data_dir / SETTINGS_FILE
+    if not path.exists():
+        return _with_free_ports(settings)
+    stored = load_settings(path, environment={})
+    for name in FIXED:
+        if getattr(settings, name) != getattr(stored, name):
+            if name in settings.explicit:
+                raise UsageError(
+                    f"the data in {settings.data_dir} was made with {name} = {getattr(stored, name)}, "
+                    f"not {getattr(settings, name)}: use another data_dir, or 'stratolog down --remove-data' first"
+                )
+            settings = replace(settings, **{name: getattr(stored, name)})
+    if [node.name for node in stored.nodes] != [node.name for node in settings.nodes]:
+        names = ", ".join(node.name for node in stored.nodes)
+        raise UsageError(f"the data in {settings.data_dir} was made with the nodes {names}: use another data_dir")
+    if before.running():
+        return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes)
+    return _with_free_ports(settings)
+
+
+def _with_free_ports(settings: Settings) -> Settings:
+    """Return the settings with each port replaced by a free one if somebody listens on it."""
+    given = settings.bootstrap_servers.split(",")
+    wanted = [int(address.rpartition(":")[2]) for address in given]
+    # One address is the first of consecutive ports: 9092 for three brokers is 9092, 9093, 9094.
+    wanted += range(wanted[-1] + 1, wanted[-1] + 1 + settings.brokers - len(wanted))
+    spare = iter(free_ports(settings.brokers + len(settings.nodes)))
+    ports = [port if is_port_free(port) else next(spare) for port in wanted[: settings.brokers]]
+    nodes = tuple(
+        node if is_port_free(node.port) else NodeAddress(name=node.name, host=node.host, port=next(spare))
+        for node in settings.nodes
+    )
+    return replace(settings, bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports), nodes=nodes)
+
+
+class _Start:
+    """One run of ``up``: what was there, and what has been started so far."""
+
+    def __init__(self, settings: Settings, before: StackState, *, detached: bool, report: Report) -> None:
+        self._settings = settings
+        self._data_dir = settings.data_dir
+        self._kept = before.running()
+        self._new: list[Member] = []
+        self._detached = detached
+        self._report = report
+
+    def undo(self) -> None:
+        """Stop what this run has started, and nothing that ran before."""
+        _stop(tuple(self._new))
+        self._new.clear()
+        states.write_state(self._data_dir, StackState(members=self._kept))
+
+    def run(self) -> None:
+        """Start what is missing, each kind once the one before serves."""
+        (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
+        self._start_brokers()
+        self._report("topics")
+        ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
+        for node in self._settings.nodes:
+            self._start_node(node)
+        if self._settings.audit and not self._has(AUDIT, AUDIT):
+            self._start_audit()
+        self._await_leaders()
+        self._await_audit()
+
+    def _has(self, kind: str, name: str) -> bool:
+        return any(member.kind == kind and member.name == name for member in self._kept)
+
+    def _add(self, member: Member) -> None:
+        """Remember a process at once: a crash of this command must not orphan it."""
+        self._new.append(member)
+        states.write_state(self._data_dir, StackState(members=(*self._kept, *self._new)))
+
+    def _start_brokers(self) -> None:
+        """Start the brokers, all or none: half a cluster is repaired by stopping and starting it."""
+        count = self._settings.brokers
+        running = [member for member in self._kept if member.kind == BROKER]
+        if len(running) == count:
+            return
+        if running:
+            raise Unavailable(f"only {len(running)} of {count} brokers run: 'stratolog down', then 'stratolog up'")
+        self._report("jars of Kafka (fetched once)")
+        jars = kafka_jars(self._settings.cache_dir)
+        self._report(f"{count} Kafka broker{'s' if count > 1 else ''}")
+        ports = [int(address.rpartition(":")[2]) for address in self._settings.bootstrap_servers.split(",")]
+        listeners = tuple(Listener(broker=b, controller=c) for b, c in zip(ports, free_ports(count), strict=True))
+        cluster = KafkaCluster(folder=self._data_dir / "kafka", jars=jars, listeners=listeners)
+        processes = cluster.start(detached=self._detached)
+        for number, (listener, process) in enumerate(zip(listeners, processes, strict=True), start=1):
+            self._add(
+                Member(
+                    kind=BROKER,
+                    name=f"broker-{number}",
+                    address=listener.address,
+                    log=cluster.log_file(number),
+                    process=process,
+                    extra={"controller_port": listener.controller},
+                )
+            )
+        cluster.wait_ready(processes)
+
+    def _start_node(self, node: NodeAddress) -> None:
+        if self._has(NODE, node.name):
+            return
+        self._report(f"node {node.name}")
+        log = self._data_dir / "logs" / f"{node.name}.log"
+        command = node_command(node.name)
+        process = spawn(command, log=log, detached=self._detached, env=self._environment())
+        self._add(Member(kind=NODE, name=node.name, address=node.address, log=log, process=process, extra={}))
+
+    def _environment(self) -> Mapping[str, str]:
+        return node_environment(self._data_dir / SETTINGS_FILE)
+
+    def _await_leaders(self) -> None:
+        """Wait until every node answers and every shard has a leader."""
+        self._report("waiting for a leader of each shard")
+        nodes = [member for member in self._new if member.kind == NODE]
+
+        def settled() -> bool:
+            return is_led(self._settings) or not all(member.process.is_running() for member in nodes)
+
+        done = wait_until(settled, NODES_TIMEOUT_S)
+        for member in nodes:
+            if not member.process.is_running():
+                raise Unavailable(f"node {member.name} ended at its start:\n{log_tail(member.log)}")
+        if not done:
+            raise Unavailable(f"not every shard has a leader after {NODES_TIMEOUT_S:.0f} s; see {self._data_dir}/logs")
+
+    def _start_audit(self) -> None:
+        self._report("the Spark audit (its jars are fetched once)")
+        log = self._data_dir / "logs" / "audit.log"
+        command = audit_command(self._settings)
+        folder = audit_folder(self._settings)
+        (folder / "health.json").unlink(missing_ok=True)
+        # Spark leaves things in its working directory; run from a checkout, our packages are found all the same.
+        paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
+        environment = {**self._environment(), "PYTHONPATH": paths}
+        process = spawn(command, log=log, detached=self._detached, env=environment, cwd=folder)
+        self._add(Member(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={}))
+
+    def _await_audit(self) -> None:
+        """Wait until an audit that was started has written its first micro-batch."""
+        audit = next((member for member in self._new if member.kind == AUDIT), None)
+        if audit is None:
+            return
+        self._report("waiting for the audit's first verdicts")
+        running = audit.process.is_running
+        done = wait_until(
+            lambda: audit_health(self._settings).get("status") == "running" or not running(), AUDIT_TIMEOUT_S
+        )
+        if not done or not running():
+            what = "ended at its start" if done else f"is not ready after {AUDIT_TIMEOUT_S:.0f} s"
+            raise Unavailable(f"the Spark audit {what}:\n{log_tail(audit.log)}")
+
+
+def topic_plan(settings: Settings) -> TopicPlan:
+    """Return what the topics of the local stack are to be."""
+    return TopicPlan(
+        shards=settings.shards,
+        response_partitions=settings.response_partitions,
+        replication_factor=settings.brokers,
+        durability=settings.durability,
+    )
+
+
+def node_command(name: str) -> list[str]:
+    """Return the command of one Object Manager node's process."""
+    return [sys.executable, "-m", "stratolog", "node", "run", name]
+
+
+def node_environment(settings_file: Path) -> Mapping[str, str]:
+    """Return the environment of a process that takes its settings from ``settings_file`` alone."""
+    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
+
+
+def audit_folder(settings: Settings) -> Path:
+    """Return where the Spark audit of the local stack keeps its checkpoint, output and health."""
+    return settings.data_dir / "audit"
+
+
+def audit_command(settings: Settings) -> list[str]:
+    """Write the configuration of the Spark audit (``spark_streaming.jobs.config``) and return its process's command."""
+    folder = audit_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "work_dir": str(folder),
+        "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
+    }
+    path = folder / "audit.json"
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    return [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
+
+
+def audit_health(settings: Settings) -> dict[str, object]:
+    """Return what the running audit says of itself (``spark_streaming.jobs.health``); empty if nothing yet."""
+    try:
+        found = json.loads((audit_folder(settings) / "health.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_led(settings: Settings) -> bool:
+    """Say whether every node answers and every shard has exactly one leader, which all nodes know."""
+    statuses = [node_status(node.address) for node in settings.nodes]
+    for shard in range(settings.shards):
+        views = [_shard_view(status, shard) for status in statuses]
+        leaders = {view.get("leader") for view in views}
+        roles = [view.get("role") for view in views]
+        if len(leaders) != 1 or None in leaders or roles.count("leader") != 1:
+            return False
+    return True
+
+
+def _shard_view(status: Mapping[str, object] | None, shard: int) -> Mapping[str, object]:
+    shards = status.get("shards", []) if status else []
+    found = [view for view in shards if view["shard"] == shard] if isinstance(shards, list) else []
+    return found[0] if found else {}
+
+
+SOURCES = Path(__file__).resolve().parents[2]
+"""Where our packages are."""
+
+
+@cache
+def _http() -> httpx.Client:
+    """Return the process's one client: making one takes longer than asking with it."""
+    return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
+
+
+def node_status(address: str) -> dict[str, object] | None:
+    """Return a node's ``/status``, or None if it does not answer."""
+    try:
+        answer = _http().get(f"http://{address}/status")
+        answer.raise_for_status()
+        found = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

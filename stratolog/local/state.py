@@ -1,0 +1,137 @@
+"""What the local stack consists of and where it runs: ``DATA_DIR/stack.json``, written by ``up``, read by all others.
+
+Processes are recorded with their start times (``stratolog.local.processes``), so that a state file that outlived a
+reboot or a crash never makes anybody signal a stranger. The settings that the stack was started with lie beside it in
+``stack.toml``; commands that are given no explicit settings take them from there (:func:`connected`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stratolog.errors import Unavailable, UserError
+from stratolog.local.processes import Process
+from stratolog.settings import NAMES, Settings, load_settings
+
+STATE_FILE = "stack.json"
+SETTINGS_FILE = "stack.toml"
+LOCK_FILE = "stack.lock"
+VERSION = 1
+
+BROKER = "broker"
+NODE = "node"
+AUDIT = "audit"
+
+PERSONAL = frozenset({"data_dir", "cache_dir", "caller"})
+"""Settings that belong to who runs a command, not to the stack."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One process of the stack. ``kind`` is broker, node or audit; ``address`` is empty for the audit."""
+
+    kind: str
+    name: str
+    address: str
+    log: Path
+    process: Process
+    extra: dict[str, int]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the member as plain values."""
+        return {
+            "kind": self.kind, "name": self.name, "address": self.address, "log": str(self.log),
+            "process": asdict(self.process), "extra": self.extra,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Member:
+        """Return the member that :meth:`as_json` wrote."""
+        process = Process(**found["process"])
+        return cls(**{**found, "log": Path(found["log"]), "process": process})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackState:
+    """All processes of a local stack."""
+
+    members: tuple[Member, ...] = ()
+
+    def of(self, kind: str) -> tuple[Member, ...]:
+        """Return the members of one kind."""
+        return tuple(member for member in self.members if member.kind == kind)
+
+    def running(self) -> tuple[Member, ...]:
+        """Return the members that run now."""
+        return tuple(member for member in self.members if member.process.is_running())
+
+
+def state_file(data_dir: Path) -> Path:
+    """Return where a stack's state is."""
+    return data_dir / STATE_FILE
+
+
+def read_state(data_dir: Path) -> StackState | None:
+    """Return the stack's state, None if there is none; raises UserError if the file cannot be read."""
+    path = state_file(data_dir)
+    try:
+        found = json.loads(path.read_text())
+        if found["version"] != VERSION:
+            raise UserError(f"{path} is of version {found['version']}, not {VERSION}: another Stratolog wrote it")
+        return StackState(members=tuple(Member.from_json(item) for item in found["members"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is not readable as the state of a stack: {error}") from error
+
+
+def write_state(data_dir: Path, state: StackState) -> None:
+    """Replace the stack's state as a whole."""
+    path = state_file(data_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"version": VERSION, "members": [member.as_json() for member in state.members]}, indent=2)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(text + "\n")
+    scratch.replace(path)
+
+
+@contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """Keep other ``up`` and ``down`` commands out of the same stack; raises UserError if one is at work."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    with (data_dir / LOCK_FILE).open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another command is starting or stopping the stack in {data_dir}") from error
+        yield
+
+
+def running_state(data_dir: Path) -> StackState:
+    """Return the state of a stack that runs (wholly or partly); raises Unavailable if none does."""
+    state = read_state(data_dir)
+    if state is None or not state.running():
+        raise Unavailable(f"no stack is running in {data_dir}: start one with 'stratolog up'")
+    return state
+
+
+def connected(settings: Settings) -> Settings:
+    """Return the settings that reach the running stack: its own, but for those given explicitly.
+
+    Without a running stack, or with ``bootstrap_servers`` given, the settings stay as they are.
+    """
+    if "bootstrap_servers" in settings.explicit:
+        return settings
+    state = read_state(settings.data_dir)
+    if state is None or not state.running():
+        return settings
+    stack = load_settings(settings.data_dir / SETTINGS_FILE, environment={})
+    taken = {name: getattr(stack, name) for name in NAMES if name not in settings.explicit | PERSONAL}
+    return replace(settings, **taken)

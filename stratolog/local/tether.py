@@ -1,0 +1,31 @@
+"""Become another program that the kernel kills when its parent ends: ``tether.py PARENT_PID PROGRAM ARGUMENT...``.
+
+Runs as a script of its own (``python -I -S``), hence imports nothing of ours. It stands between ``fork`` and ``exec``
+because code run there inside a process with threads (librdkafka's) may deadlock. Linux only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Ask for SIGKILL at the parent's end, then become the program."""
+    parent, *command = sys.argv[1:]
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != int(parent):
+        return  # the parent ended before the kernel was asked
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"cannot start {command[0]}: {error.strerror}")
+
+
+if __name__ == "__main__":
+    main()

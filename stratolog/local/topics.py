@@ -1,0 +1,148 @@
+"""The topics of a cluster: create them with the settings of the log contract, or verify those that exist.
+
+The settings themselves are in ``schemas.topics``; how many partitions and copies there are, and how durable an
+acknowledged record is, is the cluster's choice (:class:`TopicPlan`). Every node checks the log's settings again at its
+own start; here the operator learns of a mismatch first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+
+from schemas.topics import (
+    BOUNDED_RETENTION_MS,
+    LOG_SETTINGS,
+    MAX_MESSAGE_BYTES,
+    OM_AUDIT,
+    OM_LOG,
+    OM_REJECTED,
+    OM_REQUESTS,
+    OM_RESPONSES,
+    OM_VERDICTS,
+    REQUEST_SETTINGS,
+)
+from stratolog.errors import Unavailable, UserError
+from stratolog.local.kafka import min_in_sync
+from stratolog.local.processes import wait_until
+
+CONTACT_TIMEOUT_S = 10.0
+ADMIN_TIMEOUT_S = 30.0
+SETTLE_TIMEOUT_S = 30.0
+
+REPLICATED = "replicated"
+FSYNC = "fsync"
+NEVER_FLUSH = str(2**63 - 1)
+DURABILITIES = (REPLICATED, FSYNC)
+"""An acknowledged log record is in the page caches of min.insync.replicas brokers, or on their disks."""
+
+
+class TopicMismatch(UserError):
+    """A topic exists with other settings or another number of partitions than the cluster needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicPlan:
+    """What the topics of one cluster are to be."""
+
+    shards: int
+    response_partitions: int
+    replication_factor: int
+    durability: str
+
+    def topics(self) -> Mapping[str, tuple[int, Mapping[str, str]]]:
+        """Return for each topic its number of partitions and its settings."""
+        in_sync = {"min.insync.replicas": str(min_in_sync(self.replication_factor))}
+        bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)}
+        flush = {"flush.messages": "1" if self.durability == FSYNC else NEVER_FLUSH}
+        return {
+            OM_LOG: (self.shards, {**LOG_SETTINGS, **in_sync, **flush}),
+            OM_REQUESTS: (self.shards, {**bounded, **REQUEST_SETTINGS}),
+            OM_RESPONSES: (self.response_partitions, bounded),
+            OM_AUDIT: (self.shards, bounded),
+            OM_VERDICTS: (self.shards, bounded),
+            OM_REJECTED: (1, bounded),
+        }
+
+
+def ensure_topics(
+    bootstrap_servers: str, plan: TopicPlan, *, contact_timeout_s: float = CONTACT_TIMEOUT_S
+) -> list[str]:
+    """Create the topics that are missing and verify the others; return the names of those created.
+
+    Raises TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    try:
+        admin.list_topics(timeout=contact_timeout_s)
+        return _ensure(admin, plan)
+    except KafkaException as error:
+        raise Unavailable(f"Kafka at {bootstrap_servers}: {error.args[0].str()}") from error
+
+
+def _ensure(admin: AdminClient, plan: TopicPlan) -> list[str]:
+    created = _create_missing(admin, plan)
+    _await_leaders(admin, plan)
+    mismatches = _mismatches(admin, plan)
+    if mismatches:
+        raise TopicMismatch("topics are not as the cluster needs them: " + "; ".join(mismatches))
+    return created
+
+
+def _create_missing(admin: AdminClient, plan: TopicPlan) -> list[str]:
+    """Create what is not there; another process may be doing the same."""
+    existing = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+    new = [
+        NewTopic(name, num_partitions=count, replication_factor=plan.replication_factor, config=dict(settings))
+        for name, (count, settings) in plan.topics().items()
+        if name not in existing
+    ]
+    created = []
+    futures = admin.create_topics(new, operation_timeout=ADMIN_TIMEOUT_S) if new else {}
+    for name, future in futures.items():
+        try:
+            future.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+    return created
+
+
+def _await_leaders(admin: AdminClient, plan: TopicPlan) -> None:
+    """Wait until every partition has a leader: a client that comes earlier sees unknown topics."""
+
+    def led() -> bool:
+        found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+        return all(
+            name in found
+            and found[name].partitions
+            and all(partition.leader >= 0 for partition in found[name].partitions.values())
+            for name in plan.topics()
+        )
+
+    if not wait_until(led, SETTLE_TIMEOUT_S):
+        raise Unavailable(f"topics have no leaders after {SETTLE_TIMEOUT_S:.0f} s")
+
+
+def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
+    """Return in words where topics differ from the plan."""
+    found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+    futures = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name) for name in plan.topics()])
+    actual = {resource.name: future.result() for resource, future in futures.items()}
+    words = []
+    for name, (count, settings) in plan.topics().items():
+        partitions = found[name].partitions
+        if len(partitions) != count:
+            words.append(f"{name} has {len(partitions)} partitions, not {count}")
+        if {len(partition.replicas) for partition in partitions.values()} != {plan.replication_factor}:
+            words.append(f"{name} is not replicated {plan.replication_factor} times")
+        words += [
+            f"{name} has {key}={actual[name][key].value}, not {value}"
+            for key, value in settings.items()
+            if actual[name][key].value != value
+        ]
+    return words

@@ -1,0 +1,201 @@
+"""All settings, as one frozen object: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
+
+The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` in the working
+directory if there is one. A setting's variable is its name in capitals: ``bootstrap_servers`` is
+``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
+the wrong type or out of range: the message names the setting, the value and where it was found.
+
+In the file ``nodes`` is a table (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment both are
+separated by commas (``om1=127.0.0.1:9871,om2=...``). ``stratolog.settings_values`` reads single values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.sharding import MAX_SHARDS
+from stratolog import settings_values as values
+from stratolog.errors import UsageError
+from stratolog.settings_values import NodeAddress
+
+if TYPE_CHECKING:
+    from om_processors.config import NodeConfig
+
+PREFIX = "STRATOLOG_"
+CONFIG_VARIABLE = "STRATOLOG_CONFIG"
+DEFAULT_FILE = "stratolog.toml"
+DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
+
+
+def _setting(read: Callable[[Any], Any], **default: Any) -> Any:
+    """Declare a setting: how a value from the file or the environment is read, and its default."""
+    return field(metadata={"read": read}, **default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting of the command, the local stack, the nodes and the clients. Times in milliseconds."""
+
+    bootstrap_servers: str = _setting(values.addresses, default="127.0.0.1:9092")
+    """Kafka's ``bootstrap.servers``: ``host:port``, separated by commas."""
+    cluster: str = _setting(values.name, default="stratolog")
+    """Name of the cluster, recorded in the log."""
+    shards: int = _setting(values.integer(1, MAX_SHARDS), default=2)
+    """Partitions of the request and log topics; fixed when the cluster is created."""
+    nodes: tuple[NodeAddress, ...] = _setting(values.nodes, default=DEFAULT_NODES)
+    """Object Manager nodes and where their HTTP servers are."""
+    data_dir: Path = _setting(values.path, default=Path(".stratolog"))
+    """Where the local stack and the nodes keep their data (from the working directory)."""
+    cache_dir: Path = _setting(values.path, default=Path("~/.cache/stratolog"))
+    """Where fetched jars are kept."""
+    brokers: int = _setting(values.one_of_integers(1, 3), default=1)
+    """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
+    durability: str = _setting(values.one_of("replicated", "fsync"), default="replicated")
+    """When a log record is acknowledged: in the page caches of min.insync brokers, or on their disks."""
+    response_partitions: int = _setting(values.integer(1, 1024), default=4)
+    """Partitions of the responses' topic."""
+    pipelines: tuple[str, ...] = _setting(values.names, default=("pipeline-1", "pipeline-2"))
+    """Datanode pipelines that blocks are allocated on."""
+    caller: str = _setting(values.name, default_factory=getpass.getuser)
+    """Who asks: the owner of what is created without one."""
+    session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
+    """How long a silent leader keeps its shards."""
+    barrier_interval_ms: int = _setting(values.integer(10, 3_600_000), default=1_000)
+    """Interval at which replicas publish digests while there are writes."""
+    scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=600_000)
+    """Interval at which replicas check their digests by a full scan; 0 = only at start."""
+    request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
+    """How long a client tries one request; below the 5 minutes after which it would expire."""
+    max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
+    """Requests that a client has on the way at most."""
+    audit: bool = _setting(values.boolean, default=True)
+    """Whether the local stack runs the Spark audit."""
+    log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
+    """What the nodes log."""
+
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    """Names of the settings that the file or the environment gave, the others being defaults."""
+
+    def node(self, name: str) -> NodeAddress:
+        """Return a node's address; raises UsageError for a name that is not in ``nodes``."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.nodes)
+        raise UsageError(f"no node {name!r} in the setting 'nodes'; there is: {known}")
+
+    def node_config(self, name: str) -> NodeConfig:
+        """Return what the node ``name`` is started with; raises UsageError for an unknown name."""
+        from om_processors.config import NodeConfig
+
+        own = self.node(name)
+        return NodeConfig(
+            node=own.name,
+            cluster=self.cluster,
+            address_host=own.host,
+            address_port=own.port,
+            bootstrap_servers=self.bootstrap_servers,
+            shards=self.shards,
+            replicas=tuple(node.name for node in self.nodes),
+            data_dir=self.data_dir / "nodes" / own.name,
+            pipelines=self.pipelines,
+            session_timeout_ms=self.session_timeout_ms,
+            barrier_interval_ms=self.barrier_interval_ms,
+            scrub_interval_ms=self.scrub_interval_ms,
+            log_level=self.log_level,
+        )
+
+    def with_values(self, **changes: Any) -> Settings:
+        """Return these settings with some replaced, as a command line option does; None leaves one as it is."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        checked = {name: _read(name, value, "the command line") for name, value in given.items()}
+        return replace(self, **checked, explicit=self.explicit | set(given))
+
+    def to_toml(self) -> str:
+        """Return all settings as a file that :func:`load_settings` reads back."""
+        plain = {name: getattr(self, name) for name in NAMES if name != "nodes"}
+        lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
+        lines += ["", "[nodes]", *(f"{_toml(node.name)} = {_toml(node.address)}" for node in self.nodes)]
+        return "\n".join(lines) + "\n"
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {f.name: f.metadata["read"] for f in fields(Settings) if f.metadata}
+NAMES = tuple(_READERS)
+
+
+def load_settings(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings from ``path`` (or where the module's docstring says) and the environment.
+
+    Raises UsageError naming what is wrong and where.
+    """
+    variables = os.environ if environment is None else environment
+    given = _from_file(_file(path, variables)) | _from_environment(variables)
+    settings = replace(Settings(), **given, explicit=frozenset(given))
+    # Absolute from here on: a process that is started later may have another working directory.
+    return replace(
+        settings,
+        data_dir=settings.data_dir.expanduser().absolute(),
+        cache_dir=settings.cache_dir.expanduser().absolute(),
+    )
+
+
+def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without ``STRATOLOG_*``, for a process that takes its settings from a file alone."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+
+
+def _file(path: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the file to read, None if none is named and there is no default one."""
+    named = path or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
+    if named is not None:
+        return named.expanduser()
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings file {path} is not TOML: {error}") from error
+    return {name: _read(name, value, str(path)) for name, value in content.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    given = {}
+    for variable, value in environment.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            given[variable.removeprefix(PREFIX).lower()] = _read(variable, value, "the environment")
+    return given
+
+
+def _read(given_name: str, value: Any, source: str) -> Any:
+    """Read one value; ``given_name`` is the setting as it was written, capitals and prefix included."""
+    in_environment = given_name.startswith(PREFIX)
+    name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
+    if name not in _READERS:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"; did you mean '{PREFIX + near[0].upper() if in_environment else near[0]}'?" if near else ""
+        raise UsageError(f"unknown setting '{given_name}' in {source}{hint}")
+    try:
+        return _READERS[name](value)
+    except ValueError as error:
+        raise UsageError(f"setting '{given_name}' in {source}: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    """Return a value in TOML; strings and arrays of strings are written as JSON writes them."""
+    if isinstance(value, Path):
+        value = str(value)
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
