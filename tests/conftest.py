@@ -1,0 +1,71 @@
+"""Fixtures for all tests: real brokers, real stacks, repeated faults.
+
+Topic names are fixed by the contract, so what must not share topics does not share brokers: a quiet broker starts in two
+or three seconds.
+
+=================  ========================================================================================
+``kafka_broker``   session: one broker without our topics, for tests that make topics of their own names
+``make_kafka``     module: a factory of brokers of the module's own, ``make_kafka(brokers=3)``
+``make_stack``     module: a factory of whole stacks, ``make_stack(nodes=3, shards=2, barrier_interval_ms=200)``
+``fault_round``    number of the round; a test that asks for it runs ``--rounds`` times
+=================  ========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.support import stack
+from tests.support.stack import LocalKafka, TestStack
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounds", type=int, default=1, help="how often each fault is injected (default 1)")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault_round" in metafunc.fixturenames:
+        metafunc.parametrize("fault_round", range(1, metafunc.config.getoption("--rounds") + 1))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Show what the processes of the running stacks said, when a test fails."""
+    report = yield
+    if report.failed:
+        for active in stack.ACTIVE:
+            for name, tail in active.log_tails().items():
+                report.sections.append((f"log of {name}", tail))
+    return report
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
+    with LocalKafka(tmp_path_factory.mktemp("kafka") / "kafka") as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def make_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LocalKafka]]:
+    with ExitStack() as started:
+
+        def make(*, brokers: int = 1) -> LocalKafka:
+            folder = tmp_path_factory.mktemp("kafka") / "kafka"
+            return started.enter_context(LocalKafka(folder, brokers=brokers))
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def make_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TestStack]]:
+    with ExitStack() as started:
+
+        def make(*, nodes: int = 3, **settings: Any) -> TestStack:
+            folder = tmp_path_factory.mktemp("stack")
+            return started.enter_context(TestStack(folder, nodes=nodes, **settings))
+
+        yield make

@@ -1,0 +1,284 @@
+"""The audit on a real broker: verdicts of the stream and of the batch job, however many partitions, through a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import NewTopic
+from rich.console import Console
+
+from schemas.codec import decode_as, encode
+from schemas.messages import AuditReport, Verdict
+from spark_streaming.dashboard import follow
+from spark_streaming.jobs.audit_batch import audit_once
+from spark_streaming.jobs.config import AuditConfig, config_from
+from stratolog.local.jars import spark_jars
+from tests.support.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex
+from tests.support.spark import spark
+from tests.support.stack import LocalKafka
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+WAIT_SECONDS = 120
+
+
+class Topics:
+    """Topics of their own names for one test, and what goes in and out of them."""
+
+    def __init__(self, kafka: LocalKafka, folder: Path, shards: int) -> None:
+        name = uuid4().hex[:8]
+        self.servers = kafka.bootstrap_servers
+        self.log, self.audit, self.verdicts = (f"{kind}-{name}" for kind in ("log", "audit", "verdicts"))
+        self.shards = shards
+        self.sent = dict.fromkeys(range(shards), 0)
+        appended = {"message.timestamp.type": "LogAppendTime"}
+        new = [
+            NewTopic(self.log, shards, 1, config=appended),
+            NewTopic(self.audit, shards, 1),
+            NewTopic(self.verdicts, 1, 1),
+        ]
+        for created in kafka.admin.create_topics(new).values():
+            created.result()
+        self.producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 0})
+        self.folder = folder
+
+    def settings(self, **changed: Any) -> dict[str, Any]:
+        return {
+            "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"), "log_topic": self.log,
+            "audit_topic": self.audit, "verdicts_topic": self.verdicts, "jars": [str(jar) for jar in spark_jars()],
+            "report_timeout_ms": 2000, "trigger_ms": 200,
+        } | changed  # fmt: skip
+
+    def send(self, log: LogBuilder, reports: list[AuditReport]) -> None:
+        """Send what is new in a log, and reports."""
+        for value in log.values[self.sent[log.shard] :]:
+            self.producer.produce(self.log, value, partition=log.shard)
+        self.sent[log.shard] = len(log.values)
+        for report in reports:
+            key = f"{report.shard}/{report.node}".encode()
+            self.producer.produce(self.audit, encode(report), key=key, partition=log.shard)
+        assert self.producer.flush(30) == 0
+
+    def read_verdicts(self) -> list[Verdict]:
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "none", "enable.auto.commit": False})
+        partition = TopicPartition(self.verdicts, 0, 0)
+        end = consumer.get_watermark_offsets(partition)[1]
+        consumer.assign([partition])
+        verdicts: list[Verdict] = []
+        while len(verdicts) < end:
+            verdicts += [
+                decode_as(Verdict, message.value() or b"") for message in consumer.consume(end - len(verdicts), 5)
+            ]
+        consumer.close()
+        return verdicts
+
+
+@pytest.fixture
+def topics(kafka_broker: LocalKafka, tmp_path: Path) -> Callable[[int], Topics]:
+    return lambda shards: Topics(kafka_broker, tmp_path, shards)
+
+
+def by_replica(result: dict[str, Any], shard: int) -> dict[str, tuple[str, str]]:
+    return {r["node"]: (r["verdict"], r["basis"]) for r in result["shards"][shard]["replicas"]}
+
+
+@pytest.mark.timeout(600)
+def test_audit_at_once(topics: Callable[[int], Topics]):
+    """Six shards, each with its own story; the same result with 1 and with 4 shuffle partitions."""
+    sent = topics(6)
+    logs = [ordinary_log(shard, shards=6) for shard in range(6)]
+    true, silent, wrong, false, broken, healed = logs
+    sent.send(true, true.all_reports())
+    sent.send(silent, silent.all_reports(("om1", "om2")))
+    rows = wrong.barriers[-1].rows | {("keyTable", b"/vol/b/forged"): b"x"}
+    sent.send(wrong, [wrong.report(wrong.barriers[-1], node, rows=rows) for node in REPLICAS])
+    false.batch(dataclasses.replace(false.put("keyTable", b"/v/b/k", b"3"), prev=12345))
+    false.barrier()
+    sent.send(false, [*false.all_reports(), false.evidence_report("om2", "keyTable", b"/v/b/k")])
+    last = broken.barriers[-1]
+    broken.append_value(b"not a record of the log")
+    sent.send(broken, broken.all_reports())
+    healed.batch(dataclasses.replace(healed.put("keyTable", b"/v/b/k", b"3"), prev=12345))
+    healed.barrier()
+    healed.digest_base()
+    healed.batch(healed.put("keyTable", b"/v/b/k", b"4"))
+    healed.barrier()
+    sent.send(healed, healed.all_reports())
+
+    results = []
+    # Replicas that never report are waited for in further passes, in one of the runs only.
+    for partitions, report_timeout_ms in ((1, 2000), (4, 1)):
+        config = config_from(sent.settings(shuffle_partitions=partitions, report_timeout_ms=report_timeout_ms))
+        results.append(audit_once(spark(), config))
+    result = results[0]
+    assert results[1] == result
+    assert not result["ok"]
+    assert by_replica(result, 0) == dict.fromkeys(REPLICAS, ("equal", "scrubbed"))
+    assert by_replica(result, 1) == {
+        "om1": ("equal", "scrubbed"),
+        "om2": ("equal", "scrubbed"),
+        "om3": ("unknown", "incremental"),
+    }
+    assert by_replica(result, 2) == dict.fromkeys(REPLICAS, ("diverged", "incremental"))
+    assert {r["differences"][0]["cf"] for r in result["shards"][2]["replicas"]} == {"keyTable"}
+    assert by_replica(result, 3) == dict.fromkeys(REPLICAS, ("diverged", "incremental"))
+    assert by_replica(result, 4) == dict.fromkeys(REPLICAS, ("diverged", "log"))
+    assert by_replica(result, 5) == dict.fromkeys(REPLICAS, ("equal", "incremental"))
+    assert [s["oracle_agrees"] for s in result["shards"]] == [True, True, True, False, True, True]
+    assert result["shards"][4]["broken"].startswith(f"offset {last.offset + 1}: ")
+    for shard, log in enumerate(logs):
+        found, true_at = result["shards"][shard], log.barriers[-1]
+        assert (found["barrier_offset"], found["index"]) == (true_at.offset, true_at.index)
+        assert found["oracle_digest"] == total_hex(true_at.rows)
+        assert found["log_chain"] == true_at.chain.hex()
+        assert found["false_counters"] == []
+        assert (found["log_digest"] == total_hex(true_at.rows)) == (shard != 3)
+
+
+class Job:
+    """A running ``audit_stream`` process."""
+
+    def __init__(self, settings: dict[str, Any], folder: Path) -> None:
+        self.config: AuditConfig = config_from(settings)
+        path = folder / "audit.json"
+        path.write_text(json.dumps(settings))
+        self.output = (folder / f"audit-{uuid4().hex[:4]}.out").open("wb")
+        command = [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.output, stderr=self.output, env=dict(os.environ))
+
+    def health(self) -> dict[str, Any]:
+        path = self.config.health_file
+        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"verdicts": {}}
+        return found
+
+    def wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < deadline:
+            health = self.health()
+            if health.get("pid") == self.process.pid and wanted(health):
+                return health
+            assert self.process.poll() is None, Path(self.output.name).read_text()[-5000:]
+            time.sleep(0.2)
+        pytest.fail(f"the audit did not get there: {json.dumps(self.health())[:2000]}")
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Job]]:
+    started: list[Job] = []
+
+    def start(settings: dict[str, Any]) -> Job:
+        started.append(Job(settings, tmp_path))
+        return started[-1]
+
+    yield start
+    for job in started:
+        if job.process.poll() is None:
+            job.end(signal.SIGKILL)
+        job.output.close()
+
+
+def last_said(verdicts: list[Verdict]) -> dict[tuple[int, int, str, str], str]:
+    return {(v.shard, v.barrier_offset, v.node, v.basis): v.verdict for v in verdicts}
+
+
+@pytest.mark.timeout(600)
+def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], jobs: Callable[[dict[str, Any]], Job]):
+    """Two shards; the driver is killed between their halves; one replica falls silent in the second half."""
+    sent = topics(2)
+    logs = [ordinary_log(shard, shards=2) for shard in range(2)]
+    for log in logs:
+        sent.send(log, log.all_reports())
+    first = {log.shard: log.barriers[-1] for log in logs}
+
+    def reached(offsets: dict[int, int], nodes: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
+        wanted = {(shard, node) for shard in offsets for node in nodes}
+        return lambda health: (
+            wanted
+            <= {
+                (v["shard"], v["node"])
+                for v in health["verdicts"].values()
+                if v["barrier_offset"] == offsets[v["shard"]]
+            }
+        )
+
+    job = jobs(sent.settings())
+    job.wait_for(reached({shard: at.offset for shard, at in first.items()}, REPLICAS))
+    job.end(signal.SIGKILL)
+
+    wrong: dict[int, Any] = {}
+    for log in logs:
+        log.batch(log.put("keyTable", b"/vol/b/more", b"m"), log.merge(b"/vol/b/#usedBytes", 9))
+        middle, last = log.barrier(), log.barrier()
+        wrong[log.shard] = (middle, last)
+        rows = {**last.rows, ("keyTable", b"/vol/b/more"): b"n"}
+        # The reports go first, so that most of them wait in the state for their barriers.
+        reports = [log.report(middle, node) for node in REPLICAS]
+        sent.send(log, [*reports, log.report(last, "om1"), log.report(last, "om2", rows=rows)])
+    job = jobs(sent.settings(windows=True, window_seconds=1, windows_trigger_ms=1000))
+    job.wait_for(reached({shard: last.offset for shard, (_, last) in wrong.items()}, REPLICAS))
+    job.wait_for(lambda health: (job.config.output_dir / "windows").exists())
+    assert job.end(signal.SIGTERM) == 0
+    assert job.health()["status"] == "stopped"
+
+    latest = follow(
+        sent.servers, topic=sent.verdicts, console=Console(file=StringIO()), until=lambda seen: seen.seen >= 24
+    )
+    assert {(v.shard, v.node) for v in latest} == {(shard, node) for shard in range(2) for node in REPLICAS}
+    said = last_said(sent.read_verdicts())
+    expected: dict[tuple[int, int, str, str], str] = {}
+    for log in logs:
+        middle, last = wrong[log.shard]
+        for at in log.barriers[:-1]:
+            for node in REPLICAS:
+                for basis in ("incremental", "scrubbed") if at.scrub else ("incremental",):
+                    expected[log.shard, at.offset, node, basis] = "equal"
+        for node, verdict in zip(REPLICAS, ("equal", "diverged", "unknown"), strict=True):
+            expected[log.shard, last.offset, node, "incremental"] = verdict
+    assert said == expected
+    parquet = spark().read.parquet(str(job.config.output_dir / "verdicts"))
+    fields = parquet.select("shard", "barrier_offset", "node", "basis", "verdict").collect()
+    assert {tuple(row)[:4]: row.verdict for row in fields} == expected
+    differing = parquet.where("verdict = 'diverged'").select("differences", "differing_slots").collect()
+    assert [(row.differences[0].cf, row.differing_slots) for row in differing] == [("keyTable", 1)] * 2
+    digests = spark().read.parquet(str(job.config.output_dir / "barriers")).collect()
+    assert {(row.shard, row.offset): row.digest for row in digests} == {
+        (log.shard, at.offset): total_hex(at.rows) for log in logs for at in log.barriers
+    }
+
+
+@pytest.mark.parametrize("module", ["audit_stream", "audit_batch"])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{}", "missing settings"),
+        ("[]", "not a JSON object"),
+        ("{", "Expecting"),
+        ('{"jar": 1}', "unknown settings: jar"),
+    ],
+)
+def test_wrong_configuration_is_refused(tmp_path: Path, module: str, text: str, reason: str):
+    from importlib import import_module
+
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=reason):
+        import_module(f"spark_streaming.jobs.{module}").load_config(path)
+    assert import_module(f"spark_streaming.jobs.{module}").main(["--config", str(path)]) == 2

@@ -1,0 +1,219 @@
+"""Spark's transforms and its oracle, in batch, against Python models of the same bytes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.codec import encode
+from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.log import Merge, Operation, Put
+from schemas.messages import AuditReport
+from spark_streaming import oracle, windows
+from spark_streaming.audit import log_row, report
+from spark_streaming.transforms import log_rows, report_rows
+from tests.support import auditmodel
+from tests.support.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
+from tests.support.spark import APPENDED_AT, raw_records
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+def odd_log() -> LogBuilder:
+    """Everything that a log may hold, and much that it may not."""
+    log = ordinary_log()
+    log.digest_base()
+    log.batch(results=0)
+    log.batch(Put(cf="newTable", key=b"k", value=b"", prev=-(2**63)), Put(cf="", key=b"", value=b"x", prev=2**63 - 1))
+    log.batch(log.put("keyTable", b"", b""), log.put("keyTable", "/v/b/ключ".encode(), bytes(range(256)) * 300))
+    for value in (b"", b"\xc3\x01", b"garbage of more than ten bytes", b"\xc3\x01" + b"12345678" + b"body"):
+        log.append_value(value)
+    log.append_value(log.values[2][:-5])
+    log.append_value(log.values[0][:14])
+    return log
+
+
+@pytest.fixture(scope="module")
+def transformed() -> tuple[LogBuilder, dict[int, Any]]:
+    log = odd_log()
+    frame: Any = log_rows(raw_records({0: log.values}), OM_COLUMN_FAMILIES).toPandas()
+    return log, {row.offset: row for row in frame.itertuples(index=False)}
+
+
+def test_every_record_becomes_one_row(transformed):
+    log, rows = transformed
+    assert sorted(rows) == list(range(len(log.values)))
+
+
+def test_headers_and_chains_are_the_models(transformed):
+    log, rows = transformed
+    for offset, value in enumerate(log.values):
+        found, wanted = log_row(rows[offset]).header, auditmodel.header(offset, value)
+        if wanted.kind is None:
+            assert found.kind is None
+            assert found.error
+        else:
+            assert found == wanted
+
+
+def test_changes_are_the_models(transformed):
+    log, rows = transformed
+    changes = 0
+    for offset, value in enumerate(log.values):
+        found, wanted = log_row(rows[offset]), auditmodel.log_row(offset, value)
+        if wanted.header.kind is None:
+            continue
+        for name in ("slot", "next", "prev", "base_slots", "base_sums"):
+            assert np.array_equal(getattr(found, name), getattr(wanted, name)), (offset, name)
+        assert sorted(found.unknown_families) == sorted(wanted.unknown_families)
+        changes += len(wanted.slot)
+    assert changes > 100
+
+
+def test_errors_name_what_is_wrong(transformed):
+    log, rows = transformed
+    errors = [rows[offset].error for offset in range(len(log.values) - 6, len(log.values))]
+    assert errors == [
+        "0 bytes are no encoded record",
+        "2 bytes are no encoded record",
+        "not single-object encoded Avro",
+        f"unknown schema fingerprint {b'12345678'.hex()}",
+        "not a valid Batch",
+        "not a valid LeaderClaim",
+    ]
+
+
+def test_reports():
+    log = ordinary_log()
+    evidence = log.evidence_report("om2", "keyTable", b"\x00k", own=None)
+    sent: list[AuditReport] = [
+        *log.all_reports(),
+        evidence,
+        log.report(log.barriers[0], flagged=True, evidence=evidence.evidence),
+    ]
+    values: list[bytes | None] = [encode(one) for one in sent]
+    values += [b"nonsense", None, values[0][:20] if values[0] else None]
+    frame: Any = report_rows(raw_records({0: values}, key=b"0/om7")).toPandas()
+    rows = {row.offset: report(row) for row in frame.itertuples(index=False)}
+    for offset, one in enumerate(sent):
+        found, wanted = rows[offset], auditmodel.report(one, offset)
+        assert list(found.slots) == list(wanted.slots)
+        assert list(found.sums) == list(wanted.sums)
+        for name in ("cluster", "node", "shard", "basis", "barrier_offset", "index", "chain", "flagged", "evidence"):
+            assert getattr(found, name) == getattr(wanted, name), name
+        assert found.error is None
+    for offset in range(len(sent), len(values)):
+        assert rows[offset].error
+        assert rows[offset].node == "om7"
+
+
+def random_log(shard: int, seed: int) -> LogBuilder:
+    """Puts, deletes and merges on few keys, so that every order of them on one key occurs."""
+    choose = random.Random(seed)
+    log = LogBuilder(shard=shard, shards=3).start()
+    for _ in range(60):
+        operations: list[Operation] = []
+        for _ in range(choose.randint(0, 12)):
+            key = b"/v/%d" % choose.randint(0, 5)
+            kind = choose.choice(["put", "delete", "merge", "merge", "row", "row", "unrow"])
+            if kind == "put":
+                operations.append(log.put("usageTable", key, counter(choose.choice([0, -1, 2**63 - 1, 77]))))
+            elif kind == "delete":
+                operations.append(log.delete("usageTable", key))
+            elif kind == "merge":
+                operations.append(log.merge(key, choose.choice([1, -1, 2**63 - 1, -(2**63), 10**12, 0])))
+            elif kind == "row":
+                operations.append(log.put("keyTable", key, choose.randbytes(choose.randint(0, 50))))
+            else:
+                operations.append(log.delete("keyTable", key))
+        log.batch(*operations, results=choose.randint(0, 3), recorded=choose.random() < 0.8)
+        if choose.random() < 0.2:
+            log.stale(log.term, b"twin" * 4)
+            log.gap()
+        if choose.random() < 0.1:
+            log.claim(choose.choice(["om1", "om2"]))
+    return log
+
+
+def test_the_oracle_computes_the_models_rows():
+    """At the end of the logs and at a barrier before it; void records do not count; claims are not used."""
+    logs = {shard: random_log(shard, seed=shard) for shard in range(3)}
+    for log in logs.values():
+        log.barrier()
+        log.batch(log.put("keyTable", b"/v/later", b"x"), replace(log.put("keyTable", b"/v/0", b"y"), prev=99))
+    records = raw_records({shard: log.values for shard, log in logs.items()})
+    effective = oracle.effective_records(records).persist()
+    for at in ("end", "barrier"):
+        found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective, at))
+        assert false == []
+        for shard, log in logs.items():
+            rows = log.rows if at == "end" else log.barriers[-1].rows
+            assert found[shard].rows == len(rows)
+            assert found[shard].digest == total_hex(rows)
+            slots, sums = found[shard].base()
+            assert dict(zip(slots, (value % 2**64 for value in sums), strict=True)) == digest(rows)
+        assert {shard: found[shard].index for shard in logs} == {
+            shard: log.index if at == "end" else log.barriers[-1].index for shard, log in logs.items()
+        }
+    effective.unpersist()
+
+
+def test_counters_that_are_claimed_falsely_are_named():
+    log = LogBuilder().start()
+    log.batch(log.merge(b"/v/right", 5), log.merge(b"/v/wrong", 5))
+    true = log.merge(b"/v/wrong", 2)
+    log.batch(replace(true, next=row_hash("usageTable", b"/v/wrong", counter(8))), log.merge(b"/v/right", 2))
+    records = raw_records({0: log.values})
+    effective = oracle.effective_records(records)
+    found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    assert [(one.cf, one.key, one.value) for one in false] == [("usageTable", b"/v/wrong", 7)]
+    assert found[0].digest == total_hex(log.rows)
+
+
+def test_a_merge_that_cannot_be_computed_is_an_error():
+    log = LogBuilder().start()
+    log.batch(Merge(cf="usageTable", key=b"\xabk", operator="max", operand=bytes(8), prev=None, next=1))
+    records = raw_records({0: log.values})
+    effective = oracle.effective_records(records)
+    with pytest.raises(Exception, match="cannot compute the merges of usageTable AB6B"):
+        oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+
+
+def test_the_oracle_stops_where_the_log_breaks():
+    log = ordinary_log()
+    good, rows = len(log.values), dict(log.rows)
+    log.append_value(b"garbage of some length")
+    log.batch(log.put("keyTable", b"/v/x", b"x"))
+    records = raw_records({0: log.values})
+    effective = oracle.effective_records(records)
+    (broken,) = effective.where("broken is not null").collect()
+    assert (broken.offset, broken.broken) == (good, "not single-object encoded Avro")
+    found, _ = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    assert found[0].digest == total_hex(rows)
+
+
+def test_windows_count_what_is_in_the_log():
+    log = LogBuilder().start()
+    log.batch(log.put("keyTable", b"/v/a", b"1"), log.put("keyTable", b"/v/b", b"1"), log.merge(b"/v/n", 1), results=2)
+    log.batch(log.delete("keyTable", b"/v/a"), results=3, recorded=False)
+    at = log.barrier()
+    log.batch(results=5)
+    reports = raw_records({0: [encode(log.report(at, "om1")), encode(log.report(at, "om2", index=at.index - 2))]})
+    found = windows.windowed(windows.samples(raw_records({0: log.values}), reports), seconds=10).persist()
+    rows = {(row.metric, row.kind, row.status): row for row in found.collect()}
+    operations = {key[1]: row.total for key, row in rows.items() if key[0] == "operation"}
+    assert operations == {"put": 2, "delete": 1, "merge": 1, "checkpoint": 0, "retry_row": 7}
+    requests = rows["request", "CreateKey", "OK"]
+    assert requests["count"] == 10
+    sent_at_ms = [START_MS + 10 * n - 5 for n in (1, 2, 3) for _ in range({1: 2, 2: 3, 3: 5}[n])]
+    assert requests.greatest == APPENDED_AT.timestamp() * 1000 - min(sent_at_ms)
+    assert requests.mean == pytest.approx(APPENDED_AT.timestamp() * 1000 - sum(sent_at_ms) / 10)
+    assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""]["count"]) == (10, 3)
+    assert rows["record", "Batch", ""].total == sum(len(log.values[n]) for n in (2, 3, 5))
+    assert {key[1] for key in rows if key[0] == "record"} == {"LeaderClaim", "Genesis", "Batch", "Barrier"}
+    assert {row.node: row.lag for row in windows.lags(found).collect()} == {"om1": 5, "om2": 7}
+    found.unpersist()

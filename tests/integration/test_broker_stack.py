@@ -1,0 +1,120 @@
+"""The local stack as a user runs it: up, status, up again after a loss, down; and a start that fails leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratolog.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from stratolog.local.processes import Process, free_ports
+from tests.support.stack import TestStack
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+
+
+class Command:
+    """The ``stratolog`` command in a directory of its own, with ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        kafka, *nodes = free_ports(4)
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
+        self.environment |= {"PYTHONPATH": str(ROOT)}
+        (folder / "stratolog.toml").write_text(
+            f'bootstrap_servers = "127.0.0.1:{kafka}"\naudit = false\nsession_timeout_ms = 3000\n[nodes]\n'
+            + "".join(f'om{n} = "127.0.0.1:{port}"\n' for n, port in enumerate(nodes, start=1))
+        )
+
+    def __call__(self, *arguments: str) -> tuple[int, Any]:
+        """Run a command with ``--json``; return its exit code and what it printed (on stderr if it failed)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "stratolog", *arguments, "--json"],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        text = done.stdout or done.stderr
+        assert text.startswith("{"), text
+        return done.returncode, json.loads(text)
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path)
+    yield command
+    command("down", "--remove-data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stratolog.toml"]
+
+
+def running(found: dict[str, Any]) -> dict[str, int]:
+    return {member["name"]: member["pid"] for member in found["members"] if member["running"]}
+
+
+@pytest.mark.timeout(400)
+def test_up_status_loss_up_again_down(command: Command) -> None:
+    code, found = command("up")
+    assert code == EXIT_OK, found
+    first = running(found)
+    assert first.keys() == {"broker-1", "om1", "om2", "om3"}
+    assert all(len(node["shards"]) == 2 for node in found["nodes"].values())
+
+    assert running(command("up")[1]) == first, "a second 'up' starts nothing"
+
+    lost = Process.of(first["om2"])
+    assert lost is not None
+    lost.kill()
+    code, found = command("status")
+    assert (code, sorted(running(found))) == (EXIT_FAILED, ["broker-1", "om1", "om3"])
+
+    code, found = command("up")
+    assert code == EXIT_OK, found
+    again = running(found)
+    assert again.pop("om2") != first.pop("om2")
+    assert again == first, "what ran was left alone"
+
+    code, found = command("topics", "ensure")
+    assert (code, found["created"]) == (EXIT_OK, []), "other commands find the running stack"
+
+    code, found = command("up", "--brokers", "3")
+    assert code == EXIT_USAGE
+    assert "was made with brokers = 1, not 3" in found["message"]
+
+    code, found = command("down")
+    assert (code, sorted(found["stopped"])) == (EXIT_OK, ["broker-1", "om1", "om2", "om3"])
+    assert command("status")[0] == EXIT_UNAVAILABLE
+
+
+def test_a_start_that_fails_stops_what_it_started_and_says_why(command: Command) -> None:
+    # The node's data directory cannot be made: a file has its name.
+    nodes = command.folder / ".stratolog" / "nodes"
+    nodes.mkdir(parents=True)
+    (nodes / "om2").write_text("in the way")
+    code, found = command("up")
+    assert code == EXIT_UNAVAILABLE
+    assert "node om2 ended at its start" in found["message"]
+    assert json.loads((command.folder / ".stratolog" / "stack.json").read_text())["members"] == []
+    assert command("status")[0] == EXIT_UNAVAILABLE
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow
+def test_the_stack_for_tests_loses_and_regains_nodes(make_stack: Callable[..., TestStack]) -> None:
+    stack = make_stack(shards=1)
+    leader = stack.wait_leader(0)
+    stack.kill_node(leader)
+    second = stack.wait_leader(0, other_than=leader)
+    stack.start_node(leader)
+    stack.pause_node(second)
+    third = stack.wait_leader(0, other_than=second)
+    stack.resume_node(second)
+    stack.wait_led()
+    assert stack.leaders(0) == [third]
+    stack.wait_converged()
+    stack.stop_node(third)
+    assert stack.status(third) is None

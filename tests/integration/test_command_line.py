@@ -1,0 +1,404 @@
+"""The commands on a real stack: ``sh``, ``ingest``, ``bench``, ``debug``, the demo's questions, and the demo itself.
+
+Most commands run in this process, through the same entry as the program, which saves a second each; errors and signals are
+tried on the program itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from producers import Client
+from producers.keys import fit_blocks, session_of
+from producers.placement import Placement
+from schemas.messages import CommitKey, CreateKey
+from schemas.sharding import shard_of
+from stratolog import checks
+from stratolog.cli import build_app, exit_code_of
+from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
+from stratolog.local.processes import Process, free_ports, wait_until
+from stratolog.local.stack import node_status
+from stratolog.verdicts import VerdictReader
+from tests.support.stack import TestStack
+
+pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
+MANY_KEYS = 1_100
+"""More than a page of a listing."""
+
+FILES = {"a.txt": b"a", "lib/b.py": b"bb" * 1000, "lib/deep/er/c d.bin": bytes(3000), "Ünder/score_1": b""}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Command:
+    """The command on a running stack."""
+
+    def __init__(self, stack: TestStack) -> None:
+        self.stack = stack
+        self.environment = {"STRATOLOG_CONFIG": str(stack.settings_file), "COLUMNS": "200"}
+
+    def __call__(self, *arguments: str) -> Done:
+        """Run a command in this process."""
+        result = CliRunner(env=self.environment).invoke(build_app(), arguments)
+        code = result.exit_code
+        if isinstance(result.exception, Exception) and not isinstance(result.exception, SystemExit):
+            found = exit_code_of(result.exception)
+            if found is None:
+                raise result.exception
+            return Done(code=found, out=result.stdout, err=f"{result.stderr}{result.exception}")
+        return Done(code=code, out=result.stdout, err=result.stderr)
+
+    def ok(self, *arguments: str) -> Done:
+        """Run a command that is to succeed."""
+        done = self(*arguments)
+        assert done.code == EXIT_OK, (arguments, done)
+        return done
+
+    def program(self, *arguments: str) -> Done:
+        """Run a command as a process of its own."""
+        environment = {**clean_environment(), **self.environment}
+        done = subprocess.run(
+            [sys.executable, "-m", "stratolog", *arguments],
+            env=environment, capture_output=True, text=True, check=False, cwd=self.stack.folder,
+        )  # fmt: skip
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+def clean_environment() -> dict[str, str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
+    return {**variables, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="module")
+def stack(make_stack: Callable[..., TestStack]) -> TestStack:
+    return make_stack(nodes=3, shards=2, barrier_interval_ms=200)
+
+
+@pytest.fixture(scope="module")
+def command(stack: TestStack) -> Command:
+    return Command(stack)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    for name, content in FILES.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    (root / "link").symlink_to("a.txt")
+    return root
+
+
+# -- sh ----------------------------------------------------------------------------------------------------------------
+
+
+def test_volumes_and_buckets(command: Command) -> None:
+    done = command.ok(
+        "sh", "volume", "create", "/vol-a", "--quota", "10GB", "--namespace-quota", "2", "-u", "alice", "--json"
+    )
+    index = done.json["positions"][str(shard_of("vol-a", 2))]
+    info = command.ok("sh", "volume", "info", "/vol-a", "--json").json
+    assert (info["owner"], info["quota_in_bytes"], info["quota_in_namespace"]) == ("alice", 10 * 1024**3, 2)
+    assert info["positions"][str(shard_of("vol-a", 2))] >= index
+
+    assert "BucketInfo" not in command.ok("sh", "bucket", "create", "/vol-a/one", "--space-quota", "1GB").out
+    done = command("sh", "bucket", "create", "/vol-a/two", "--space-quota", "20GB")
+    assert (done.code, "QUOTA_EXCEEDED" in done.err) == (EXIT_FAILED, True)
+    command.ok("sh", "bucket", "set-quota", "/vol-a/one", "--quota", "2GB", "--namespace-quota", "7")
+    command.ok("sh", "bucket", "clear-quota", "/vol-a/one", "--namespace-quota")
+    command.ok("sh", "bucket", "update", "/vol-a/one", "--user", "bob")
+    info = command.ok("sh", "bucket", "info", "/vol-a/one", "--json").json
+    assert (info["owner"], info["quota_in_bytes"], info["quota_in_namespace"]) == ("bob", 2 * 1024**3, -1)
+    for words in ("one", "bob", "2 GB"):
+        assert words in command.ok("sh", "bucket", "list", "/vol-a").out
+
+    command.ok("sh", "volume", "clear-quota", "/vol-a", "--space-quota", "--namespace-quota")
+    command.ok("sh", "volume", "update", "/vol-a", "--owner", "carol")
+    info = command.ok("sh", "volume", "info", "/vol-a", "--json").json
+    assert (info["owner"], info["quota_in_bytes"], info["usage"]["used_namespace"]) == ("carol", -1, 1)
+
+    assert "VOLUME_NOT_EMPTY" in command("sh", "volume", "delete", "/vol-a").err
+    command.ok("sh", "bucket", "delete", "/vol-a/one")
+    command.ok("sh", "volume", "delete", "/vol-a")
+    done = command("sh", "volume", "info", "/vol-a")
+    assert (done.code, "VOLUME_NOT_FOUND" in done.err) == (EXIT_FAILED, True)
+
+
+def test_keys(command: Command) -> None:
+    command.ok("sh", "volume", "create", "/vol-k")
+    command.ok("sh", "bucket", "create", "/vol-k/bucket")
+    place = "/vol-k/bucket"
+    written = command.ok(
+        "sh", "key", "create", f"{place}/dir/ä 1", "--size", "300MB", "--metadata", "x=1=2", "--json"
+    ).json
+    session = ",".join(f"{shard}:{index}" for shard, index in written["positions"].items())
+    for node in command.stack.names:
+        read = ("sh", "key", "info", f"{place}/dir/ä 1", "--node", node, "--json")
+        info = command.ok(*read, "--consistency", "session", "--session", session).json
+        assert (info["key"], info["size"], info["metadata"]) == ("dir/ä 1", 300 * 1024**2, {"x": "1=2"})
+        assert sum(block["length"] for block in info["blocks"]) == info["size"]
+    assert "300 MB (314572800)" in command.ok("sh", "key", "info", f"{place}/dir/ä 1").out
+
+    command.ok("sh", "key", "rename", place, "dir/ä 1", "b")
+    command.ok("sh", "key", "create", f"{place}/c")
+    assert [row["key"] for row in command.ok("sh", "key", "list", place, "--json").lines] == ["b", "c"]
+    assert [row["key"] for row in command.ok("sh", "key", "list", place, "--start", "b", "--json").lines] == ["c"]
+    assert command.ok("sh", "key", "list", place, "--prefix", "d").out.startswith(f"Keys of {place}: none")
+    first = command.ok("sh", "key", "list", place, "--length", "1")
+    assert ("there are more" in first.err, " c " in first.out) == (True, False)
+
+    command.ok("sh", "key", "delete", f"{place}/b")
+    done = command.program("sh", "key", "delete", f"{place}/b", "--json")
+    assert (done.code, done.out) == (EXIT_FAILED, "")
+    assert json.loads(done.err)["code"] == "KEY_NOT_FOUND"
+    done = command.program("sh", "key", "delete", f"{place}/b")
+    assert (done.code, done.err.startswith("error: KEY_NOT_FOUND")) == (EXIT_FAILED, True)
+
+
+def test_a_listing_longer_than_a_page(command: Command) -> None:
+    command.ok("sh", "volume", "create", "/vol-many")
+    command.ok("sh", "bucket", "create", "/vol-many/bucket")
+    names = [f"key-{number:05}" for number in range(MANY_KEYS)]
+    place: dict[str, Any] = {"volume": "vol-many", "bucket": "bucket"}
+    with Client(command.stack.settings.bootstrap_servers) as client:
+        opened = [client.submit(CreateKey(**place, key=name, size=1)) for name in names]
+        sessions = [session_of(future.result()) for future in opened]
+        committed = [
+            client.submit(
+                CommitKey(**place, key=n, session_id=s.session_id, size=1, blocks=fit_blocks(s.blocks, 1))
+            )
+            for n, s in zip(names, sessions, strict=True)
+        ]  # fmt: skip
+        for future in committed:
+            future.result()
+    listed = command.ok("sh", "key", "list", "/vol-many/bucket", "--all", "--json")
+    assert ([row["key"] for row in listed.lines], listed.err) == (names, "")
+    assert len(command.ok("sh", "key", "list", "/vol-many/bucket", "--json").lines) == 100
+    longer = command.ok("sh", "key", "list", "/vol-many/bucket", "--limit", "1050", "--json")
+    assert (len(longer.lines), "there are more" in longer.err) == (1050, True)
+    table = command.ok("sh", "key", "list", "/vol-many/bucket", "--all").out
+    assert all(name in table for name in names)
+
+
+# -- ingest, bench, debug, the demo's questions -----------------------------------------------------------------------
+
+
+def test_ingest_and_what_the_demo_asks(command: Command, tree: Path) -> None:
+    settings = command.stack.settings
+    done = command.ok("ingest", str(tree), "--json").json
+    assert (done["keys"], done["skipped_files"], done["failed_files"], done["complete"]) == (len(FILES), 1, 0, True)
+    assert done["bytes"] == sum(map(len, FILES.values()))
+    assert done["requests"] == 2 * len(FILES) + len(done["places"]) + len({volume for volume, _ in done["places"]})
+    for_people = command.ok("ingest", str(tree), "--max-in-flight", "2")
+    assert "link: skipped: a symbolic link" in for_people.out
+    assert f"{len(FILES)} of {len(FILES)} files" in for_people.err
+
+    held = [
+        checks.check_spread(settings, report=print), checks.check_converged(settings),
+        *checks.check_listings(settings, tree, Placement()), *(checks.check_digests(settings, shard) for shard in range(2)),
+    ]  # fmt: skip
+    assert [check for check in held if not check.holds] == []
+
+    (tree / "a.txt").write_bytes(b"changed")
+    (tree / "lib/b.py").unlink()
+    for check in checks.check_listings(settings, tree, Placement()):
+        assert not check.holds
+        assert check.found.startswith("2 keys differ: ")
+        assert "a.txt is ListedKey(" in check.found
+        assert "lib/b.py is no file of the tree" in check.found
+
+
+def test_without_an_audit_every_verdict_is_unknown(command: Command) -> None:
+    settings = command.stack.settings
+    with VerdictReader(settings.bootstrap_servers) as reader:
+        found, latest = checks.await_verdicts(settings, reader, timeout_s=1.5)
+    assert len(found) == len(settings.nodes) * settings.shards
+    assert not any(check.holds for check in found)
+    assert all("unknown" in check.found for check in found)
+    assert latest.verdicts == {}
+
+
+def test_bench(command: Command) -> None:
+    done = command.ok("bench", "--in-flight", "1,20", "--seconds", "0.5", "--warm-up-seconds", "0", "--json")
+    assert [line["in_flight"] for line in done.lines] == [1, 20]
+    assert all(line.keys() >= {"requests_per_second", "p50_ms", "p99_ms"} for line in done.lines)
+    assert all(line["requests"] > 0 and not line["failures"] for line in done.lines)
+
+
+def test_debug_log_and_digest(command: Command) -> None:
+    command.ok("sh", "volume", "create", "/vol-log")
+    shard = shard_of("vol-log", 2)
+    lines = command.ok("debug", "log", str(shard), "--limit", "100000", "--json").lines
+    assert [lines[0]["kind"], lines[1]["kind"]] == ["LeaderClaim", "Genesis"]
+    assert [line["offset"] for line in lines] == list(range(len(lines)))
+    assert any(line["kind"] == "Batch" and line["results"] for line in lines)
+    command.stack.wait_converged()
+    found = command.ok("debug", "digest", "--json").json
+    assert len(found) == 6
+    assert all(replica["equal"] for replica in found)
+    assert len({(replica["shard"], replica["scrubbed"]) for replica in found}) == 2
+
+
+# -- the demo ----------------------------------------------------------------------------------------------------------
+
+
+class Demo:
+    """The program in a directory of its own, with ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        kafka, *nodes = free_ports(4)
+        (folder / "stratolog.toml").write_text(
+            f'bootstrap_servers = "127.0.0.1:{kafka}"\nsession_timeout_ms = 3000\n[nodes]\n'
+            + "".join(f'om{n} = "127.0.0.1:{port}"\n' for n, port in enumerate(nodes, start=1))
+        )
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "stratolog", *arguments],
+            cwd=self.folder, env={**clean_environment(), **variables},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, **variables: str) -> Done:
+        process = self.start(*arguments, **variables)
+        out, err = process.communicate()
+        return Done(code=process.returncode, out=out, err=err)
+
+    def on_stack(self, *arguments: str) -> Done:
+        """Run another command on the stack that the demo left."""
+        return self.run(*arguments, STRATOLOG_DATA_DIR=str(self.folder / ".stratolog" / "demo"))
+
+    def members(self) -> list[Process]:
+        """Return the processes that the demo has noted so far."""
+        try:
+            found = json.loads((self.folder / ".stratolog" / "demo" / "stack.json").read_text())
+        except FileNotFoundError:
+            return []
+        return [Process(**member["process"]) for member in found["members"]]
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    demo = Demo(folder)
+    yield demo
+    demo.on_stack("down", "--remove-data")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_with_a_small_tree(demo: Demo, tree: Path) -> None:
+    done = demo.run("demo", "--tree", str(tree), "--json")
+    assert done.code == EXIT_OK, done
+    found = done.json
+    assert found["ok"]
+    assert [check["name"] for check in found["checks"] if not check["holds"]] == []
+    assert len(set(found["leaders"].values())) == 2
+    assert found["ingest"]["keys"] == len(FILES)
+    replicas = found["replicas"]
+    assert len(replicas) == 6
+    assert len({(replica["shard"], replica["index"], replica["digest"]) for replica in replicas}) == 2
+    said = {(verdict["shard"], verdict["node"], verdict["basis"]): verdict["verdict"] for verdict in found["verdicts"]}
+    assert len(said) == 12
+    assert set(said.values()) == {"equal"}
+    assert not (demo.folder / ".stratolog").exists(), "nothing stays"
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupted_demo_stops_what_it_started(demo: Demo, tree: Path) -> None:
+    process = demo.start("demo", "--tree", str(tree))
+    try:
+        assert wait_until(lambda: len(demo.members()) >= 2 or process.poll() is not None, 120)
+        members = demo.members()
+        assert all(member.is_running() for member in members)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    # A shell shows both as 130: CPython ends by the signal itself if it struck within an exec() of text, as of a dataclass.
+    assert process.returncode in (EXIT_INTERRUPTED, -signal.SIGINT), (process.returncode, err)
+    assert "Traceback" not in err
+    assert not any(member.is_running() for member in [*members, *demo.members()])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_demo_that_is_kept_and_an_operator_at_work(demo: Demo, tree: Path) -> None:
+    done = demo.run("demo", "--tree", str(tree), "--keep", "--verdict-timeout-s", "1", "--json")
+    assert done.code == EXIT_FAILED, "a second is too short for a verdict, and that is no success"
+    assert {check["name"].split(":")[0] for check in done.json["checks"] if not check["holds"]} == {"Spark"}
+    assert "a demo's stack still runs" in demo.run("demo", "--tree", str(tree)).err
+
+    assert demo.on_stack("status", "--json").code == EXIT_OK
+    refused = demo.on_stack("admin", "rebuild", "om3", "0", "--json")
+    assert (refused.code, "om3 runs: stop it first" in refused.err) == (EXIT_FAILED, True)
+    assert demo.on_stack("admin", "stop-node", "om3", "--json").json == {"node": "om3", "stopped": True}
+    assert demo.on_stack("admin", "rebuild", "om3", "5").code != EXIT_OK
+    moved = demo.on_stack("admin", "rebuild", "om3", "0", "--json").json
+    assert Path(moved["moved_to"]).name.startswith("shard-0.moved-")
+    started = demo.on_stack("admin", "start-node", "om3", "--json").json
+    assert "runs already" in demo.on_stack("admin", "start-node", "om3").err
+    wait_until(lambda: stands_with_the_others(demo, started["address"]), 60)
+    equal = demo.on_stack("debug", "digest", "--json")
+    assert equal.code == EXIT_OK
+    assert len({(one["shard"], one["index"], one["scrubbed"]) for one in equal.json}) == 2
+
+    base = demo.on_stack("admin", "digest-base", "0", "--json")
+    assert base.code == EXIT_OK, base
+    once = demo.on_stack("audit", "--once", "--json")
+    assert (once.code, once.json["ok"]) == (EXIT_OK, True), once
+    follower = demo.start("audit", "--follow", "--json", STRATOLOG_DATA_DIR=str(demo.folder / ".stratolog" / "demo"))
+    assert follower.stdout is not None
+    assert json.loads(follower.stdout.readline())["verdict"] in ("equal", "unknown")
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=60)
+    assert "Traceback" not in err
+
+    members = demo.members()
+    assert demo.on_stack("down", "--remove-data", "--json").code == EXIT_OK
+    assert not any(member.is_running() for member in members)
+    assert demo.on_stack("status").code == EXIT_UNAVAILABLE
+
+
+def stands_with_the_others(demo: Demo, address: str) -> bool:
+    """Say whether a node has applied as much as its leaders have."""
+    own: Any = node_status(address)
+    led: Any = demo.on_stack("status", "--json").json["nodes"]
+    indexes = {
+        shard["shard"]: shard["applied_index"]
+        for node in led.values()
+        for shard in node["shards"]
+        if shard["role"] == "leader"
+    }
+    time.sleep(0.2)
+    return own is not None and all(shard["applied_index"] >= indexes[shard["shard"]] for shard in own["shards"])

@@ -1,0 +1,294 @@
+"""Nodes that die, freeze or stop while clients write: who leads then, what was acknowledged, what replicas hold afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from producers import Client
+from producers.keys import session_of
+from replicated_db.column_families import TRANSACTION_INFO
+from replicated_db.position import POSITION_KEY, Position
+from replicated_db.reading import Reading
+from schemas.codec import decode_as
+from schemas.log import LeaderClaim
+from schemas.messages import CreateKey, Response
+from schemas.topics import OM_RESPONSES
+from tests.support.faults import (
+    Load,
+    Tap,
+    assert_journal_holds,
+    assert_log_agrees,
+    bystander,
+    database,
+    fresh_volume,
+    put_key,
+)
+from tests.support.judged_log import read_log
+from tests.support.stack import TestStack
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+SHARDS = 2
+MORE_KEYS = 30
+BURST = 1_000
+ATTEMPTS = 4
+
+
+@pytest.fixture(scope="module")
+def stack(make_stack: Callable[..., TestStack]) -> TestStack:
+    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+
+
+@pytest.fixture(scope="module")
+def client(stack: TestStack) -> Iterator[Client]:
+    found = Client(
+        stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(name) for name in stack.names]
+    )
+    yield found
+    found.close(timeout_ms=1000)
+
+
+@pytest.fixture(autouse=True)
+def all_nodes_run(stack: TestStack) -> None:
+    for name in stack.names:
+        if name not in stack.nodes:
+            stack.start_node(name)
+    stack.wait_led()
+
+
+def load_on_all_shards(client: Client) -> Load:
+    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)])
+
+
+def assert_all_agree(stack: TestStack, load: Load) -> None:
+    stack.wait_converged()
+    assert_journal_holds(stack, load)
+    for shard in range(SHARDS):
+        assert_log_agrees(stack, shard)
+
+
+def test_a_leader_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
+    broken, healthy = 0, 1
+    victim = stack.wait_leader(broken)
+    if victim in stack.leaders(healthy):
+        pytest.fail(f"{victim} leads both shards, though three nodes run")
+    load = load_on_all_shards(client)
+    broken_volume, healthy_volume = load.journals
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        killed_s = time.monotonic()
+        stack.kill_node(victim)
+        successor = stack.wait_leader(broken, other_than=victim)
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        stack.start_node(victim)
+        stack.wait_led()
+        load.wait_more(broken_volume, MORE_KEYS)
+    assert successor != victim
+    again_s = min(t for t in load.journals[broken_volume].times_s if t > killed_s + 0.5)
+    pause_s = load.journals[broken_volume].longest_gap_s(killed_s, again_s)
+    healthy_pause_s = load.journals[healthy_volume].longest_gap_s(killed_s, again_s)
+    print(f"broken shard paused for {pause_s:.2f} s, the other for {healthy_pause_s:.2f} s")
+    assert healthy_pause_s < pause_s / 2, "the other shard paused too"
+    assert_all_agree(stack, load)
+
+
+def test_a_follower_is_killed(stack: TestStack, client: Client, fault_round: int) -> None:
+    victim = bystander(stack)
+    load = load_on_all_shards(client)
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        stack.kill_node(victim)
+        stored = {}
+        for shard in range(SHARDS):
+            with database(stack, victim, shard) as store:
+                row = store.get(TRANSACTION_INFO, POSITION_KEY)
+                assert row is not None
+                stored[shard] = Position.decode(row).offset
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        stack.start_node(victim)
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+    assert_all_agree(stack, load)
+    for shard, offset in stored.items():
+        view = stack.shard(victim, shard)
+        read = view["records_applied"] + view["records_void"]
+        # It has read each record behind its stored position once, and none before it.
+        assert read == view["read_offset"] - offset, f"shard {shard}: stored {offset}, {view}"
+        assert offset > 0
+
+
+def test_a_paused_leader_wakes(stack: TestStack, client: Client, fault_round: int) -> None:
+    # On waking it may learn of its loss before it appends anything, which shows nothing: then it is paused once more, at a
+    # moment when a barrier is due as soon as it wakes.
+    found = pause_and_wake_a_leader(stack, client)
+    for _ in range(ATTEMPTS):
+        if found:
+            return
+        stack.wait_led()
+        found = pause_and_wake_a_quiet_leader(stack, client)
+    assert found, f"paused {1 + ATTEMPTS} times, it never appended anything after waking"
+
+
+def pause_and_wake_a_quiet_leader(stack: TestStack, client: Client) -> list[str]:
+    """Freeze a leader between a write and the barrier that follows it; return what it appended after waking."""
+    shard = 0
+    stale = stack.wait_leader(shard)
+    stale_term = stack.shard(stale, shard)["term"]
+    volume = fresh_volume(shard, SHARDS)
+    client.create_volume(volume)
+    client.create_bucket(volume, "bucket")
+    put_key(client, volume, "bucket", "last", 1)
+    stack.pause_node(stale)
+    stack.wait_leader(shard, other_than=stale)
+    put_key(client, volume, "bucket", "newest", 77)
+    stack.resume_node(stale)
+    stack.wait(f"{stale} follows", lambda: stack.shard(stale, shard).get("role") == "follower")
+    stack.wait_converged()
+    assert_log_agrees(stack, shard)
+    return void_records_after_the_next_claim(stack, shard, stale_term)
+
+
+def void_records_after_the_next_claim(stack: TestStack, shard: int, stale_term: int) -> list[str]:
+    """Return the kinds of the records that a stale leader appended; all of them must be void."""
+    log = read_log(stack.settings.bootstrap_servers, shard)
+    claimed = next(j.offset for j in log.records if isinstance(j.record, LeaderClaim) and j.record.term > stale_term)
+    appended = [j for j in log.records if j.offset > claimed and j.record.term == stale_term]
+    found = [type(judged.record).__name__ for judged in appended]
+    print(f"the stale leader appended {found}")
+    assert {judged.reading for judged in appended} <= {Reading.STALE_TERM}
+    return found
+
+
+def pause_and_wake_a_leader(stack: TestStack, client: Client) -> list[str]:
+    """Check everything that must hold, and return what the stale leader appended."""
+    shard = 0
+    stale = stack.wait_leader(shard)
+    stale_term = stack.shard(stale, shard)["term"]
+    volume = fresh_volume(shard, SHARDS)
+    client.create_volume(volume)
+    client.create_bucket(volume, "bucket")
+    path = f"/v1/volumes/{volume}/buckets/bucket/key?name=newest"
+    with Tap(stack.settings.bootstrap_servers, OM_RESPONSES) as responses:
+        load = load_on_all_shards(client)
+        with load:
+            for one in load.journals:
+                load.wait_more(one, MORE_KEYS)
+            # Freeze it in the middle of a burst: it has requests in its queue, which it will execute when it wakes.
+            burst = [
+                client.submit(CreateKey(volume=volume, bucket="bucket", key=f"burst-{n}", size=0)) for n in range(BURST)
+            ]
+            burst[BURST // 20].result()
+            stack.pause_node(stale)
+            assert sum(future.done() for future in burst) < BURST
+            stack.wait_leader(shard, other_than=stale)
+            put_key(client, volume, "bucket", "newest", 77)
+            answers: list[tuple[int, str]] = []
+            readers = [
+                threading.Thread(target=read_into, args=(answers, f"http://{stack.address(stale)}{path}"))
+                for _ in range(3)
+            ]
+            for thread in readers:
+                thread.start()
+            stack.resume_node(stale)
+            for thread in readers:
+                thread.join(60)
+                assert not thread.is_alive()
+            sessions = {session_of(future.result(60)).session_id for future in burst}
+            assert len(sessions) == BURST
+            for one in load.journals:
+                load.wait_more(one, MORE_KEYS)
+            stack.wait(f"{stale} follows", lambda: stack.shard(stale, shard).get("role") == "follower")
+        assert_all_agree(stack, load)
+        assert_one_answer_for_each_call(responses)
+    assert len(answers) >= len(readers)
+    for status, text in answers:
+        assert status in (200, 503), text
+        assert status == 503 or '"size":77' in text.replace(" ", ""), text
+    found = void_records_after_the_next_claim(stack, shard, stale_term)
+    assert stack.shard(stale, shard)["records_void"] >= len(found)
+    return found
+
+
+def read_into(answers: list[tuple[int, str]], url: str) -> None:
+    """Read linearizably a few times; the first question waits in the node's socket until it wakes."""
+    for _ in range(4):
+        answer = httpx.get(url, timeout=30)
+        answers.append((answer.status_code, answer.text))
+
+
+def assert_one_answer_for_each_call(tap: Tap) -> None:
+    answers: dict[Any, set[bytes]] = defaultdict(set)
+    for value in tap.poll():
+        response = decode_as(Response, value)
+        answers[response.client_id, response.call_id].add(value)
+    assert answers
+    assert max(map(len, answers.values())) == 1, "one call has two different answers"
+
+
+def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
+    shard = 1
+    leaver = stack.wait_leader(shard)
+    load = load_on_all_shards(client)
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        stopping_s = time.monotonic()
+        stack.stop_node(leaver)
+        stack.wait_leader(shard, other_than=leaver)
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        stopped_s = time.monotonic()
+        stack.start_node(leaver)
+    pause_s = load.journals[list(load.journals)[shard]].longest_gap_s(stopping_s, stopped_s)
+    print(f"handing over took {pause_s:.2f} s")
+    assert_all_agree(stack, load)
+
+
+def test_all_nodes_restart_from_disk(stack: TestStack, client: Client, fault_round: int) -> None:
+    load = load_on_all_shards(client)
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+    before = stack.wait_converged()
+    stack.stop_nodes()
+    for name in stack.names:
+        stack.start_node(name)
+    stack.wait_led()
+    after = stack.wait_converged()
+    for shard in range(SHARDS):
+        assert (after[shard]["digest"], after[shard]["applied_index"]) == (
+            before[shard]["digest"], before[shard]["applied_index"],
+        )  # fmt: skip
+        assert after[shard]["records_applied"] + after[shard]["records_void"] < before[shard]["applied_offset"]
+    with Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)]) as more:
+        for volume in more.journals:
+            more.wait_more(volume, MORE_KEYS)
+    assert_all_agree(stack, load)
+    assert_journal_holds(stack, more)
+
+
+def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_round: int) -> None:
+    load = load_on_all_shards(client)
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+    stack.wait_converged()
+    victim = bystander(stack)
+    stack.stop_node(victim)
+    shutil.rmtree(stack.settings.node_config(victim).data_dir)
+    stack.start_node(victim)
+    assert_all_agree(stack, load)
+    for shard in range(SHARDS):
+        view = stack.shard(victim, shard)
+        assert view["records_applied"] + view["records_void"] == view["read_offset"] + 1

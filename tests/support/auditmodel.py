@@ -1,0 +1,89 @@
+"""What Spark's transforms make of a log, computed in Python from the same bytes: the model they are tested against."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from schemas.codec import Undecodable, decode
+from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE
+from schemas.log import Batch, Checkpoint, Delete, DigestBase, LeaderClaim, Merge, Put
+from schemas.log import Genesis as GenesisRecord
+from schemas.messages import AuditReport
+from spark_streaming.matching import LogRow, Report
+from spark_streaming.reading import Genesis, Header
+from tests.support.logbuilder import row_hash, slot_of
+
+
+def changes(batch: Batch) -> list[tuple[int, int, int]]:
+    """(slot, next, prev) of each row that a batch changes; slot -1 for an unknown column family."""
+    found = []
+    for op in batch.operations:
+        if isinstance(op, Checkpoint):
+            continue
+        slot = slot_of(op.cf, op.key) if op.cf in OM_COLUMN_FAMILIES else -1
+        after = {Put: lambda o: row_hash(o.cf, o.key, o.value), Delete: lambda _: 0, Merge: lambda o: o.next}[type(op)](
+            op
+        )
+        found.append((slot, after, op.prev or 0))
+    for result in batch.results:
+        if result.recorded:
+            key, value = result.client_id + result.call_id, result.request_hash + result.response
+            found.append((slot_of(RETRY_TABLE, key), row_hash(RETRY_TABLE, key, value), 0))
+    return found
+
+
+def header(offset: int, value: bytes) -> Header:
+    try:
+        record = decode(value)
+    except Undecodable as error:
+        return Header(offset=offset, kind=None, error=str(error))
+    names = {field.name for field in fields(Header)} - {"offset", "kind", "error", "value", "genesis"}
+    found: dict[str, Any] = {name: getattr(record, name) for name in names if hasattr(record, name)}
+    if isinstance(record, LeaderClaim):
+        found["value"] = value
+    else:
+        found["chain_after"] = hashlib.sha256(record.prev_chain + value).digest()
+    if isinstance(record, GenesisRecord):
+        found["genesis"] = Genesis(
+            cluster=record.cluster,
+            shard=record.shard,
+            shards=record.shards,
+            replicas=tuple(record.replicas),
+            column_families=tuple(record.column_families),
+        )
+    return Header(offset=offset, kind=type(record).__name__, **found)
+
+
+def log_row(offset: int, value: bytes) -> LogRow:
+    head = header(offset, value)
+    record = decode(value) if head.kind is not None else None
+    flat = changes(record) if isinstance(record, Batch) else []
+    columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
+    unknown = []
+    if isinstance(record, Batch):
+        named = [op.cf for op in record.operations if not isinstance(op, Checkpoint)]
+        unknown = sorted(set(named) - set(OM_COLUMN_FAMILIES))
+    base = record if isinstance(record, DigestBase) else None
+    return LogRow(
+        header=head,
+        slot=columns[0],
+        next=columns[1],
+        prev=columns[2],
+        unknown_families=tuple(unknown),
+        base_slots=base.slots if base else (),
+        base_sums=base.sums if base else (),
+    )
+
+
+def log_rows(values: list[bytes], start: int = 0) -> list[LogRow]:
+    return [log_row(start + n, value) for n, value in enumerate(values[start:])]
+
+
+def report(record: AuditReport, offset: int = 0) -> Report:
+    found = {field.name: getattr(record, field.name) for field in fields(AuditReport)}
+    del found["reported_at_ms"]
+    return Report(partition=record.shard, offset=offset, **found)

@@ -1,0 +1,294 @@
+"""A real stack for tests: Kafka brokers and Object Manager nodes, each its own process, in a directory of the test's own.
+
+:class:`LocalKafka` is brokers with topics; :class:`TestStack` adds nodes that can be killed, paused, resumed and started
+again by name, and waits for what the test needs by polling ``/status`` up to a deadline. Every process is tethered to the
+test run (``stratolog.local.processes``): however the run ends, nothing stays. Ports are free ones, so that two runs at
+once do not meet. A wait that fails shows the end of every log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from confluent_kafka.admin import AdminClient
+
+from stratolog.local.jars import kafka_jars
+from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, allocate_listeners, stop_brokers
+from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
+from stratolog.local.stack import is_led, node_command, node_environment, node_status, topic_plan
+from stratolog.local.topics import ensure_topics
+from stratolog.settings import Settings
+from stratolog.settings_values import NodeAddress
+
+DEFAULT_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.1
+HTTP_TIMEOUT_S = 10.0
+SESSION_TIMEOUT_MS = 3_000
+LOG_LINES = 40
+
+ACTIVE: list[TestStack] = []
+"""Stacks that run now; ``tests/conftest.py`` shows their logs when a test fails."""
+
+
+@cache
+def _http() -> httpx.Client:
+    return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
+
+
+class LocalKafka:
+    """Brokers in ``folder``; broker numbers count from 1."""
+
+    def __init__(self, folder: Path, *, brokers: int = 1, jvm: tuple[str, ...] = QUICK_START_JVM) -> None:
+        self.cluster = KafkaCluster(folder=folder, jars=kafka_jars(), listeners=allocate_listeners(brokers), jvm=jvm)
+        self.processes: dict[int, Process] = {}
+        self._admins: dict[str, AdminClient] = {}
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.cluster.bootstrap_servers
+
+    def start(self) -> Self:
+        started = self.cluster.start(detached=False)
+        self.processes = dict(enumerate(started, start=1))
+        try:
+            self.cluster.wait_ready(started)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    @property
+    def admin(self) -> AdminClient:
+        """The one admin client of these brokers: a client that is thrown away takes its pending answers with it."""
+        if self.bootstrap_servers not in self._admins:
+            self._admins[self.bootstrap_servers] = AdminClient(
+                {"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": 500, "log_level": 0}
+            )
+        return self._admins[self.bootstrap_servers]
+
+    def kill_broker(self, number: int) -> None:
+        self.processes.pop(number).kill()
+
+    def pause_broker(self, number: int) -> None:
+        self.processes[number].signal(signal.SIGSTOP)
+
+    def resume_broker(self, number: int) -> None:
+        self.processes[number].signal(signal.SIGCONT)
+
+    def start_broker(self, number: int) -> None:
+        """Start a broker again and wait until all that should run do."""
+        self.processes[number] = self.cluster.start_broker(number, detached=False)
+        self.cluster.wait_ready(list(self.processes.values()))
+
+    def close(self) -> None:
+        stop_brokers(list(self.processes.values()), gracefully=False)
+        self.processes.clear()
+        self._admins.clear()
+        shutil.rmtree(self.cluster.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TestStack:
+    """Brokers, topics and nodes ``om1``..., from ``settings`` given by keyword (those of ``stratolog.settings``)."""
+
+    __test__ = False  # not a test case, in spite of the name
+
+    def __init__(self, folder: Path, *, nodes: int = 3, kafka: LocalKafka | None = None, **settings: Any) -> None:
+        self.folder = folder
+        self._owns_kafka = kafka is None
+        self.kafka = kafka or LocalKafka(folder / "kafka", brokers=settings.get("brokers", 1))
+        ports = free_ports(nodes)
+        self.settings = replace(
+            Settings(
+                bootstrap_servers=self.kafka.bootstrap_servers,
+                nodes=tuple(
+                    NodeAddress(name=f"om{n}", host="127.0.0.1", port=port) for n, port in enumerate(ports, start=1)
+                ),
+                data_dir=folder,
+                session_timeout_ms=SESSION_TIMEOUT_MS,
+            ),
+            **settings,
+        )
+        self.settings_file = folder / "stratolog.toml"
+        self.nodes: dict[str, Process] = {}
+
+    # ------------------------------------------------------------------------------------------- life
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start everything; with ``wait``, return once each shard has a leader that all nodes know."""
+        ACTIVE.append(self)
+        try:
+            if self._owns_kafka:
+                self.kafka.start()
+            ensure_topics(self.settings.bootstrap_servers, topic_plan(self.settings))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.settings_file.write_text(self.settings.to_toml())
+            for node in self.settings.nodes:
+                self.start_node(node.name)
+            if wait:
+                self.wait_led()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Stop everything and delete its data; the nodes' logs stay with the test's other files."""
+        for process in self.nodes.values():
+            process.kill()
+        self.nodes.clear()
+        if self._owns_kafka:
+            self.kafka.close()
+        shutil.rmtree(self.settings.data_dir / "nodes", ignore_errors=True)
+        if self in ACTIVE:
+            ACTIVE.remove(self)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------------------------------ nodes
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(node.name for node in self.settings.nodes)
+
+    def address(self, name: str) -> str:
+        return self.settings.node(name).address
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def start_node(self, name: str) -> Process:
+        """Start a node that does not run."""
+        if name in self.nodes and self.nodes[name].is_running():
+            raise AssertionError(f"{name} runs already")
+        environment = node_environment(self.settings_file)
+        process = spawn(node_command(name), log=self.log_file(name), detached=False, env=environment)
+        self.nodes[name] = process
+        return process
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL; returns once the process is gone."""
+        self.nodes.pop(name).kill()
+
+    def stop_node(self, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """SIGTERM; returns once the process is gone; an AssertionError if it did not obey."""
+        process = self.nodes.pop(name)
+        process.signal(signal.SIGTERM)
+        if not process.wait(timeout_s):
+            process.kill()
+            raise AssertionError(f"{name} did not stop in {timeout_s:.0f} s\n{self.logs()}")
+
+    def pause_node(self, name: str) -> None:
+        """SIGSTOP."""
+        assert self.nodes[name].signal(signal.SIGSTOP), f"{name} is gone\n{self.logs()}"
+
+    def resume_node(self, name: str) -> None:
+        """SIGCONT."""
+        assert self.nodes[name].signal(signal.SIGCONT), f"{name} is gone\n{self.logs()}"
+
+    def stop_nodes(self) -> None:
+        """Stop all nodes, the brokers stay."""
+        stop_all(list(self.nodes.values()), DEFAULT_TIMEOUT_S)
+        self.nodes.clear()
+
+    # ------------------------------------------------------------------------------------- what they say
+
+    def status(self, name: str) -> dict[str, Any] | None:
+        """Return a node's ``/status``, None if it does not answer."""
+        return node_status(self.address(name))
+
+    def shard(self, name: str, shard: int) -> dict[str, Any]:
+        """Return what a node says of a shard; empty if it does not answer or does not know it."""
+        found = self.status(name) or {}
+        return next((view for view in found.get("shards", []) if view["shard"] == shard), {})
+
+    def get(self, name: str, path: str, **parameters: Any) -> httpx.Response:
+        """GET from a node's HTTP server."""
+        return _http().get(f"http://{self.address(name)}{path}", params=parameters)
+
+    def leaders(self, shard: int) -> list[str]:
+        """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""
+        return [name for name in self.nodes if self.shard(name, shard).get("role") == "leader"]
+
+    # -------------------------------------------------------------------------------------------- waits
+
+    def wait(self, what: str, condition: Callable[[], Any], timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Poll until ``condition`` returns something true, and return that; AssertionError with logs if it never does."""
+        found: list[Any] = []
+
+        def holds() -> bool:
+            found[:] = [condition()]
+            return bool(found[0])
+
+        if not wait_until(holds, timeout_s, interval_s=POLL_INTERVAL_S):
+            raise AssertionError(f"not within {timeout_s:.0f} s: {what}\n{self.logs()}")
+        return found[0]
+
+    def wait_led(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait until each shard has one leader that all running nodes know."""
+        running = tuple(node for node in self.settings.nodes if node.name in self.nodes)
+        view = replace(self.settings, nodes=running)
+        self.wait("one leader for each shard, known to all", lambda: is_led(view) or self._check_alive(), timeout_s)
+
+    def wait_leader(self, shard: int, *, other_than: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
+        """Wait for a leader of the shard (another one than ``other_than``), and return its name."""
+
+        def found() -> str | None:
+            return next((name for name in self.leaders(shard) if name != other_than), None)
+
+        what = f"a leader of shard {shard}" + (f" other than {other_than}" if other_than else "")
+        return str(self.wait(what, found, timeout_s))
+
+    def wait_converged(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> dict[int, dict[str, Any]]:
+        """Wait until all running nodes stand at one index with one digest per shard; return one view per shard."""
+
+        def views() -> dict[int, dict[str, Any]] | None:
+            result = {}
+            for shard in range(self.settings.shards):
+                found = [self.shard(name, shard) for name in self.nodes]
+                if not all(found) or len({(view["applied_index"], view["digest"]) for view in found}) != 1:
+                    return None
+                result[shard] = found[0]
+            return result
+
+        converged: dict[int, dict[str, Any]] = self.wait("equal index and digest on all nodes", views, timeout_s)
+        return converged
+
+    def _check_alive(self) -> bool:
+        """Fail at once, instead of at the deadline, if a node that should run has ended."""
+        ended = [name for name, process in self.nodes.items() if not process.is_running()]
+        if ended:
+            raise AssertionError(f"ended by itself: {', '.join(ended)}\n{self.logs()}")
+        return False
+
+    def logs(self, lines: int = LOG_LINES) -> str:
+        """Return the end of every log."""
+        return "\n".join(f"--- {name}\n{tail}" for name, tail in self.log_tails(lines).items())
+
+    def log_tails(self, lines: int = LOG_LINES) -> Mapping[str, str]:
+        """Return the end of each log by the process's name."""
+        nodes = {name: log_tail(self.log_file(name), lines) for name in self.names}
+        brokers = {
+            f"broker-{number}": log_tail(self.kafka.cluster.log_file(number), lines // 2)
+            for number in range(1, self.settings.brokers + 1)
+        }
+        return {**nodes, **brokers}

@@ -1,0 +1,259 @@
+"""The typed methods, sync and async, over a cluster in memory; the load generator."""
+
+import asyncio
+
+import pytest
+
+from producers.async_client import AsyncClient
+from producers.calls import Policy
+from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed
+from producers.load import LoadSpec, run_load
+from producers.pipeline import Pipeline
+from schemas import codec
+from schemas.messages import (
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    LogDigestBase,
+    RenameKey,
+    SetBucketProperty,
+    SetVolumeProperty,
+)
+from schemas.rows import BlockLocation
+
+from .memory import MemoryCluster, MemoryConnection, client_to
+from .nodes import Node
+
+BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
+CALLS = [
+    (lambda c: c.create_volume("v", owner="o", quota_in_bytes=1, quota_in_namespace=2),
+     CreateVolume(volume="v", owner="o", quota_in_bytes=1, quota_in_namespace=2)),
+    (lambda c: c.set_volume_property("v", owner="o", quota_in_bytes=1, quota_in_namespace=2),
+     SetVolumeProperty(volume="v", owner="o", quota_in_bytes=1, quota_in_namespace=2)),
+    (lambda c: c.delete_volume("v"), DeleteVolume(volume="v")),
+    (lambda c: c.create_bucket("v", "b", owner="o", quota_in_bytes=1, quota_in_namespace=2),
+     CreateBucket(volume="v", bucket="b", owner="o", quota_in_bytes=1, quota_in_namespace=2)),
+    (lambda c: c.set_bucket_property("v", "b", owner="o", quota_in_bytes=1, quota_in_namespace=2),
+     SetBucketProperty(volume="v", bucket="b", owner="o", quota_in_bytes=1, quota_in_namespace=2)),
+    (lambda c: c.delete_bucket("v", "b"), DeleteBucket(volume="v", bucket="b")),
+    (lambda c: c.create_key("v", "b", "k", size=5, replication="R", metadata={"a": "1"}),
+     CreateKey(volume="v", bucket="b", key="k", size=5, replication="R", metadata={"a": "1"})),
+    (lambda c: c.allocate_block("v", "b", "k", 7, excluded_pipelines=("p",)),
+     AllocateBlock(volume="v", bucket="b", key="k", session_id=7, excluded_pipelines=["p"])),
+    (lambda c: c.commit_key("v", "b", "k", 7, size=5, blocks=(BLOCK,)),
+     CommitKey(volume="v", bucket="b", key="k", session_id=7, size=5, blocks=[BLOCK])),
+    (lambda c: c.delete_key("v", "b", "k"), DeleteKey(volume="v", bucket="b", key="k")),
+    (lambda c: c.rename_key("v", "b", "k", "l"), RenameKey(volume="v", bucket="b", from_key="k", to_key="l")),
+    (lambda c: c.log_digest_base(1, 5, slots=(1,), sums=(2,), basis="oracle"),
+     LogDigestBase(shard=1, index=5, slots=[1], sums=[2], basis="oracle")),
+]  # fmt: skip
+
+
+def prepared() -> MemoryCluster:
+    """A cluster on which each request of CALLS succeeds."""
+    cluster = MemoryCluster()
+    real = cluster.apply
+
+    def apply(body):
+        if isinstance(body, (CreateKey, AllocateBlock)):
+            cluster.buckets["v", "b"] = cluster.buckets.get(("v", "b"))  # type: ignore[assignment]
+            return real(body)
+        return "OK", None
+
+    cluster.apply = apply  # type: ignore[method-assign]
+    return cluster
+
+
+@pytest.mark.parametrize(("act", "body"), CALLS, ids=[type(body).__name__ for _, body in CALLS])
+def test_a_method_sends_its_request(act, body):
+    cluster = prepared()
+    client, _ = client_to(cluster)
+    act(client)
+    assert client.close() == []
+    assert [codec.decode(value).body for value in cluster.seen] == [body]
+
+
+@pytest.mark.parametrize(("act", "body"), CALLS, ids=[type(body).__name__ for _, body in CALLS])
+def test_an_async_method_sends_its_request(act, body):
+    cluster = prepared()
+
+    async def main():
+        async with async_client_to(cluster) as client:
+            await act(client)
+
+    asyncio.run(main())
+    assert [codec.decode(value).body for value in cluster.seen] == [body]
+
+
+def async_client_to(cluster, **parameters) -> AsyncClient:
+    def open_pipeline(settings):
+        return Pipeline(settings, connect=lambda _settings, _client_id: MemoryConnection(cluster))
+
+    return AsyncClient("memory:0", open_pipeline=open_pipeline, **parameters)
+
+
+def test_every_method_refuses_what_the_server_refuses():
+    client, _ = client_to(MemoryCluster())
+    with pytest.raises(RequestFailed, match="BUCKET_NOT_FOUND.*CreateKey /v/b/k"):
+        client.create_key("v", "b", "k", size=1)
+    client.close()
+
+
+def test_results_are_sessions_and_blocks():
+    client, _ = client_to(MemoryCluster())
+    client.create_volume("v")
+    client.create_bucket("v", "b")
+    session = client.create_key("v", "b", "k", size=5)
+    assert (session.session_id, len(session.blocks)) == (3, 1)
+    assert client.allocate_block("v", "b", "k", session.session_id).pipeline == "p1"
+    assert client.positions
+    client.close()
+
+
+def test_a_closed_client_says_so():
+    client, _ = client_to(MemoryCluster())
+    with client:
+        pass
+    with pytest.raises(ClientClosed):
+        client.create_volume("v")
+
+
+def test_reads_go_to_the_nodes_and_carry_the_session():
+    cluster = MemoryCluster()
+    node = Node(cluster)
+    client, _ = client_to(cluster, read_from=[node.address])
+    with client:
+        client.create_volume("v")
+        assert client.volume_info("v", consistency="session").info.volume == "v"
+        (shard, index), *_ = client.positions.items()
+        assert node.queries[-1][1]["session"] == f"{shard}:{index}"
+        assert [info.volume for info in client.list_volumes()] == ["v"]
+        assert list(client.list_buckets("v")) == []
+        assert list(client.list_keys("v", "b")) == []
+    node.close()
+
+
+def test_thousands_of_futures():
+    client, _ = client_to(MemoryCluster())
+    futures = [client.submit(CreateVolume(volume=f"v{number}")) for number in range(3000)]
+    assert [future.result(60).status for future in futures] == ["OK"] * 3000
+    assert not futures[0].cancel()
+    client.close()
+
+
+def test_thousands_of_awaited_calls_with_fewer_places():
+    cluster = MemoryCluster()
+
+    async def main():
+        async with async_client_to(cluster, max_in_flight=100) as client:
+            await asyncio.gather(*(client.create_volume(f"v{number}") for number in range(3000)))
+            with pytest.raises(RequestFailed, match="VOLUME_ALREADY_EXISTS"):
+                await client.create_volume("v1")
+
+    asyncio.run(main())
+    assert len(cluster.volumes) == 3000
+
+
+def test_a_cancelled_await_leaves_the_request_in_flight():
+    cluster = MemoryCluster()
+    connections = []
+
+    async def main():
+        def open_pipeline(settings):
+            connections.append(MemoryConnection(cluster))
+            connections[-1].held = True
+            return Pipeline(settings, connect=lambda _settings, _client_id: connections[-1])
+
+        async with AsyncClient("memory:0", open_pipeline=open_pipeline) as client:
+            task = asyncio.create_task(client.create_volume("v1"))
+            while not cluster.volumes:  # noqa: ASYNC110 - the twin runs on other threads
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            connections[0].release()
+            await client.create_volume("v2")
+
+    asyncio.run(main())
+    assert set(cluster.volumes) == {"v1", "v2"}
+
+
+def test_async_reads_and_listings():
+    cluster = MemoryCluster()
+    node = Node(cluster)
+
+    async def main():
+        async with async_client_to(cluster, read_from=[node.address]) as client:
+            await client.create_volume("v")
+            await client.create_bucket("v", "b")
+            assert (await client.volume_info("v")).info.volume == "v"
+            assert (await client.bucket_info("v", "b", consistency="session")).info.bucket == "b"
+            assert [info.volume async for info in client.list_volumes()] == ["v"]
+            assert [info.bucket async for info in client.list_buckets("v")] == ["b"]
+            assert [info.key async for info in client.list_keys("v", "b")] == []
+            with pytest.raises(RequestFailed):
+                await client.key_info("v", "b", "k")
+
+    asyncio.run(main())
+    node.close()
+
+
+def test_an_async_client_before_its_connection_says_so():
+    with pytest.raises(RuntimeError, match="async with"):
+        asyncio.run(AsyncClient("memory:0").create_volume("v"))
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 50])
+def test_the_load_generator_counts_every_request(in_flight):
+    cluster = MemoryCluster()
+    client, _ = client_to(cluster)
+    client.create_volume("v")
+    client.create_bucket("v", "b")
+    before = len(cluster.seen)
+    spec = LoadSpec(volume="v", bucket="b", in_flight=in_flight, pairs=100, warm_up_seconds=0, seconds=60, size=5)
+    result = run_load(client, spec)
+    assert (result.requests, result.failures, result.in_flight) == (200, {}, in_flight)
+    assert len(cluster.seen) - before == 200
+    assert len(cluster.keys) == 100
+    assert result.requests_per_second > 0
+    assert 0 < result.p50_ms <= result.p99_ms <= result.max_ms
+    client.close()
+
+
+@pytest.mark.parametrize("in_flight", [1, 10])
+def test_the_load_generator_names_failures_and_gives_up(in_flight):
+    client, _ = client_to(MemoryCluster())
+    result = run_load(client, LoadSpec(volume="v", bucket="b", in_flight=in_flight, seconds=60))
+    assert result.requests == 0
+    assert result.failures["BUCKET_NOT_FOUND"] >= 1000
+    client.close()
+
+
+def test_the_load_generator_ends_when_its_client_does():
+    client, connection = client_to(MemoryCluster(), Policy(deadline_ms=50))
+    connection.lost = lambda _sent: True
+    result = run_load(client, LoadSpec(volume="v", bucket="b", in_flight=4, pairs=4, warm_up_seconds=0))
+    assert result.failures == {"DEADLINE_EXCEEDED": 4}
+    client.close()
+    assert run_load(client, LoadSpec(volume="v", bucket="b", in_flight=4, pairs=9)).failures == {"CLIENT_CLOSED": 4}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"in_flight": 0}, {"seconds": 0}, {"warm_up_seconds": -1}, {"pairs": -1}, {"size": -1}]
+)
+def test_a_load_out_of_range_is_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LoadSpec(**({"volume": "v", "bucket": "b", "in_flight": 1} | wrong))
+
+
+def test_an_unknown_outcome_reaches_the_blocking_caller():
+    client, connection = client_to(MemoryCluster(), Policy(deadline_ms=50))
+    connection.lost = lambda _sent: True
+    with pytest.raises(OutcomeUnknown, match="CreateVolume /v"):
+        client.create_volume("v")
+    client.close()

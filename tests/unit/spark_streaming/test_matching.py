@@ -1,0 +1,355 @@
+"""The audit of one shard, without Spark: verdicts for logs and replicas that are right, wrong, late or missing."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.log import Put
+from schemas.messages import AuditReport, Verdict
+from spark_streaming import digests
+from spark_streaming.matching import Core, Finding, KeptBarrier, Limits, ShardAudit
+from spark_streaming.state import MemoryStore, core_from, core_row
+from tests.support.auditmodel import log_rows, report
+from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
+
+LIMITS = Limits(report_timeout_ms=1000)
+
+
+class Auditor:
+    """A ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
+
+    def __init__(self, limits: Limits = LIMITS, shard: int = 0) -> None:
+        self.shard = shard
+        self.limits = limits
+        self.row: tuple[str, bytes] | None = None
+        self.store = MemoryStore(shard)
+        self.read = 0
+        self.findings: list[Finding] = []
+
+    def audit(self) -> ShardAudit:
+        core: Core = core_from(self.row, len(OM_COLUMN_FAMILIES))
+        return ShardAudit(
+            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, core=core, store=self.store
+        )
+
+    def take(self, values: list[bytes], reports: list[AuditReport] | None = None, now_ms: int = 0) -> list[Verdict]:
+        """Read what is new in a log, and reports, in one micro-batch of shuffled rows."""
+        audit = self.audit()
+        rows = log_rows(values, self.read)
+        random.Random(len(rows)).shuffle(rows)
+        self.read = max(self.read, len(values))
+        found = list(audit.take(rows, [report(r, n) for n, r in enumerate(reports or [])], now_ms))
+        return self.keep(audit, found)
+
+    def expire(self, now_ms: int) -> list[Verdict]:
+        audit = self.audit()
+        return self.keep(audit, list(audit.expire(now_ms)))
+
+    def keep(self, audit: ShardAudit, found: Sequence[Finding]) -> list[Verdict]:
+        self.row = core_row(audit.core)
+        self.findings += found
+        return [finding for finding in found if isinstance(finding, Verdict)]
+
+    @property
+    def barriers(self) -> list[KeptBarrier]:
+        return [finding for finding in self.findings if isinstance(finding, KeptBarrier)]
+
+
+def told(verdicts: list[Verdict]) -> Counter[tuple[str, str, str]]:
+    return Counter((v.node, v.verdict, v.basis) for v in verdicts)
+
+
+def simple_log() -> LogBuilder:
+    log = LogBuilder().start()
+    log.batch(log.put("keyTable", b"/v/b/k", b"1"), log.merge(b"/v/b/#usedBytes", 5))
+    return log
+
+
+def test_the_logs_own_sums_are_the_models_at_every_barrier():
+    log = ordinary_log(batches=40)
+    auditor = Auditor()
+    auditor.take(log.values)
+    assert len(auditor.barriers) == len(log.barriers) > 5
+    for found, true in zip(auditor.barriers, log.barriers, strict=True):
+        slots, sums = digests.to_sparse(found.sums)
+        assert (found.offset, found.index, found.chain) == (true.offset, true.index, true.chain)
+        assert dict(zip(slots, (s % 2**64 for s in sums), strict=True)) == digest(true.rows)
+
+
+def test_true_replicas_are_equal():
+    log = ordinary_log()
+    verdicts = Auditor().take(log.values, log.all_reports())
+    incremental = {(node, "equal", "incremental"): len(log.barriers) for node in REPLICAS}
+    scrubbed = {(node, "equal", "scrubbed"): 1 for node in REPLICAS}
+    assert told(verdicts) == incremental | scrubbed
+    assert all(v.reason == "" and v.differences == [] and v.cluster == "test-cluster" for v in verdicts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_split_into_micro_batches_gives_the_same_verdicts(seed):
+    """Reports before, with and after their barriers."""
+    log = ordinary_log()
+    reports = log.all_reports()
+    whole = Auditor().take(log.values, reports)
+    choose = random.Random(seed)
+    choose.shuffle(reports)
+    auditor, split, read = Auditor(), [], 0
+    while read < len(log.values) or reports:
+        read = min(read + choose.randint(0, 9), len(log.values))
+        some = choose.randint(0, 9)
+        split += auditor.take(log.values[:read], reports[:some])
+        reports = reports[some:]
+    assert told(split) == told(whole)
+    assert not auditor.store.reports
+
+
+def test_a_replica_that_does_not_report_is_unknown():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    assert told(auditor.take(log.values, [log.report(at, "om1"), log.report(at, "om3")], now_ms=100)) == {
+        ("om1", "equal", "incremental"): 1,
+        ("om3", "equal", "incremental"): 1,
+    }
+    assert auditor.audit().next_deadline_ms() == 1100
+    assert auditor.expire(1099) == []
+    (verdict,) = auditor.expire(1100)
+    assert (verdict.node, verdict.verdict, verdict.basis) == ("om2", "unknown", "incremental")
+    assert (verdict.barrier_offset, verdict.index) == (at.offset, at.index)
+    assert auditor.audit().next_deadline_ms() is None
+    assert auditor.expire(10**9) == []
+
+
+def test_a_report_that_comes_late_is_judged_all_the_same():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    auditor.take(log.values)
+    assert set(told(auditor.expire(5000))) == {(node, "unknown", "incremental") for node in REPLICAS}
+    assert told(auditor.take(log.values, [log.report(at, "om2")], now_ms=6000)) == {("om2", "equal", "incremental"): 1}
+
+
+def test_a_scrub_barrier_expects_both_reports():
+    log = simple_log()
+    at = log.barrier(scrub=True)
+    auditor = Auditor()
+    auditor.take(log.values, [log.report(at, "om1"), log.report(at, "om2", basis="scrubbed")])
+    assert set(told(auditor.expire(5000))) == {
+        ("om1", "unknown", "scrubbed"),
+        ("om2", "unknown", "incremental"),
+        ("om3", "unknown", "incremental"),
+        ("om3", "unknown", "scrubbed"),
+    }
+
+
+def test_a_changed_row_names_column_family_and_bucket():
+    log = simple_log()
+    at = log.barrier()
+    wrong = at.rows | {("keyTable", b"/v/b/k"): b"2"}
+    (verdict,) = Auditor().take(log.values, [log.report(at, "om2", rows=wrong)])
+    assert (verdict.node, verdict.verdict, verdict.basis, verdict.differing_slots) == (
+        "om2", "diverged", "incremental", 1,
+    )  # fmt: skip
+    (difference,) = verdict.differences
+    slot = OM_COLUMN_FAMILIES.index(difference.cf) * 256 + difference.bucket
+    assert difference.cf == "keyTable"
+    assert difference.log_sum % 2**64 == digest(at.rows)[slot]
+    assert difference.replica_sum % 2**64 == digest(wrong)[slot]
+
+
+def test_at_most_64_differences_are_named_and_all_are_counted():
+    log = LogBuilder().start()
+    log.batch(*(log.put("keyTable", b"/v/b/%d" % n, b"x") for n in range(400)))
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, rows={})])
+    assert len(verdict.differences) == 64
+    assert verdict.differing_slots == len(digest(at.rows)) > 64
+
+
+def test_replicas_that_are_wrong_alike_are_diverged():
+    log = simple_log()
+    at = log.barrier()
+    wrong = at.rows | {("keyTable", b"/v/b/other"): b"2"}
+    verdicts = Auditor().take(log.values, [log.report(at, node, rows=wrong) for node in REPLICAS])
+    assert {v.verdict for v in verdicts} == {"diverged"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({"chain": b"c" * 32}, "chain"), ({"index": 99}, "index 99"), ({"slots": [1, 1], "sums": [1, 1]}, "twice"),
+     ({"slots": [5]}, "slots with"), ({"slots": [7 * 256], "sums": [1]}, "not in 0..1791"),
+     ({"flagged": True}, "flagged")],
+)  # fmt: skip
+def test_reports_that_differ_in_anything_are_diverged(changed, reason):
+    log = simple_log()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, **changed)])
+    assert verdict.verdict == "diverged"
+    assert reason in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [({"cluster": "other"}, "cluster"), ({"node": "om9"}, "no replica"), ({"shard": 3}, "shard 3"),
+     ({"basis": "guess"}, "basis"), ({"barrier_offset": 2}, "no kept barrier")],
+)  # fmt: skip
+@pytest.mark.parametrize("early", [False, True])
+def test_reports_that_belong_to_nothing_here_are_unknown(changed, reason, early):
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    strange = log.report(at, **changed)
+    if early:
+        verdicts = auditor.take([], [strange]) + auditor.take(log.values)
+        reason = reason.replace("no kept barrier", "")
+    else:
+        verdicts = auditor.take(log.values) + auditor.take(log.values, [strange])
+    verdicts = verdicts or auditor.expire(10**6)
+    assert {v.verdict for v in verdicts if v.node == strange.node} == {"unknown"}
+    assert any(reason in v.reason for v in verdicts)
+
+
+def test_a_report_whose_barrier_never_comes_is_unknown():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    auditor.take(log.values, [log.report(at, "om1", barrier_offset=1000)], now_ms=1)
+    verdicts = [v for v in auditor.expire(1001) if v.barrier_offset == 1000]
+    assert [(v.node, v.verdict) for v in verdicts] == [("om1", "unknown")]
+
+
+def test_evidence_is_diverged_at_once_and_while_the_replica_is_flagged():
+    log = simple_log()
+    evidence = log.evidence_report("om2", "keyTable", b"/v/b/k")
+    at = log.barrier()
+    flagged = log.report(at, "om2", flagged=True, evidence=evidence.evidence)
+    auditor = Auditor()
+    first, second = auditor.take(log.values, [evidence, flagged])
+    for verdict in (first, second):
+        assert (verdict.node, verdict.verdict, verdict.basis) == ("om2", "diverged", "evidence")
+        assert verdict.evidence == evidence.evidence
+    healed = log.barrier()
+    assert told(auditor.take(log.values, [log.report(healed, "om2")])) == {("om2", "equal", "incremental"): 1}
+
+
+def test_evidence_that_waits_for_its_barrier_survives_the_store():
+    log = simple_log()
+    at = log.barrier()
+    evidence = log.evidence_report("om2", "keyTable", b"/v/b/k").evidence
+    auditor = Auditor()
+    assert auditor.take([], [log.report(at, "om2", flagged=True, evidence=evidence)]) == []
+    (verdict,) = auditor.take(log.values)
+    assert verdict.evidence == evidence
+
+
+def false_prev(log: LogBuilder) -> None:
+    """The leader writes a false prev; replicas subtract the row that they find."""
+    true = log.put("keyTable", b"/v/b/k", b"3")
+    log.batch(replace(true, prev=12345))
+
+
+def test_a_false_prev_diverges_until_a_digest_base_heals():
+    log = simple_log()
+    false_prev(log)
+    before = log.barrier()
+    log.digest_base()
+    after = log.barrier()
+    log.batch(log.put("keyTable", b"/v/b/k2", b"3"))
+    later = log.barrier(scrub=True)
+    verdicts = Auditor().take(log.values, log.all_reports())
+    by_offset = {at.offset: {v.verdict for v in verdicts if v.barrier_offset == at.offset} for at in log.barriers}
+    assert by_offset == {before.offset: {"diverged"}, after.offset: {"equal"}, later.offset: {"equal"}}
+
+
+def lying(log: LogBuilder, **changed: object) -> LogBuilder:
+    """Make the next record claim something false."""
+    for name, value in changed.items():
+        setattr(log, name, value)
+    return log
+
+
+BREAKS: dict[str, Callable[[LogBuilder], object]] = {
+    "undecodable": lambda log: log.append_value(b"garbage"),
+    "unknown fingerprint": lambda log: log.append_value(b"\xc3\x01" + b"12345678" + b"body"),
+    "truncated": lambda log: log.append_value(log.values[-1][:-3]),
+    "ahead": lambda log: log.stale(log.term + 1),
+    "claim ahead": lambda log: lying(log, term=log.term + 1).claim(),
+    "chain": lambda log: lying(log, chain=b"x" * 32).tick(),
+    "index": lambda log: lying(log, index=log.index + 1).batch(),
+    "barrier index": lambda log: lying(log, index=log.index + 1).barrier(),
+    "base index": lambda log: lying(log, index=log.index + 1).digest_base(),
+    "time": lambda log: lying(log, timestamp_ms=5).batch(),
+    "second genesis": lambda log: log.genesis(),
+    "unknown family": lambda log: log.batch(Put(cf="newTable", key=b"k", value=b"v", prev=None)),
+}
+
+
+@pytest.mark.parametrize("how", BREAKS)
+def test_a_broken_log_makes_every_replica_diverged_on_the_log(how):
+    log = simple_log()
+    good = log.barrier()
+    broken_at = len(log.values)
+    BREAKS[how](log)
+    bad = log.barrier()
+    auditor = Auditor()
+    verdicts = auditor.take(log.values, [log.report(good, "om1"), log.report(bad, "om1")])
+    broken = [v for v in verdicts if v.basis == "log"]
+    assert ("om1", "equal", "incremental") in told(verdicts)
+    assert {v.node for v in broken if v.barrier_offset == broken_at} == set(REPLICAS)
+    assert all(v.verdict == "diverged" and f"offset {broken_at}" in v.reason for v in broken)
+    assert [v.node for v in broken if v.barrier_offset == bad.offset] in (["om1"], [*REPLICAS, "om1"])
+    later = auditor.take(log.values, [log.report(bad, "om3"), log.report(good, "om3")])
+    assert told(later) == {("om3", "diverged", "log"): 1, ("om3", "equal", "incremental"): 1}
+
+
+def test_a_log_broken_before_genesis_names_no_replica():
+    (verdict,) = Auditor().take([b"garbage"])
+    assert (verdict.node, verdict.verdict, verdict.basis) == ("", "diverged", "log")
+
+
+@pytest.mark.parametrize("changed", [{"column_families": ["retryTable"]}, {"shard": 4}])
+def test_a_genesis_of_another_kind_breaks_the_log(changed):
+    log = LogBuilder()
+    log.claim()
+    log.genesis(**changed)
+    verdicts = Auditor().take(log.values)
+    assert {(v.verdict, v.basis) for v in verdicts} == {("diverged", "log")}
+
+
+def test_kept_barriers_are_bounded():
+    log = simple_log()
+    for _ in range(6):
+        log.barrier()
+    auditor = Auditor(Limits(report_timeout_ms=1000, kept_barriers=4))
+    verdicts = auditor.take(log.values)
+    assert len(auditor.store.barriers) == 4
+    assert {(v.barrier_offset, v.verdict) for v in verdicts} == {(at.offset, "unknown") for at in log.barriers[:2]}
+    late = auditor.take(log.values, [log.report(log.barriers[0])])
+    assert told(late) == {("om1", "unknown", "incremental"): 1}
+
+
+def test_early_reports_are_bounded_and_the_newest_stay():
+    log = simple_log()
+    for _ in range(6):
+        log.barrier()
+    auditor = Auditor(Limits(report_timeout_ms=1000, early_reports=4))
+    verdicts = auditor.take([], [log.report(at) for at in log.barriers])
+    assert told(verdicts) == {("om1", "unknown", "incremental"): 2}
+    assert len(auditor.store.reports) == 4
+    assert told(auditor.take(log.values)) == {("om1", "equal", "incremental"): 4}
+
+
+def test_undecodable_report_is_unknown():
+    log = simple_log()
+    log.barrier()
+    auditor = Auditor()
+    audit = auditor.audit()
+    bad = replace(report(log.report(log.barriers[0], "om2")), error="not a valid AuditReport")
+    (verdict,) = auditor.keep(audit, list(audit.take(log_rows(log.values), [bad], 0)))[-1:]
+    assert (verdict.node, verdict.verdict, verdict.reason) == ("om2", "unknown", "not a valid AuditReport")

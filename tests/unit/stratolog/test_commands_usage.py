@@ -1,0 +1,105 @@
+"""Every command explains itself, and wrong usage is refused before anything is asked. In this process, without a stack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stratolog.cli import build_app
+from stratolog.errors import EXIT_USAGE, Unavailable, UsageError, UserError
+
+SHELL = [
+    *(("sh", kind, verb) for kind in ("volume", "bucket")
+      for verb in ("create", "info", "list", "delete", "update", "set-quota", "clear-quota", "setquota", "clrquota")),
+    *(("sh", "key", verb) for verb in ("create", "info", "list", "delete", "rename")),
+]  # fmt: skip
+COMMANDS = [
+    *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
+    ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def stratolog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
+    """A runner in a directory without a stack, whose nodes and broker nobody can reach."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("STRATOLOG_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("STRATOLOG_NODES", "om1=127.0.0.1:1")
+    return CliRunner()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(command: tuple[str, ...], stratolog: CliRunner) -> None:
+    result = stratolog.invoke(build_app(), [*command, "--help"])
+    assert result.exit_code == 0
+    assert f"{' '.join(command)} [OPTIONS]" in result.stdout
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sh", "volume", "info", "/v/b"), "is not the address of a volume"),
+        (("sh", "bucket", "create", "/v"), "is not the address of a bucket"),
+        (("sh", "key", "delete", "/v/b"), "is not the address of a key"),
+        (("sh", "volume", "create", "/v", "--quota", "much"), "'much' is not a size"),
+        (("sh", "volume", "create", "/v", "--namespace-quota", "0"), "greater than or equal to 1"),
+        (("sh", "key", "create", "/v/b/k", "--metadata", "x"), "'x' is not NAME=VALUE"),
+        (("sh", "key", "list", "/v/b", "--consistency", "strong"), "'strong' is not one of"),
+        (("sh", "key", "info", "/v/b/k", "--session", "x"), "'x' is not SHARD:INDEX"),
+        (("ingest", "absent"), "'absent' does not exist"),
+        (("ingest", ".", "--max-in-flight", "0"), "greater than or equal to 1"),
+        (("demo", "--tree", "absent"), "'absent' does not exist"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
+    result = stratolog.invoke(build_app(), arguments)
+    assert (result.exit_code, result.stdout) == (EXIT_USAGE, "")
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sh", "volume", "set-quota", "/v"), "which quota?"),
+        (("sh", "bucket", "clear-quota", "/v/b"), "which quota?"),
+        (("ingest", ".", "--prefix", "Not_Legal"), "not 'Not_Legal'"),
+        (("bench", "--in-flight", "1,x"), "'1,x' is not a list of numbers"),
+        (("bench", "--in-flight", "0"), "'0' is not a list of numbers"),
+        (("audit",), "give either --once or --follow"),
+        (("audit", "--once", "--follow"), "give either --once or --follow"),
+        (("admin", "digest-base", "2"), "no shard 2; there are 0..1"),
+        (("admin", "rebuild", "om1", "2"), "no shard 2; there are 0..1"),
+        (("admin", "stop-node", "om7"), "no node 'om7'"),
+        (("admin", "start-node", "om7"), "no node 'om7'"),
+        (("sh", "volume", "list", "--node", "om7"), "no node 'om7'"),
+    ],
+)
+def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
+    error = stratolog.invoke(build_app(), arguments).exception
+    assert isinstance(error, UsageError)
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sh", "volume", "list"), ("sh", "volume", "create", "/v"), ("sh", "key", "info", "/v/b/k"), ("ingest", "."),
+        ("bench",), ("admin", "rebuild", "om1", "0"), ("admin", "stop-node", "om1"), ("admin", "start-node", "om1"),
+    ],
+)  # fmt: skip
+def test_without_a_stack_every_command_says_so_at_once(arguments: tuple[str, ...], stratolog: CliRunner) -> None:
+    error = stratolog.invoke(build_app(), arguments).exception
+    assert isinstance(error, Unavailable)
+    assert "start one with 'stratolog up'" in str(error)
+
+
+def test_nothing_is_rebuilt_without_knowing_the_stack(stratolog: CliRunner, tmp_path: Path) -> None:
+    folder = tmp_path / ".stratolog" / "nodes" / "om1" / "shard-0"
+    folder.mkdir(parents=True)
+    error = stratolog.invoke(build_app(), ["admin", "rebuild", "om1", "0"]).exception
+    assert isinstance(error, UserError)
+    assert folder.is_dir()
