@@ -1,0 +1,151 @@
+"""createKey + commitKey through the whole system: one shard, one broker, three nodes applying, on this machine.
+
+    python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--json]
+
+Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table, and one
+JSON object a line: `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`, `cpu_us_per_request` by process,
+and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from producers import Client
+from stratolog.local.kafka import LONG_RUN_JVM
+from tests.support.stack import LocalKafka, TestStack
+
+VOLUME, BUCKET = "bench", "bucket"
+LOAD_TIMEOUT_S = 3600
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One measurement: so many in flight for so long, or until so many keys are made."""
+
+    in_flight: int
+    seconds: float
+    warm_up_seconds: float
+    pairs: int = 0
+
+
+class System:
+    """A running stack with one shard."""
+
+    def __init__(self, stack: TestStack) -> None:
+        self.stack = stack
+        self.processes = {name: psutil.Process(node.pid) for name, node in stack.nodes.items()}
+        for number, broker in stack.kafka.processes.items():
+            self.processes[f"broker{number}"] = psutil.Process(broker.pid)
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return processor time so far by process."""
+        times = {name: process.cpu_times() for name, process in self.processes.items()}
+        return {name: spent.user + spent.system for name, spent in times.items()}
+
+    def leader_counts(self) -> tuple[float, float]:
+        """Return (requests, batches) that leaders have made effective, summed over nodes."""
+        requests = batches = 0.0
+        for name in self.stack.names:
+            for line in self.stack.get(name, "/metrics").text.splitlines():
+                if line.startswith("stratolog_leader_requests_total{"):
+                    requests += float(line.rsplit(" ", 1)[1])
+                elif line.startswith("stratolog_leader_batches_total{"):
+                    batches += float(line.rsplit(" ", 1)[1])
+        return requests, batches
+
+    def peak_rss_mib(self) -> dict[str, float]:
+        """Return each node's peak resident memory in MiB, as the kernel kept it."""
+        peaks = {}
+        for name in self.stack.names:
+            status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
+            peak_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+            peaks[name] = round(peak_kib / 1024, 1)
+        return peaks
+
+    def measure(self, spec: Spec) -> dict[str, Any]:
+        """Run the load generator in a process of its own and return its figures with the system's."""
+        cpu_before, counts_before = self.cpu_s(), self.leader_counts()
+        command = [
+            sys.executable, "-m", "producers.load", "--json",
+            "--bootstrap-servers", self.stack.settings.bootstrap_servers, "--volume", VOLUME, "--bucket", BUCKET,
+            "--in-flight", str(spec.in_flight), "--seconds", str(spec.seconds),
+            "--warm-up-seconds", str(spec.warm_up_seconds), "--pairs", str(spec.pairs),
+        ]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=LOAD_TIMEOUT_S)
+        figures: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        cpu_after, counts_after = self.cpu_s(), self.leader_counts()
+        requests = counts_after[0] - counts_before[0]
+        batches = counts_after[1] - counts_before[1]
+        figures["requests_per_batch"] = round(requests / max(batches, 1), 1)
+        figures["cpu_us_per_request"] = {
+            **{name: round((cpu_after[name] - cpu_before[name]) / max(requests, 1) * 1e6, 1) for name in cpu_after},
+            "client": figures.pop("client_cpu_us"),
+        }
+        return figures
+
+
+def print_table(rows: Iterable[dict[str, Any]]) -> None:
+    """Print the figures for people."""
+    table = Table("in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request")
+    for row in rows:
+        cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
+        table.add_row(
+            str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}",
+            f"{row['requests_per_batch']:.1f}", cpu,
+        )  # fmt: skip
+    Console(stderr=True).print(table)
+
+
+def main() -> None:
+    """Start the stack, measure, print, stop it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 50, 500, 4000])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds of load before anything is measured")
+    parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
+    parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
+    parser.add_argument("--durability", choices=("replicated", "fsync"), default="replicated")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="stratolog-bench-") as folder:
+        kafka = LocalKafka(Path(folder) / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM)
+        stack = TestStack(
+            Path(folder), kafka=kafka, shards=1, brokers=arguments.brokers, durability=arguments.durability
+        )
+        with kafka, stack:
+            with Client(stack.settings.bootstrap_servers) as client:
+                client.create_volume(VOLUME)
+                client.create_bucket(VOLUME, BUCKET)
+            run(System(stack), arguments)
+
+
+def run(system: System, arguments: argparse.Namespace) -> None:
+    """Measure at each level, then load the keys."""
+    if arguments.warm_up:
+        system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0))
+    rows = []
+    for in_flight in arguments.in_flight:
+        rows.append(system.measure(Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=2)))
+        print(json.dumps(rows[-1]), flush=True)
+    print_table(rows)
+    if arguments.keys:
+        loaded = system.measure(Spec(in_flight=4000, seconds=LOAD_TIMEOUT_S, warm_up_seconds=0, pairs=arguments.keys))
+        print(json.dumps({"keys_loaded": arguments.keys, **loaded, "peak_rss_mib": system.peak_rss_mib()}), flush=True)
+    system.stack.wait_converged()
+
+
+if __name__ == "__main__":
+    main()
