@@ -1,0 +1,25 @@
+# One image for the nodes, the topics and the audit of docker-compose.yml: Python with the package, and Java and the
+# connector jars for Spark.
+
+FROM maven:3.9-eclipse-temurin-17 AS jars
+COPY stratolog/local/poms/spark.xml /poms/pom.xml
+RUN mvn -B -q -f /poms/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=/jars
+
+FROM python:3.11-slim-bookworm
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /opt/stratolog
+COPY pyproject.toml README.md ./
+COPY schemas ./schemas
+COPY replicated_db ./replicated_db
+COPY om_processors ./om_processors
+COPY producers ./producers
+COPY spark_streaming ./spark_streaming
+COPY stratolog ./stratolog
+RUN pip install --no-cache-dir '.[om,spark]'
+COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
+RUN useradd --create-home stratolog && mkdir -p /data && chown stratolog /data
+USER stratolog
+ENV STRATOLOG_CACHE_DIR=/var/cache/stratolog STRATOLOG_DATA_DIR=/data
+ENTRYPOINT ["stratolog"]
