@@ -7,11 +7,12 @@ own start; here the operator learns of a mismatch first.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewTopic, TopicMetadata
 
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
@@ -32,6 +33,7 @@ from stratolog.local.processes import wait_until
 CONTACT_TIMEOUT_S = 10.0
 ADMIN_TIMEOUT_S = 30.0
 SETTLE_TIMEOUT_S = 30.0
+SETTLE_POLL_S = 0.1
 
 REPLICATED = "replicated"
 FSYNC = "fsync"
@@ -128,11 +130,33 @@ def _await_leaders(admin: AdminClient, plan: TopicPlan) -> None:
         raise Unavailable(f"topics have no leaders after {SETTLE_TIMEOUT_S:.0f} s")
 
 
+def _described(
+    admin: AdminClient, plan: TopicPlan
+) -> tuple[dict[str, TopicMetadata], dict[str, dict[str, ConfigEntry]]]:
+    """Return every topic's partitions and settings.
+
+    With several brokers, the one that is asked may hear of a topic a moment after another has named its leaders.
+    """
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in plan.topics()]
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while True:
+        try:
+            futures = admin.describe_configs(resources)
+            settings = {resource.name: future.result() for resource, future in futures.items()}
+            found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+            if settings.keys() <= found.keys():
+                return found, settings
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise Unavailable(f"topics are not known to every broker after {SETTLE_TIMEOUT_S:.0f} s")
+        time.sleep(SETTLE_POLL_S)
+
+
 def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
     """Return in words where topics differ from the plan."""
-    found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
-    futures = admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, name) for name in plan.topics()])
-    actual = {resource.name: future.result() for resource, future in futures.items()}
+    found, actual = _described(admin, plan)
     words = []
     for name, (count, settings) in plan.topics().items():
         partitions = found[name].partitions
