@@ -15,7 +15,7 @@ from om_processors import ids
 from om_processors.context import ALLOW_ALL, AnyHandler, Authorizer, PreExecuteContext, Prepared, Result, Transaction
 from om_processors.errors import OMError
 from om_processors.requests import HANDLERS
-from schemas.messages import LogDigestBase, Request, RequestBody
+from schemas.messages import Request, RequestBody, ShardCommand
 from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
 from schemas.sharding import shard_of
 
@@ -39,7 +39,7 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     body = request.body
     handler = _handler(body)
     handler.check(body)
-    if not isinstance(body, LogDigestBase):
+    if not isinstance(body, ShardCommand):
         shard = _shard_of(body.volume, context.shards)
         if shard != context.shard:
             raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")

@@ -16,7 +16,7 @@ from replicated_db.leader import Proposal, Reply
 from schemas import result_codes as codes
 from schemas.codec import Undecodable, UnknownSchema, decode_as
 from schemas.log import RequestPosition
-from schemas.messages import LogDigestBase, Rejected, Request
+from schemas.messages import SHARD_COMMANDS, Rejected, Request
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_REJECTED_BYTES = 65_536
@@ -63,7 +63,7 @@ class Gateway:
             body=request,
             reply_to=request.reply_partition,
             position=RequestPosition(offset=received.offset + 1, leader_epoch=received.leader_epoch, hash=request_hash),
-            begins_batch=isinstance(request.body, LogDigestBase),
+            begins_batch=isinstance(request.body, SHARD_COMMANDS),
         )
 
     def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:

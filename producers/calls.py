@@ -31,7 +31,7 @@ from producers.errors import (
     error_of,
 )
 from schemas import codec
-from schemas.messages import LogDigestBase, Request, RequestBody, Response
+from schemas.messages import Request, RequestBody, Response, ShardCommand
 from schemas.result_codes import INVALID_REQUEST, OK, REQUEST_TOO_LARGE, Remedy, remedy
 from schemas.sharding import shard_of
 from schemas.topics import MAX_REQUEST_BYTES
@@ -187,7 +187,7 @@ class Calls:
             body=body,
         )
         try:
-            shard = body.shard if isinstance(body, LogDigestBase) else shard_of(body.volume, self._shards)
+            shard = body.shard if isinstance(body, ShardCommand) else shard_of(body.volume, self._shards)
             value = codec.encode(request)
         except (TypeError, ValueError, OverflowError, AttributeError, KeyError) as error:
             message = f"the schema does not allow this: {type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schemas.messages import LogDigestBase, RenameKey, RequestBody, Response
+from schemas.messages import LogDigestBase, RenameKey, RequestBody, Response, ShardCommand
 from schemas.result_codes import OK, Remedy, remedy
 
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -93,6 +93,8 @@ def describe(body: RequestBody) -> str:
     kind = type(body).__name__
     if isinstance(body, LogDigestBase):
         return f"{kind} of shard {body.shard} at index {body.index}"
+    if isinstance(body, ShardCommand):
+        return f"{kind} of shard {body.shard}"
     if isinstance(body, RenameKey):
         return f"{kind} /{body.volume}/{body.bucket}/{body.from_key} to {body.to_key}"
     names = (getattr(body, field, None) for field in ("volume", "bucket", "key"))

@@ -38,6 +38,44 @@ class Genesis:
     shards: int
     replicas: list[str]
     column_families: list[str]
+    feature_level: int = 1
+
+
+@record
+class Members:
+    """The nodes that hold a replica from here on."""
+
+    term: int
+    nonce: bytes
+    seq: int
+    prev_chain: bytes
+    index: int
+    replicas: list[str]
+
+
+@record
+class FeatureLevel:
+    """An upgrade is finalized: the leader may write what came with ``level``."""
+
+    term: int
+    nonce: bytes
+    seq: int
+    prev_chain: bytes
+    index: int
+    level: int
+
+
+@record
+class Prepared:
+    """The shard refuses writes from here on (``prepared``), or takes them again."""
+
+    term: int
+    nonce: bytes
+    seq: int
+    prev_chain: bytes
+    index: int
+    prepared: bool
+    checkpoint: str
 
 
 @record
@@ -156,5 +194,8 @@ class Batch:
     results: list[Result]
 
 
-CountingRecord = Batch | Barrier | Tick | Genesis | DigestBase
+ControlRecord = Members | FeatureLevel | Prepared
+"""Records that change how the shard is run, never its rows."""
+
+CountingRecord = Batch | Barrier | Tick | Genesis | DigestBase | ControlRecord
 LogRecord = LeaderClaim | CountingRecord

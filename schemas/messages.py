@@ -6,6 +6,7 @@ A *request body* is one of the classes in :data:`RequestBody`; its class name is
 from __future__ import annotations
 
 from dataclasses import field
+from typing import get_args
 
 from schemas.record import record
 from schemas.rows import BlockLocation
@@ -115,6 +116,51 @@ class LogDigestBase:
     basis: str
 
 
+@record
+class AddNode:
+    """Operator's command: a node becomes a member of the shard."""
+
+    shard: int
+    node: str
+
+
+@record
+class RemoveNode:
+    """Operator's command: a node is no member of the shard any more."""
+
+    shard: int
+    node: str
+
+
+@record
+class Prepare:
+    """Operator's command: refuse writes and take a checkpoint, for an upgrade of all nodes."""
+
+    shard: int
+    checkpoint: str
+
+
+@record
+class CancelPrepare:
+    """Operator's command: take writes again."""
+
+    shard: int
+
+
+@record
+class Finalize:
+    """Operator's command: all nodes are upgraded to software that knows ``level``."""
+
+    shard: int
+    level: int
+
+
+ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | Finalize
+"""Operators' commands: they name their shard instead of a volume, and act on the shard's log rather than on tables."""
+
+SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
+"""Their classes."""
+
 RequestBody = (
     CreateVolume
     | SetVolumeProperty
@@ -127,7 +173,7 @@ RequestBody = (
     | CommitKey
     | DeleteKey
     | RenameKey
-    | LogDigestBase
+    | ShardCommand
 )
 
 

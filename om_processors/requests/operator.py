@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from om_processors.context import AnyHandler, Prepared, RequestHandler, Result, Transaction
 from om_processors.errors import OMError
-from schemas.messages import LogDigestBase
+from schemas.messages import SHARD_COMMANDS, ShardCommand
 from schemas.result_codes import NOT_SUPPORTED_OPERATION
 
 
-def _refuse(body: LogDigestBase) -> None:
-    raise OMError(NOT_SUPPORTED_OPERATION, f"LogDigestBase of shard {body.shard} is no request on tables")
+def _refuse(body: ShardCommand) -> None:
+    raise OMError(NOT_SUPPORTED_OPERATION, f"{type(body).__name__} of shard {body.shard} is no request on tables")
 
 
-def _apply(body: LogDigestBase, _prepared: Prepared, _tx: Transaction) -> Result:
+def _apply(body: ShardCommand, _prepared: Prepared, _tx: Transaction) -> Result:
     _refuse(body)
     return None
 
 
-HANDLERS: tuple[AnyHandler, ...] = (RequestHandler(body=LogDigestBase, check=_refuse, apply=_apply),)
+HANDLERS: tuple[AnyHandler, ...] = tuple(
+    RequestHandler(body=command, check=_refuse, apply=_apply) for command in SHARD_COMMANDS
+)

@@ -164,7 +164,7 @@ def changed(name: str, change: Any) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", [version.name for version in registry])
 def test_our_schemas_with_a_field_taken_away(name: str):
-    newer, older = changed(name, lambda schema: schema["fields"].pop())
+    newer, older = changed(name, lambda schema: schema["fields"].pop(0))
     assert any("no default" in one for one in unsafe_change(newer, older))
 
 
@@ -198,7 +198,7 @@ def test_a_request_type_may_be_added_but_not_taken_away():
     )
     assert unsafe_change(newer, older) == []
     newer, older = changed("Request", lambda schema: body(schema).pop())
-    assert any("LogDigestBase" in one for one in unsafe_change(newer, older))
+    assert any("Finalize" in one for one in unsafe_change(newer, older))
 
 
 def test_a_request_type_that_is_there_obeys_the_rules():
