@@ -20,7 +20,16 @@ from xxhash import xxh3_128_digest
 from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, BrokenLog
 from replicated_db.position import Position
-from schemas.log import Barrier, Batch, CountingRecord, DigestBase, LeaderClaim, LogRecord
+from schemas.log import (
+    Barrier,
+    Batch,
+    ControlRecord,
+    CountingRecord,
+    DigestBase,
+    LeaderClaim,
+    LogRecord,
+    RequestBatch,
+)
 
 
 class Reading(Enum):
@@ -67,12 +76,12 @@ def _check_continuity(position: Position, record: CountingRecord) -> None:
     name = f"{type(record).__name__} of term {record.term}, seq {record.seq}"
     if record.prev_chain != position.chain:
         raise BrokenLog(f"{name}: prev_chain {record.prev_chain.hex()} but the chain is {position.chain.hex()}")
-    if isinstance(record, Batch):
+    if isinstance(record, Batch | RequestBatch):
         if record.first_index != position.index + 1 or record.last_index < position.index:
             raise BrokenLog(f"{name}: indexes {record.first_index}..{record.last_index} after {position.index}")
         if record.timestamp_ms < position.timestamp_ms:
             raise BrokenLog(f"{name}: batch time {record.timestamp_ms} ms after {position.timestamp_ms} ms")
-    elif isinstance(record, Barrier | DigestBase) and record.index != position.index:
+    elif isinstance(record, Barrier | DigestBase | ControlRecord) and record.index != position.index:
         raise BrokenLog(f"{name}: index {record.index} where {position.index} is the last")
 
 
@@ -85,7 +94,7 @@ def advance(position: Position, record: LogRecord, offset: int, value: bytes) ->
             position, offset=offset, record_hash=record_hash, chain=chain,
             term=record.term, nonce=record.nonce, seq=0, leader=record.node, address=record.address,
         )  # fmt: skip
-    if isinstance(record, Batch):
+    if isinstance(record, Batch | RequestBatch):
         return replace(
             position, offset=offset, record_hash=record_hash, chain=chain, seq=record.seq,
             index=record.last_index, timestamp_ms=record.timestamp_ms,

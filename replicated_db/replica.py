@@ -39,7 +39,7 @@ from replicated_db.position import (
 from replicated_db.reading import Reading, advance, judge
 from replicated_db.retry import RETENTION_MS, expiry_row, prunable
 from schemas.codec import Undecodable, decode, decode_as, encode
-from schemas.log import Barrier, Batch, DigestBase, Genesis, LogRecord
+from schemas.log import Barrier, Batch, DigestBase, Genesis, LogRecord, RequestBatch
 from schemas.messages import AuditReport, Evidence
 
 SCAN_STEP_ROWS = 200
@@ -180,6 +180,8 @@ class Replica:
         if isinstance(record, Batch):
             evidence = self._apply_batch(record, position)
             return Outcome(reading=reading, record=record, position=position, evidence=evidence)
+        if isinstance(record, RequestBatch):
+            raise BrokenLog(f"shard {self.identity.shard}, offset {offset}: a RequestBatch: upgrade this node")
         writes: list[Write] = []
         evidence = None
         if isinstance(record, Genesis):

@@ -28,8 +28,8 @@ T = TypeVar("T")
 HEADER_BYTES = len(MARKER) + FINGERPRINT_BYTES
 
 _TOP_LEVEL: tuple[type, ...] = (
-    log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Barrier, log.Tick, log.DigestBase, log.Batch,
-    messages.Request, messages.Response, messages.Rejected, messages.AuditReport, messages.Verdict,
+    log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Mode, log.Barrier, log.Tick, log.DigestBase, log.Batch,
+    log.RequestBatch, messages.Request, messages.PreparedRequest, messages.Response, messages.Rejected, messages.AuditReport, messages.Verdict,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo,
 )  # fmt: skip
 

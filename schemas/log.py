@@ -12,6 +12,13 @@ from schemas.record import record
 
 NONCE_BYTES = 16
 CHAIN_BYTES = 32
+LEADER_MODE = "leader"
+"""Executed once, by the leader; the log holds the results (:class:`Batch`). Every request type's, unless a Mode says otherwise."""
+
+LATE_MODE = "late"
+"""Validated and executed by every replica where it applies the record; the log holds the requests (:class:`RequestBatch`)."""
+
+REQUEST_MODES = (LEADER_MODE, LATE_MODE)
 
 
 @record
@@ -76,6 +83,19 @@ class Prepared:
     index: int
     prepared: bool
     checkpoint: str
+
+
+@record
+class Mode:
+    """From here on the leader logs requests of one type in this mode: LEADER_MODE or LATE_MODE."""
+
+    term: int
+    nonce: bytes
+    seq: int
+    prev_chain: bytes
+    index: int
+    request_type: str
+    mode: str
 
 
 @record
@@ -194,8 +214,36 @@ class Batch:
     results: list[Result]
 
 
-ControlRecord = Members | FeatureLevel | Prepared
+@record
+class LateRequest:
+    """A request that each replica executes itself. ``prepared`` is the service's own encoding of it after preExecute."""
+
+    client_id: bytes
+    call_id: bytes
+    request_hash: bytes
+    first_sent_at_ms: int
+    request_type: str
+    index: int
+    prepared: bytes
+
+
+@record
+class RequestBatch:
+    """Pre-executed requests, one index each: late validation."""
+
+    term: int
+    nonce: bytes
+    seq: int
+    prev_chain: bytes
+    first_index: int
+    last_index: int
+    timestamp_ms: int
+    request_position: RequestPosition | None
+    requests: list[LateRequest]
+
+
+ControlRecord = Members | FeatureLevel | Prepared | Mode
 """Records that change how the shard is run, never its rows."""
 
-CountingRecord = Batch | Barrier | Tick | Genesis | DigestBase | ControlRecord
+CountingRecord = Batch | RequestBatch | Barrier | Tick | Genesis | DigestBase | ControlRecord
 LogRecord = LeaderClaim | CountingRecord

@@ -155,7 +155,16 @@ class Finalize:
     level: int
 
 
-ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | Finalize
+@record
+class SetRequestMode:
+    """Operator's command: log requests of one type in another mode (``schemas.log.REQUEST_MODES``)."""
+
+    shard: int
+    request_type: str
+    mode: str
+
+
+ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | Finalize | SetRequestMode
 """Operators' commands: they name their shard instead of a volume, and act on the shard's log rather than on tables."""
 
 SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
@@ -188,6 +197,18 @@ class Request:
     reply_partition: int
     caller: str
     body: RequestBody
+
+
+@record
+class PreparedRequest:
+    """A request after preExecute: what a RequestBatch holds of it. A ``status`` other than OK is the leader's refusal."""
+
+    request: bytes
+    object_id: int
+    session_id: int
+    blocks: list[BlockLocation]
+    status: str
+    message: str
 
 
 @record

@@ -7,8 +7,8 @@ Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
 3. What is at or below the current term and does not count is void: skipped, as if it had never been written.
 4. A claim above the current term + 1, or another record above the current term, proves a missed claim: AHEAD_OF_LOG.
 5. Valid claims and counting records make the chain: SHA-256(chain before + value). A counting record must carry the
-   chain before it, a batch must start at the last index + 1 and not before the last timestamp; the first counting
-   record is Genesis, and there is no other. Anything else breaks the contract: :class:`LogBroken`.
+   chain before it, a batch (of results or of requests) must start at the last index + 1 and not before the last
+   timestamp; the first counting record is Genesis, and there is no other. Anything else breaks the contract: :class:`LogBroken`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ BARRIER = "Barrier"
 TICK = "Tick"
 DIGEST_BASE = "DigestBase"
 BATCH = "Batch"
-LOG_RECORD_TYPES = (CLAIM, GENESIS, BARRIER, TICK, DIGEST_BASE, BATCH)
+REQUEST_BATCH = "RequestBatch"
+MODE = "Mode"
+LOG_RECORD_TYPES = (CLAIM, GENESIS, BARRIER, TICK, DIGEST_BASE, BATCH, REQUEST_BATCH, MODE)
 
 
 class LogBroken(Exception):
@@ -62,7 +64,7 @@ class Header:
 
     ``kind`` is its record type, None with an ``error`` if it could not be decoded. ``chain_after`` is
     SHA-256(*its own* prev_chain + value): the chain after the record once prev_chain has proved right. A claim has no
-    prev_chain, so it comes with its ``value`` instead. ``index`` is a Barrier's or a DigestBase's.
+    prev_chain, so it comes with its ``value`` instead. ``index`` is a Barrier's, a DigestBase's or a control record's.
     """
 
     offset: int
@@ -141,9 +143,9 @@ def _count(position: Position, header: Header) -> Position:
     counted = replace(position, seq=header.seq, chain=header.chain_after)
     if header.kind == GENESIS:
         return replace(counted, genesis=header.genesis)
-    if header.kind == BATCH:
+    if header.kind in (BATCH, REQUEST_BATCH):
         return _count_batch(counted, header)
-    if header.kind in (BARRIER, DIGEST_BASE) and header.index != position.last_index:
+    if header.kind in (BARRIER, DIGEST_BASE, MODE) and header.index != position.last_index:
         raise LogBroken(
             header.offset, f"{header.kind} of index {header.index}, the last index is {position.last_index}"
         )

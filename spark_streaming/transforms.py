@@ -24,7 +24,16 @@ from pyspark.sql import types as T  # noqa: N812
 
 from schemas.column_families import BUCKETS, RETRY_TABLE
 from spark_streaming.decode import ERROR, RECORD_TYPE, column_of, decoded, schema_text
-from spark_streaming.reading import BARRIER, BATCH, CLAIM, DIGEST_BASE, GENESIS, LOG_RECORD_TYPES, TICK
+from spark_streaming.reading import (
+    BARRIER,
+    BATCH,
+    CLAIM,
+    DIGEST_BASE,
+    GENESIS,
+    LOG_RECORD_TYPES,
+    MODE,
+    REQUEST_BATCH,
+)
 
 REPORT = "AuditReport"
 UNKNOWN_SLOT = -1
@@ -82,7 +91,8 @@ REPORT_SOURCE = "report"
 
 def log_rows(records: DataFrame, families: Sequence[str]) -> DataFrame:
     """Turn records of a log topic into rows of AUDIT_SCHEMA; ``families`` in the order of Genesis."""
-    frame = with_changes(decoded(records, LOG_RECORD_TYPES), families)
+    light = {REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests")}
+    frame = with_changes(decoded(records, LOG_RECORD_TYPES, light), families)
     changes = {name: F.col(name) for name in ("slot", "next", "prev")}
     return _log_rows(frame, changes | {"unknown_families": unknown_families(families)})
 
@@ -93,9 +103,18 @@ def header_rows(records: DataFrame) -> DataFrame:
     Operations and results are skipped over, not decoded: much cheaper, but a batch that is malformed within one of
     them may pass.
     """
-    batch = json.loads(schema_text(BATCH))
-    batch["fields"] = [field for field in batch["fields"] if field["name"] not in ("operations", "results")]
-    return _log_rows(decoded(records, LOG_RECORD_TYPES, {BATCH: batch}), {})
+    light = {
+        BATCH: without_fields(BATCH, "operations", "results"),
+        REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests"),
+    }
+    return _log_rows(decoded(records, LOG_RECORD_TYPES, light), {})
+
+
+def without_fields(record_type: str, *unwanted: str) -> Any:
+    """Return the current schema of a record type without some of its fields: they are skipped over, not built."""
+    schema = json.loads(schema_text(record_type))
+    schema["fields"] = [field for field in schema["fields"] if field["name"] not in unwanted]
+    return schema
 
 
 def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
@@ -108,14 +127,14 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
         "seq": _field("seq", *_COUNTING),
         "prev_chain": _field("prev_chain", *_COUNTING),
         "chain_after": F.unhex(F.sha2(F.concat(_field("prev_chain", *_COUNTING), F.col("value")), 256)),
-        "first_index": _field("first_index", BATCH),
-        "last_index": _field("last_index", BATCH),
-        "timestamp_ms": _field("timestamp_ms", BATCH),
+        "first_index": _field("first_index", BATCH, REQUEST_BATCH),
+        "last_index": _field("last_index", BATCH, REQUEST_BATCH),
+        "timestamp_ms": _field("timestamp_ms", BATCH, REQUEST_BATCH),
         "scrub": _field("scrub", BARRIER),
         "shards": _field("shards", GENESIS),
         "replicas": _field("replicas", GENESIS),
         "column_families": _field("column_families", GENESIS),
-        "index": _field("index", BARRIER, DIGEST_BASE),
+        "index": _field("index", BARRIER, DIGEST_BASE, MODE),
         "cluster": _field("cluster", GENESIS),
         "node": _field("node", CLAIM),
         "named_shard": _field("shard", GENESIS),
@@ -226,7 +245,7 @@ def unknown_families(families: Sequence[str]) -> Column:
     return F.when(F.array_contains("slot", F.lit(UNKNOWN_SLOT).cast("long")), F.array_except(named, known))
 
 
-_COUNTING = (GENESIS, BARRIER, TICK, DIGEST_BASE, BATCH)
+_COUNTING = tuple(kind for kind in LOG_RECORD_TYPES if kind != CLAIM)
 
 
 def _field(name: str, *record_types: str) -> Column:

@@ -19,7 +19,18 @@ from replicated_db.reading import Reading
 from replicated_db.replica import Identity, Outcome, Replica
 from replicated_db.transaction import Transaction
 from schemas.codec import encode
-from schemas.log import Batch, Delete, Genesis, Merge, Operation, Put, RequestPosition, Result
+from schemas.log import (
+    Batch,
+    Delete,
+    Genesis,
+    LateRequest,
+    Merge,
+    Operation,
+    Put,
+    RequestBatch,
+    RequestPosition,
+    Result,
+)
 
 FAMILIES = families(["things", "counters"], [ADD_INT64, MAX_BYTES])
 CLUSTER = "test"
@@ -212,6 +223,15 @@ def batch(*operations: Operation, results: Sequence[Result] = (), first_index: i
     return Batch(
         seq=seq, first_index=first_index, last_index=first_index if last_index is None else last_index,
         timestamp_ms=timestamp_ms, request_position=None, operations=list(operations), results=list(results), **fields,
+    )  # fmt: skip
+
+
+def request_batch(*requests: LateRequest, first_index: int = 1, last_index: int | None = None, seq: int = 1,
+                  timestamp_ms: int = START_MS, **header: Any) -> RequestBatch:  # fmt: skip
+    fields: dict[str, Any] = {"term": 1, "nonce": NONCE, "prev_chain": CHAIN} | header
+    return RequestBatch(
+        seq=seq, first_index=first_index, last_index=first_index if last_index is None else last_index,
+        timestamp_ms=timestamp_ms, request_position=None, requests=list(requests), **fields,
     )  # fmt: skip
 
 

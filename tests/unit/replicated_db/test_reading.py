@@ -12,8 +12,8 @@ from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, BrokenLog, StopProcess
 from replicated_db.position import Position
 from replicated_db.reading import Reading, advance, judge
-from schemas.log import Barrier, DigestBase, LeaderClaim, LogRecord, Tick
-from tests.unit.replicated_db.kit import batch, genesis
+from schemas.log import Barrier, DigestBase, LeaderClaim, LogRecord, Mode, Tick
+from tests.unit.replicated_db.kit import batch, genesis, request_batch
 
 OURS, OTHERS = b"o" * 16, b"t" * 16
 CHAIN = b"C" * 32
@@ -45,6 +45,8 @@ KINDS: dict[str, Any] = {
     "tick": Tick,
     "digest base": lambda **h: DigestBase(**h, index=100, slots=[], sums=[], basis="oracle"),
     "genesis": genesis,
+    "request batch": lambda **h: request_batch(first_index=101, timestamp_ms=9_000, **h),
+    "mode": lambda **h: Mode(**h, index=100, request_type="Test", mode="late"),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -141,28 +143,35 @@ def test_a_wrong_chain(kind: str):
         judge(HERE, KINDS[kind](**header(prev_chain=bytes(32))))
 
 
+both_batches = pytest.mark.parametrize("make", [batch, request_batch])
+
+
+@both_batches
 @pytest.mark.parametrize("first_index", [100, 102, 1])
-def test_a_wrong_first_index(first_index: int):
+def test_a_wrong_first_index(make: Any, first_index: int):
     with pytest.raises(BrokenLog, match=f"indexes {first_index}\\.\\..* after 100"):
-        judge(HERE, batch(**header(), first_index=first_index, timestamp_ms=9_000))
+        judge(HERE, make(**header(), first_index=first_index, timestamp_ms=9_000))
 
 
-def test_a_last_index_below_the_first():
+@both_batches
+def test_a_last_index_below_the_first(make: Any):
     with pytest.raises(BrokenLog, match="indexes 101..99"):
-        judge(HERE, batch(**header(), first_index=101, last_index=99, timestamp_ms=9_000))
+        judge(HERE, make(**header(), first_index=101, last_index=99, timestamp_ms=9_000))
 
 
-def test_a_batch_that_mints_no_index_counts():
-    assert judge(HERE, batch(**header(), first_index=101, last_index=100, timestamp_ms=9_000)) is Reading.COUNTS
+@both_batches
+def test_a_batch_that_mints_no_index_counts(make: Any):
+    assert judge(HERE, make(**header(), first_index=101, last_index=100, timestamp_ms=9_000)) is Reading.COUNTS
 
 
-def test_batch_time_never_runs_backwards():
+@both_batches
+def test_batch_time_never_runs_backwards(make: Any):
     with pytest.raises(BrokenLog, match="8999 ms after 9000 ms"):
-        judge(HERE, batch(**header(), first_index=101, timestamp_ms=8_999))
+        judge(HERE, make(**header(), first_index=101, timestamp_ms=8_999))
 
 
 @pytest.mark.parametrize("index", [99, 101])
-@pytest.mark.parametrize("kind", ["barrier", "digest base"])
+@pytest.mark.parametrize("kind", ["barrier", "digest base", "mode"])
 def test_an_index_that_is_not_the_last(kind: str, index: int):
     with pytest.raises(BrokenLog, match=f"index {index} where 100"):
         judge(HERE, replace(KINDS[kind](**header()), index=index))
@@ -190,8 +199,9 @@ def test_after_a_claim():
     )  # fmt: skip
 
 
-def test_after_a_batch():
-    record = batch(**header(), first_index=101, last_index=103, timestamp_ms=9_500)
+@both_batches
+def test_after_a_batch(make: Any):
+    record = make(**header(), first_index=101, last_index=103, timestamp_ms=9_500)
     after = advance(HERE, record, 45, b"bytes")
     assert after == replace(
         HERE, offset=45, record_hash=xxh3_128_digest(b"bytes"), chain=next_chain(CHAIN, b"bytes"), seq=8, index=103,
@@ -199,7 +209,7 @@ def test_after_a_batch():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["barrier", "tick", "digest base", "genesis"])
+@pytest.mark.parametrize("kind", ["barrier", "tick", "digest base", "genesis", "mode"])
 def test_after_another_record(kind: str):
     record: LogRecord = KINDS[kind](**header())
     after = advance(HERE, record, 41, b"bytes")

@@ -15,6 +15,8 @@ from spark_streaming.reading import (
     CLAIM,
     DIGEST_BASE,
     GENESIS,
+    MODE,
+    REQUEST_BATCH,
     TICK,
     Genesis,
     Header,
@@ -49,13 +51,13 @@ def counting(position: Position, kind: str, **changed: object) -> Header:
     return replace(header, **changed)  # type: ignore[arg-type]
 
 
-def batch(position: Position, indexes: int = 1, **changed: object) -> Header:
+def batch(position: Position, indexes: int = 1, kind: str = BATCH, **changed: object) -> Header:
     fields: dict[str, object] = {
         "first_index": position.last_index + 1,
         "last_index": position.last_index + indexes,
         "timestamp_ms": position.timestamp_ms + 1,
     }
-    return counting(position, BATCH, **(fields | changed))
+    return counting(position, kind, **(fields | changed))
 
 
 def started() -> Position:
@@ -125,7 +127,7 @@ def test_what_does_not_count_is_void_whatever_else_it_says(kind, changed):
     assert after == replace(before, next_offset=before.next_offset + 1)
 
 
-@pytest.mark.parametrize("kind", [TICK, BARRIER, DIGEST_BASE])
+@pytest.mark.parametrize("kind", [TICK, BARRIER, DIGEST_BASE, MODE])
 def test_counting_record(kind):
     before = running()
     header = counting(before, kind, index=5)
@@ -134,9 +136,13 @@ def test_counting_record(kind):
     assert after == replace(before, next_offset=before.next_offset + 1, seq=before.seq + 1, chain=header.chain_after)
 
 
-def test_batch_moves_index_and_time():
+each_batch = pytest.mark.parametrize("kind", [BATCH, REQUEST_BATCH])
+
+
+@each_batch
+def test_batch_moves_index_and_time(kind):
     before = running()
-    after, _ = read(before, batch(before, indexes=3, timestamp_ms=10))
+    after, _ = read(before, batch(before, indexes=3, kind=kind, timestamp_ms=10))
     assert (after.last_index, after.timestamp_ms) == (8, 10)
 
 
@@ -163,13 +169,14 @@ def test_batch_of_the_same_time_counts():
         ({"timestamp_ms": 0}, "timestamp"),
     ],
 )
-def test_false_batch_breaks_the_log(changed, reason):
+@each_batch
+def test_false_batch_breaks_the_log(kind, changed, reason):
     before = running()
     with pytest.raises(LogBroken, match=reason):
-        read(before, batch(before, **changed))
+        read(before, batch(before, kind=kind, **changed))
 
 
-@pytest.mark.parametrize("kind", [BARRIER, DIGEST_BASE])
+@pytest.mark.parametrize("kind", [BARRIER, DIGEST_BASE, MODE])
 @pytest.mark.parametrize("index", [4, 6, 0])
 def test_barrier_and_base_must_name_the_last_index(kind, index):
     before = running()
@@ -177,7 +184,7 @@ def test_barrier_and_base_must_name_the_last_index(kind, index):
         read(before, counting(before, kind, index=index))
 
 
-@pytest.mark.parametrize("kind", [TICK, BARRIER, BATCH, DIGEST_BASE])
+@pytest.mark.parametrize("kind", [TICK, BARRIER, BATCH, DIGEST_BASE, REQUEST_BATCH, MODE])
 def test_genesis_comes_first(kind):
     before = after_claim()
     with pytest.raises(LogBroken, match="before Genesis"):
