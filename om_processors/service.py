@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from om_processors.commands import command
 from om_processors.context import PreExecuteContext
 from om_processors.errors import OMError
 from om_processors.execute import execute
@@ -12,7 +13,7 @@ from replicated_db.transaction import Transaction
 from schemas import result_codes as codes
 from schemas.codec import encode
 from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.messages import LogDigestBase, Request, Response
+from schemas.messages import Request, Response, ShardCommand
 
 BLOCK_SIZE_BYTES = 256 * 1024 * 1024
 """Size of an allocated block, as Ozone's default."""
@@ -24,6 +25,7 @@ _STATUS_OF = {
     Refusal.CALL_ID_REUSED: codes.CALL_ID_REUSED,
     Refusal.TOO_LARGE: codes.REQUEST_TOO_LARGE,
     Refusal.FAILED: codes.INTERNAL_ERROR,
+    Refusal.PREPARED: codes.PREPARED,
 }
 
 
@@ -40,8 +42,8 @@ class OMService:
         request: Request = proposal.body
         status, message, result = codes.OK, "", None
         try:
-            if isinstance(request.body, LogDigestBase):
-                self._digest_base(request.body, transaction)
+            if isinstance(request.body, ShardCommand):
+                command(request.body, transaction, self._shard)
             else:
                 context = PreExecuteContext(
                     shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=transaction.index,
@@ -59,15 +61,6 @@ class OMService:
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode an answer of the replicated database's own."""
         return refusal_response(proposal.body, self._shard, _STATUS_OF[refusal], message, index)
-
-    def _digest_base(self, body: LogDigestBase, transaction: Transaction) -> None:
-        if body.shard != self._shard:
-            raise OMError(codes.WRONG_SHARD, f"a digest base of shard {body.shard} sent to shard {self._shard}")
-        if body.index != transaction.index - 1:
-            raise OMError(
-                codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
-            )
-        transaction.digest_base(body.slots, body.sums, body.basis)
 
 
 def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:

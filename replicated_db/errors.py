@@ -30,5 +30,9 @@ class WrongCluster(StopProcess):
     """The log belongs to another cluster, or to one with other fixed settings."""
 
 
+class UpgradeNeeded(StopProcess):
+    """The log has reached a feature level that this software does not know."""
+
+
 class StoreFailure(StopProcess):
     """The local store failed; it is never written around."""

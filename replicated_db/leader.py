@@ -31,14 +31,15 @@ from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
 from replicated_db.retry import HASH_BYTES, MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, is_expired, retry_key
-from replicated_db.transaction import DigestBaseOperation, Transaction
-from schemas.codec import encode
+from replicated_db.shard_state import ControlOperation, state_after
+from replicated_db.transaction import Transaction
+from schemas import features
+from schemas.codec import encode_at
 from schemas.log import (
     Barrier,
     Batch,
     Checkpoint,
     CountingRecord,
-    DigestBase,
     Genesis,
     LeaderClaim,
     Operation,
@@ -62,6 +63,7 @@ class Refusal(Enum):
     CALL_ID_REUSED = "call id reused"
     TOO_LARGE = "too large"
     FAILED = "failed"
+    PREPARED = "prepared"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,11 +157,11 @@ class _InFlight:
 
 @dataclass(slots=True, kw_only=True)
 class _Building:
-    """The batch being built, and the DigestBase to append before it, if any."""
+    """The batch being built, and the record to append before it, if any."""
 
     layer: int
     timestamp_ms: int
-    digest_base: DigestBaseOperation | None = None
+    control: ControlOperation | None = None
     operations: list[Operation] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
@@ -187,6 +189,7 @@ class Leader:
         self.term = position.term
         self.nonce = position.nonce
         self.index = position.index
+        self.state = replica.state
         self.limits = limits
         self._service = service
         self._chain = position.chain
@@ -239,6 +242,10 @@ class Leader:
 
         Raises StopProcess if the store fails. Any other exception of the service becomes the proposal's answer.
         """
+        if self.state.prepared is not None and self._refuses(proposal, elapsed_ms):
+            message = f"the shard is prepared for an upgrade (checkpoint {self.state.prepared}) and takes no writes"
+            response = self._service.refuse(proposal, Refusal.PREPARED, message, -1)
+            return Reply(proposal=proposal, response=response)
         building = self._building or self._open(elapsed_ms)
         if proposal.position is not None:
             building.position = proposal.position
@@ -265,6 +272,13 @@ class Leader:
             self._record(proposal, building, response, recorded=recorded)
         return None
 
+    def _refuses(self, proposal: Proposal, elapsed_ms: int) -> bool:
+        """Whether a prepared shard refuses a request: all but operators' commands, repeated ones and expired ones."""
+        if proposal.begins_batch or is_expired(proposal.first_sent_at_ms, self.timestamp_ms(elapsed_ms)):
+            return False
+        key = retry_key(proposal.client_id, proposal.call_id)
+        return not proposal.client_id or self._overlay.get(RETRY, key) is None
+
     def _open(self, elapsed_ms: int) -> _Building:
         timestamp_ms = self.timestamp_ms(elapsed_ms)
         self._layer += 1
@@ -287,7 +301,7 @@ class Leader:
         return None
 
     def _run(self, proposal: Proposal, building: _Building, index: int) -> bytes:
-        transaction = Transaction(self.replica.families, self._overlay, index)
+        transaction = Transaction(self.replica.families, self._overlay, index, self.state)
         try:
             executed = self._service.execute(proposal, transaction, building.timestamp_ms)
         except StopProcess:
@@ -303,10 +317,12 @@ class Leader:
         if size_bytes > self.limits.max_request_bytes:
             message = f"its operations take {size_bytes} bytes; at most {self.limits.max_request_bytes}"
             return self._service.refuse(proposal, Refusal.TOO_LARGE, message, index)
-        if transaction.checkpoint_name is not None or transaction.digest_base_operation is not None:
+        if transaction.checkpoint_name is not None or transaction.control_operation is not None:
             if building.requests:
                 return self._service.refuse(proposal, Refusal.FAILED, "it may only begin a batch", index)
-            building.digest_base = transaction.digest_base_operation
+            if (control := transaction.control_operation) is not None:
+                # The rest of the batch lies behind the record and sees it.
+                building.control, self.state = control, control.effect_on(self.state)
             if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
                 building.operations.insert(0, Checkpoint(name=transaction.checkpoint_name))
         building.operations += transaction.commit()
@@ -354,8 +370,8 @@ class Leader:
             self._overlay.close_empty_layer()
             return []
         appends = []
-        if (base := building.digest_base) is not None:
-            appends.append(self._digest_base(base, self.index - building.requests))
+        if (control := building.control) is not None:
+            appends.append(self._control(control, self.index - building.requests))
         record = Batch(
             **self._header(), first_index=self.index - building.requests + 1, last_index=self.index,
             timestamp_ms=building.timestamp_ms, request_position=building.position,
@@ -373,7 +389,9 @@ class Leader:
         record = Genesis(
             **self._header(), cluster=cluster, shard=identity.shard, shards=identity.shards,
             replicas=list(replicas), column_families=list(self.replica.families.names),
+            feature_level=features.LATEST,
         )  # fmt: skip
+        self.state = state_after(self.state, record)
         return self._append(record)
 
     def barrier(self, elapsed_ms: int) -> Append | None:
@@ -400,8 +418,8 @@ class Leader:
             return None
         return self._append(Tick(**self._header()))
 
-    def _digest_base(self, base: DigestBaseOperation, index: int) -> Append:
-        record = DigestBase(**self._header(), index=index, slots=base.slots, sums=base.sums, basis=base.basis)
+    def _control(self, operation: ControlOperation, index: int) -> Append:
+        record: CountingRecord = operation.with_header(**self._header(), index=index)
         return self._append(record)
 
     def _header(self) -> dict[str, Any]:
@@ -411,7 +429,7 @@ class Leader:
     def _append(self, record: CountingRecord, replies: list[Reply] | None = None, layer: int | None = None) -> Append:
         if self._deposed is not None:
             raise Deposed(self._deposed)
-        value = encode(record)
+        value = encode_at(record, self.state.feature_level)
         self._seq += 1
         self._chain = next_chain(self._chain, value)
         self._in_flight.append(_InFlight(seq=self._seq, layer=layer, record=record, value=value, replies=replies or []))

@@ -6,6 +6,8 @@ Rows of ``transactionInfoTable`` (replica-local, in no digest)::
     #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's
     #DIGEST/<cf>   256 sums of 8 bytes big-endian: the incremental digest of one family
     #GENESIS       the Genesis record's value
+    #MEMBERS       the last Members record's value; so #LEVEL (FeatureLevel) and #PREPARED (Prepared)
+    #MODE/<type>   the last Mode record's value of a request type
     #FLAG          the standing evidence, as an encoded AuditReport; absent if the replica is healthy
     #REQUEST       where the next leader may resume reading requests: offset, leader epoch, request hash
 """
@@ -21,6 +23,10 @@ from schemas.log import RequestPosition
 POSITION_KEY = b"#POSITION"
 KEY_INDEX_KEY = b"#KEYINDEX"
 GENESIS_KEY = b"#GENESIS"
+MEMBERS_KEY = b"#MEMBERS"
+LEVEL_KEY = b"#LEVEL"
+PREPARED_KEY = b"#PREPARED"
+MODE_PREFIX = b"#MODE/"
 FLAG_KEY = b"#FLAG"
 REQUEST_KEY = b"#REQUEST"
 DIGEST_PREFIX = b"#DIGEST/"

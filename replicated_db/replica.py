@@ -13,7 +13,7 @@ The leader offers its own records too, so leader, follower and recovery share on
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +30,11 @@ from replicated_db.position import (
     FLAG_KEY,
     GENESIS_KEY,
     KEY_INDEX_KEY,
+    LEVEL_KEY,
+    MEMBERS_KEY,
+    MODE_PREFIX,
     POSITION_KEY,
+    PREPARED_KEY,
     REQUEST_KEY,
     Position,
     decode_request_position,
@@ -38,8 +42,21 @@ from replicated_db.position import (
 )
 from replicated_db.reading import Reading, advance, judge
 from replicated_db.retry import RETENTION_MS, expiry_row, prunable
+from replicated_db.shard_state import ShardState, state_after
 from schemas.codec import Undecodable, decode, decode_as, encode
-from schemas.log import Barrier, Batch, DigestBase, Genesis, LogRecord, RequestBatch
+from schemas.log import (
+    Barrier,
+    Batch,
+    ControlRecord,
+    DigestBase,
+    FeatureLevel,
+    Genesis,
+    LogRecord,
+    Members,
+    Mode,
+    Prepared,
+    RequestBatch,
+)
 from schemas.messages import AuditReport, Evidence
 
 SCAN_STEP_ROWS = 200
@@ -50,6 +67,12 @@ PRUNE_INTERVAL_MS = 1000
 
 MAX_COUNTED = 4096
 """How many of the last records that took effect are remembered for readers that wait for one of them."""
+
+
+STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
+    Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
+}  # fmt: skip
+"""Where the last control record of each kind is kept; Mode records are kept by request type (MODE_PREFIX)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +122,7 @@ class Replica:
         self.genesis = None if genesis is None else decode_as(Genesis, genesis)
         if self.genesis is not None:
             self._check_genesis(self.genesis)
+        self.state = self._stored_state()
         flag = store.get(TRANSACTION_INFO, FLAG_KEY)
         self.evidence = None if flag is None else decode_as(AuditReport, flag).evidence
         self.read_offset = self.position.offset
@@ -109,6 +133,15 @@ class Replica:
         self._counted: OrderedDict[int, bytes] = OrderedDict()
         self.records_applied = 0
         self.records_void = 0
+
+    def _stored_state(self) -> ShardState:
+        state = ShardState() if self.genesis is None else state_after(ShardState(), self.genesis)
+        for cls, key in STATE_KEYS.items():
+            if (stored := self.store.get(TRANSACTION_INFO, key)) is not None:
+                state = state_after(state, decode_as(cls, stored))
+        for _, stored in self.store.iterate(TRANSACTION_INFO, MODE_PREFIX, MODE_PREFIX + b"\xff"):
+            state = state_after(state, decode_as(Mode, stored))
+        return state
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +222,11 @@ class Replica:
             writes.append((TRANSACTION_INFO, GENESIS_KEY, value))
         elif isinstance(record, DigestBase):
             evidence = self._judge_base(record, position, writes)
+        elif isinstance(record, ControlRecord):
+            writes.append((TRANSACTION_INFO, _state_key(record), value))
+        state = state_after(self.state, record)
         self._write(writes, position)
+        self.state = state
         if isinstance(record, Genesis):
             self.genesis = record
         if isinstance(record, Barrier):
@@ -329,6 +366,10 @@ class Replica:
         for name, mine, theirs in zip(("cluster", "shard", "shards", "column_families"), own, logged, strict=True):
             if mine != theirs:
                 raise WrongCluster(f"{name} is {theirs!r} in the log but {mine!r} in this node's settings")
+
+
+def _state_key(record: ControlRecord) -> bytes:
+    return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
 
 
 def _all_rows(names: Iterable[str], view: View, pause: Callable[[], None] | None) -> Iterable[tuple[str, bytes, bytes]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from xxhash import xxh64_intdigest
 
@@ -18,36 +18,33 @@ from replicated_db.column_families import Families
 from replicated_db.digests import SIGN
 from replicated_db.errors import Refused
 from replicated_db.overlay import Overlay, merge_ordered
-from schemas.log import Checkpoint, Delete, Merge, Operation, Put
+from replicated_db.shard_state import ControlOperation, ShardState
+from schemas.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
 
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEY_BYTES = 16 * 1024
+NO_STATE = ShardState()
 OPERATION_OVERHEAD_BYTES = 48
 """Estimate of what an operation costs in a batch beyond its key and value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DigestBaseOperation:
-    """Restart the log's digest sums at the index before this transaction (design, section 3)."""
-
-    slots: list[int]
-    sums: list[int]
-    basis: str
-
-
 class Transaction:
-    """Reads see the batch so far; writes collect operations. Raises Refused for an illegal operation."""
+    """Reads see the batch so far; writes collect operations. Raises Refused for an illegal operation.
+
+    ``state`` is how the shard is run as of this point, what is in flight included.
+    """
 
     __slots__ = (
-        "_families", "_overlay", "_rows", "checkpoint_name", "digest_base_operation", "index", "operations", "size_bytes",
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "size_bytes", "state",
     )  # fmt: skip
 
-    def __init__(self, families: Families, overlay: Overlay, index: int) -> None:
+    def __init__(self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE) -> None:
         self.index = index
+        self.state = state
         self.operations: list[Operation] = []
         self.size_bytes = 0
         self.checkpoint_name: str | None = None
-        self.digest_base_operation: DigestBaseOperation | None = None
+        self.control_operation: ControlOperation | None = None
         self._families = families
         self._overlay = overlay
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
@@ -113,7 +110,16 @@ class Transaction:
         """Ask for a DigestBase right before this batch, whose first request this must be."""
         if len(slots) != len(sums) or slots != sorted(set(slots)):
             raise Refused(f"{len(slots)} slots and {len(sums)} sums: slots must ascend, one sum each")
-        self.digest_base_operation = DigestBaseOperation(slots=slots, sums=sums, basis=basis)
+        self._control(DigestBase, slots=slots, sums=sums, basis=basis)
+
+    def control(self, record: type[ControlRecord], **fields: Any) -> None:
+        """Ask for a control record right before this batch, whose first request this must be; ``fields`` behind its index."""
+        self._control(record, **fields)
+
+    def _control(self, record: type[Any], **fields: Any) -> None:
+        if self.control_operation is not None:
+            raise Refused(f"a second control record, {record.__name__}, in one transaction")
+        self.control_operation = ControlOperation(record=record, fields=fields)
 
     def submit(self, operation: Operation) -> None:
         """Execute an operation given as a record; its hashes are computed afresh, whatever it claims."""

@@ -13,6 +13,7 @@ avro-python3 and fastavro hold the bytes to the specification in the golden test
 from __future__ import annotations
 
 import json
+from functools import cache
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from schemas import log, messages, rows
 from schemas.compiler import Encoder, compile_encoder
 from schemas.converters import record_decoder
 from schemas.decompiler import Decoder, compile_decoder
+from schemas.features import LATEST, version_at
 from schemas.registry import FINGERPRINT_BYTES, MARKER, registry
 
 T = TypeVar("T")
@@ -78,6 +80,24 @@ def encode(value: Any) -> bytes:
         return header + encoder(value)
     except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise Unencodable(f"not a valid {type(value).__name__}: {type(error).__name__}: {error}") from error
+
+
+def encode_at(value: Any, level: int) -> bytes:
+    """Encode a record in the version of its schema that belongs to feature level ``level`` (``schemas.features``)."""
+    if level >= LATEST:
+        return encode(value)
+    name = type(value).__name__
+    header, encoder = _encoder_of_version(name, version_at(name, level))
+    try:
+        return header + encoder(value)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise Unencodable(f"not a valid {name}: {type(error).__name__}: {error}") from error
+
+
+@cache
+def _encoder_of_version(name: str, number: int) -> tuple[bytes, Encoder]:
+    version = registry.version(name, number)
+    return MARKER + version.fingerprint, compile_encoder(json.loads(version.text), _CLASSES)
 
 
 def decode(data: bytes) -> Any:

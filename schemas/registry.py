@@ -46,6 +46,7 @@ class Registry:
     def __init__(self, folder: Path = _HERE) -> None:
         self._current: dict[str, SchemaVersion] = {}
         self._by_fingerprint: dict[bytes, SchemaVersion] = {}
+        self._by_number: dict[tuple[str, int], SchemaVersion] = {}
         for path in sorted(folder.glob("avsc/*/*.avsc")):
             version = _load(path, path.stem, None)
             self._current[version.name] = version
@@ -53,6 +54,7 @@ class Registry:
         for path in sorted(folder.glob("history/*/v*.avsc")):
             old = _load(path, path.parent.name, self._current[path.parent.name].parsed)
             self._by_fingerprint.setdefault(old.fingerprint, old)
+            self._by_number[old.name, int(path.stem[1:])] = old
 
     def current(self, name: str) -> SchemaVersion:
         """Return the current version of ``name``; raises KeyError for an unknown one."""
@@ -61,6 +63,10 @@ class Registry:
     def by_fingerprint(self, fingerprint: bytes) -> SchemaVersion | None:
         """Return the version with this fingerprint, or None."""
         return self._by_fingerprint.get(fingerprint)
+
+    def version(self, name: str, number: int) -> SchemaVersion:
+        """Return a released version of ``name`` by its number in the history, from 1; raises KeyError for an unknown one."""
+        return self._by_number[name, number]
 
     def versions(self, name: str) -> list[SchemaVersion]:
         """Return all known versions of ``name``: the current one first, then released ones that differ from it."""

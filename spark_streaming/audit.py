@@ -160,6 +160,8 @@ def log_row(row: Any) -> LogRow:
         index=row.index,
         scrub=bool(row.scrub),
         genesis=genesis,
+        replicas=tuple(row.replicas) if row.replicas is not None else (),
+        feature_level=row.feature_level,
     )
     return LogRow(
         header=header,

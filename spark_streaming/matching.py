@@ -4,7 +4,7 @@ No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operato
 
 1. Reports of a micro-batch are taken first, then its log records in offset order. So a report that is here when its
    barrier is read is matched there, and one that comes later is matched against the barrier's kept sums.
-2. A barrier expects an incremental report of each replica that Genesis names, and a scrubbed one too if it says
+2. A barrier expects an incremental report of each member (those of Genesis, or of the last Members record), and a scrubbed one too if it says
    ``scrub``. What is missing at the deadline (processing time) is ``unknown``. A report that comes after it is
    judged all the same, as long as its barrier is kept.
 3. ``equal`` needs the same slots, chain and index, and a replica that is not flagged. Evidence makes ``diverged``.
@@ -219,7 +219,7 @@ class ShardAudit:
             return f"reports shard {report.shard} on partition {self.shard}"
         if genesis is not None and report.cluster != genesis.cluster:
             return f"reports cluster {report.cluster!r}, the log's is {genesis.cluster!r}"
-        if genesis is not None and report.node not in genesis.replicas:
+        if genesis is not None and report.node not in self.core.position.members:
             return f"{report.node!r} is no replica of this shard"
         return None
 
@@ -310,12 +310,11 @@ class ShardAudit:
 
     def _reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
         position = self.core.position
-        assert position.genesis is not None  # noqa: S101 - the reading rule admits no barrier before Genesis
         barrier = KeptBarrier(
             offset=header.offset, index=header.index, chain=position.chain, sums=self.core.sums.copy()
         )
         bases = (INCREMENTAL, SCRUBBED) if header.scrub else (INCREMENTAL,)
-        missing = {(node, basis) for node in position.genesis.replicas for basis in bases}
+        missing = {(node, basis) for node in position.members for basis in bases}
         deadline_ms = now_ms + self.limits.report_timeout_ms
         waiting = Waiting(deadline_ms=deadline_ms, index=header.index, missing=missing)
         self.core.waiting[header.offset] = waiting
@@ -344,8 +343,7 @@ class ShardAudit:
 
     def _break(self, broken: LogBroken, now_ms: int) -> Iterator[Verdict]:
         self.core.broken_at, self.core.broken_reason = broken.offset, broken.reason
-        genesis = self.core.position.genesis
-        for node in genesis.replicas if genesis else ("",):
+        for node in self.core.position.members or ("",):
             yield self._plain_verdict(
                 node, broken.offset, self.core.position.last_index, DIVERGED, LOG, self._broken_reason(), now_ms
             )

@@ -31,7 +31,7 @@ MAX_COUNTER_DIFFERENCES = 64
 """False counters that the check names for each shard."""
 
 EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, replicas array<string>, broken string"
-"""``shards`` and ``replicas`` are Genesis' own, ``broken`` a broken log's reason."""
+"""``shards`` is Genesis' own, ``replicas`` Genesis' and Members', ``broken`` a broken log's reason."""
 
 PUT, DELETE, MERGE = 1, 2, 3
 ORDINAL_BITS = 23

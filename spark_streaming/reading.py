@@ -9,6 +9,8 @@ Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
 5. Valid claims and counting records make the chain: SHA-256(chain before + value). A counting record must carry the
    chain before it, a batch (of results or of requests) must start at the last index + 1 and not before the last
    timestamp; the first counting record is Genesis, and there is no other. Anything else breaks the contract: :class:`LogBroken`.
+6. The members are Genesis' replicas until a Members record names others. A feature level that is not known ends the
+   reading: what the records mean from there on is not known either.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from schemas.features import LATEST
 from schemas.log import CHAIN_BYTES
 
 CLAIM = "LeaderClaim"
@@ -27,7 +30,12 @@ DIGEST_BASE = "DigestBase"
 BATCH = "Batch"
 REQUEST_BATCH = "RequestBatch"
 MODE = "Mode"
-LOG_RECORD_TYPES = (CLAIM, GENESIS, BARRIER, TICK, DIGEST_BASE, BATCH, REQUEST_BATCH, MODE)
+MEMBERS = "Members"
+FEATURE_LEVEL = "FeatureLevel"
+PREPARED = "Prepared"
+INDEXED = (BARRIER, DIGEST_BASE, MEMBERS, FEATURE_LEVEL, PREPARED, MODE)
+"""Records that name the last index."""
+LOG_RECORD_TYPES = (CLAIM, GENESIS, TICK, BATCH, REQUEST_BATCH, *INDEXED)
 
 
 class LogBroken(Exception):
@@ -64,7 +72,8 @@ class Header:
 
     ``kind`` is its record type, None with an ``error`` if it could not be decoded. ``chain_after`` is
     SHA-256(*its own* prev_chain + value): the chain after the record once prev_chain has proved right. A claim has no
-    prev_chain, so it comes with its ``value`` instead. ``index`` is a Barrier's, a DigestBase's or a control record's.
+    prev_chain, so it comes with its ``value`` instead. ``index`` is that of a record of INDEXED,
+    ``replicas`` are those of Members, ``feature_level`` that of Genesis or FeatureLevel.
     """
 
     offset: int
@@ -83,6 +92,8 @@ class Header:
     index: int = 0
     scrub: bool = False
     genesis: Genesis | None = None
+    replicas: tuple[str, ...] = ()
+    feature_level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +109,7 @@ class Position:
     last_index: int = 0
     timestamp_ms: int = 0
     genesis: Genesis | None = None
+    members: tuple[str, ...] = ()
 
 
 def read(position: Position, header: Header) -> tuple[Position, Outcome]:
@@ -142,14 +154,24 @@ def _count(position: Position, header: Header) -> Position:
         raise LogBroken(header.offset, found)
     counted = replace(position, seq=header.seq, chain=header.chain_after)
     if header.kind == GENESIS:
-        return replace(counted, genesis=header.genesis)
+        _check_level(header)
+        return replace(counted, genesis=header.genesis, members=header.genesis.replicas if header.genesis else ())
     if header.kind in (BATCH, REQUEST_BATCH):
         return _count_batch(counted, header)
-    if header.kind in (BARRIER, DIGEST_BASE, MODE) and header.index != position.last_index:
+    if header.kind in INDEXED and header.index != position.last_index:
         raise LogBroken(
             header.offset, f"{header.kind} of index {header.index}, the last index is {position.last_index}"
         )
-    return counted
+    if header.kind == FEATURE_LEVEL:
+        _check_level(header)
+    return replace(counted, members=header.replicas) if header.kind == MEMBERS else counted
+
+
+def _check_level(header: Header) -> None:
+    if header.feature_level > LATEST:
+        raise LogBroken(
+            header.offset, f"feature level {header.feature_level}, this auditor knows up to {LATEST}: upgrade it"
+        )
 
 
 def _count_batch(position: Position, header: Header) -> Position:

@@ -68,6 +68,9 @@ def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
         genesis = position["genesis"]
         lists = {name: tuple(genesis[name]) for name in ("replicas", "column_families")}
         position["genesis"] = Genesis(**(genesis | lists))
+    # State of before Members records existed has none.
+    named = position["genesis"].replicas if position["genesis"] is not None else ()
+    position["members"] = tuple(position.get("members", named))
     return Core(
         position=Position(**position),
         sums=sums_from(row[1]),

@@ -29,9 +29,11 @@ from spark_streaming.reading import (
     BATCH,
     CLAIM,
     DIGEST_BASE,
+    FEATURE_LEVEL,
     GENESIS,
+    INDEXED,
     LOG_RECORD_TYPES,
-    MODE,
+    MEMBERS,
     REQUEST_BATCH,
 )
 
@@ -68,6 +70,7 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("shards", T.IntegerType()),
         T.StructField("replicas", _TEXTS),
         T.StructField("column_families", _TEXTS),
+        T.StructField("feature_level", T.IntegerType()),
         # Log records and reports.
         T.StructField("index", T.LongType()),
         T.StructField("cluster", T.StringType()),
@@ -132,9 +135,10 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
         "timestamp_ms": _field("timestamp_ms", BATCH, REQUEST_BATCH),
         "scrub": _field("scrub", BARRIER),
         "shards": _field("shards", GENESIS),
-        "replicas": _field("replicas", GENESIS),
+        "replicas": _field("replicas", GENESIS, MEMBERS),
+        "feature_level": F.coalesce(_field("feature_level", GENESIS), _field("level", FEATURE_LEVEL)),
         "column_families": _field("column_families", GENESIS),
-        "index": _field("index", BARRIER, DIGEST_BASE, MODE),
+        "index": _field("index", *INDEXED),
         "cluster": _field("cluster", GENESIS),
         "node": _field("node", CLAIM),
         "named_shard": _field("shard", GENESIS),

@@ -35,7 +35,7 @@ from spark_streaming import digests, oracle, sources
 from spark_streaming.jobs.config import AuditConfig, load_config
 from spark_streaming.jobs.queries import start
 from spark_streaming.matching import DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
-from spark_streaming.reading import GENESIS
+from spark_streaming.reading import GENESIS, MEMBERS
 from spark_streaming.session import build_session
 from spark_streaming.sinks import FindingSink
 from spark_streaming.state import sums_from
@@ -127,7 +127,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> dict[str, Any]:
 
 @dataclasses.dataclass(slots=True)
 class _ShardFacts:
-    """What a shard's Genesis says, and how its log is broken, if it is."""
+    """What a shard's Genesis and its last Members record say, and how its log is broken, if it is."""
 
     shards: int = 0
     replicas: list[str] = dataclasses.field(default_factory=list)
@@ -136,12 +136,15 @@ class _ShardFacts:
 
 def _shard_facts(effective: DataFrame) -> dict[int, _ShardFacts]:
     facts: dict[int, _ShardFacts] = {}
-    for row in effective.where(f"kind = '{GENESIS}' or broken is not null").collect():
+    told = effective.where(f"kind in ('{GENESIS}', '{MEMBERS}') or broken is not null")
+    for row in told.orderBy("offset").collect():
         fact = facts.setdefault(row.shard, _ShardFacts())
         if row.broken is not None:
             fact.broken = f"offset {row.offset}: {row.broken}"
         else:
-            fact.shards, fact.replicas = row.shards, list(row.replicas)
+            fact.replicas = list(row.replicas)
+            if row.kind == GENESIS:
+                fact.shards = row.shards
     return facts
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from schemas.codec import Undecodable, decode
 from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE
-from schemas.log import Batch, Checkpoint, Delete, DigestBase, LeaderClaim, Merge, Put
+from schemas.log import Batch, Checkpoint, Delete, DigestBase, FeatureLevel, LeaderClaim, Merge, Put
 from schemas.log import Genesis as GenesisRecord
 from schemas.messages import AuditReport
 from spark_streaming.matching import LogRow, Report
@@ -43,6 +43,10 @@ def header(offset: int, value: bytes) -> Header:
         return Header(offset=offset, kind=None, error=str(error))
     names = {field.name for field in fields(Header)} - {"offset", "kind", "error", "value", "genesis"}
     found: dict[str, Any] = {name: getattr(record, name) for name in names if hasattr(record, name)}
+    if "replicas" in found:
+        found["replicas"] = tuple(found["replicas"])
+    if isinstance(record, FeatureLevel):
+        found["feature_level"] = record.level
     if isinstance(record, LeaderClaim):
         found["value"] = value
     else:

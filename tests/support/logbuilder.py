@@ -15,16 +15,20 @@ from xxhash import xxh64_intdigest
 
 from schemas.codec import encode
 from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE, USAGE_TABLE
+from schemas.features import LATEST
 from schemas.log import (
     Barrier,
     Batch,
     Checkpoint,
     Delete,
     DigestBase,
+    FeatureLevel,
     Genesis,
     LeaderClaim,
+    Members,
     Merge,
     Operation,
+    Prepared,
     Put,
     Result,
     Tick,
@@ -166,6 +170,16 @@ class LogBuilder:
                 basis="oracle",
             )
         )
+
+    def members(self, *names: str) -> int:
+        return self.count(Members(**self.header(), index=self.index, replicas=list(names)))
+
+    def feature_level(self, level: int) -> int:
+        return self.count(FeatureLevel(**self.header(), index=self.index, level=level))
+
+    def prepared(self, checkpoint: str) -> int:
+        prepared = bool(checkpoint)
+        return self.count(Prepared(**self.header(), index=self.index, prepared=prepared, checkpoint=checkpoint))
 
     # Operations on the model: each returns the operation with a true prev.
 
@@ -331,6 +345,12 @@ def ordinary_log(shard: int = 0, batches: int = 20, shards: int = 1) -> LogBuild
         log.batch(*operations, results=3, recorded=n % 4 != 3)
         if n % 4 == 1:
             log.barrier()
+        if n == batches // 4:
+            log.prepared("upgrade")
+            log.feature_level(LATEST)
+            log.prepared("")
+            log.members(*REPLICAS, "om4")
+            log.members(*REPLICAS)
         if n == batches // 2:
             old = log.nonce
             log.lost_claim()

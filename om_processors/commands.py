@@ -1,0 +1,107 @@
+"""Operators' commands: requests that change how a shard is run, by a control record right before their batch. Pure.
+
+Each is idempotent: what is so already is answered with OK and logs nothing, so that a command over several shards that was
+interrupted may be given again.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from om_processors.errors import OMError
+from replicated_db.transaction import CHECKPOINT_NAME, Transaction
+from schemas import features
+from schemas import result_codes as codes
+from schemas.log import FeatureLevel, Members, Prepared
+from schemas.messages import AddNode, CancelPrepare, Finalize, LogDigestBase, Prepare, RemoveNode, ShardCommand
+
+MAX_MEMBERS = 31
+"""Nodes that hold a replica of a shard."""
+
+MAX_NODE_NAME_CHARACTERS = 63
+
+
+def command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
+    """Carry out a command on shard ``shard``.
+
+    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED.
+    """
+    name = type(body).__name__
+    if body.shard != shard:
+        raise OMError(codes.WRONG_SHARD, f"{name} of shard {body.shard} sent to shard {shard}")
+    level, needed = transaction.state.feature_level, features.level_of_command(body)
+    if level < needed:
+        message = f"{name} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
+        raise OMError(codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
+    _carry_out(body, transaction)
+
+
+@singledispatch
+def _carry_out(body: object, transaction: Transaction) -> None:  # noqa: ARG001 - the registered ones use it
+    raise OMError(codes.NOT_SUPPORTED_OPERATION, f"no command of type {type(body).__name__}")
+
+
+@_carry_out.register
+def _(body: LogDigestBase, transaction: Transaction) -> None:
+    if body.index != transaction.index - 1:
+        raise OMError(
+            codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
+        )
+    transaction.digest_base(body.slots, body.sums, body.basis)
+
+
+@_carry_out.register
+def _(body: AddNode, transaction: Transaction) -> None:
+    replicas = transaction.state.replicas
+    if not 1 <= len(body.node) <= MAX_NODE_NAME_CHARACTERS:
+        raise OMError(
+            codes.INVALID_REQUEST, f"a node's name has 1 to {MAX_NODE_NAME_CHARACTERS} characters, not {len(body.node)}"
+        )
+    if body.node in replicas:
+        return
+    if len(replicas) >= MAX_MEMBERS:
+        raise OMError(codes.INVALID_REQUEST, f"there are {len(replicas)} members already, at most {MAX_MEMBERS}")
+    transaction.control(Members, replicas=[*replicas, body.node])
+
+
+@_carry_out.register
+def _(body: RemoveNode, transaction: Transaction) -> None:
+    replicas = transaction.state.replicas
+    if body.node not in replicas:
+        return
+    if len(replicas) == 1:
+        raise OMError(codes.INVALID_REQUEST, f"{body.node} is the last member of the shard")
+    transaction.control(Members, replicas=[name for name in replicas if name != body.node])
+
+
+@_carry_out.register
+def _(body: Prepare, transaction: Transaction) -> None:
+    in_force = transaction.state.prepared
+    if in_force is not None and in_force != body.checkpoint:
+        raise OMError(codes.INVALID_REQUEST, f"the shard is prepared already, with the checkpoint {in_force}")
+    if not CHECKPOINT_NAME.fullmatch(body.checkpoint):
+        raise OMError(codes.INVALID_REQUEST, f"illegal checkpoint name {body.checkpoint!r}")
+    if in_force is None:
+        transaction.control(Prepared, prepared=True, checkpoint=body.checkpoint)
+    # Given again, the checkpoint is taken again: its batch may have been lost with the leader that logged the record.
+    transaction.checkpoint(body.checkpoint)
+
+
+@_carry_out.register
+def _(body: CancelPrepare, transaction: Transaction) -> None:  # noqa: ARG001 - chosen by its type
+    if transaction.state.prepared is not None:
+        transaction.control(Prepared, prepared=False, checkpoint="")
+
+
+@_carry_out.register
+def _(body: Finalize, transaction: Transaction) -> None:
+    level = transaction.state.feature_level
+    if body.level > features.LATEST:
+        raise OMError(
+            codes.INVALID_REQUEST,
+            f"feature level {body.level} is not known to the leader's software, which knows {features.LATEST}",
+        )
+    if body.level < level:
+        raise OMError(codes.INVALID_REQUEST, f"the shard is at feature level {level} already: levels only rise")
+    if body.level > level:
+        transaction.control(FeatureLevel, level=body.level)

@@ -1,0 +1,69 @@
+"""How a shard is run, as its log says: members, feature level, prepared or not, modes of requests. Pure.
+
+What belongs here: the value that Genesis and the control records (Members, FeatureLevel, Prepared, Mode) lead to, and nothing that a
+service stores. Every reader of the log comes to the same one at the same index; a leader looks further ahead, at what it has
+appended itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from replicated_db.errors import UpgradeNeeded
+from schemas import features
+from schemas.log import LATE_MODE, FeatureLevel, Genesis, LogRecord, Members, Mode, Prepared
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardState:
+    """``prepared`` is the name of the checkpoint of a Prepare in force, else None; ``late`` are the request types in LATE_MODE."""
+
+    replicas: tuple[str, ...] = ()
+    feature_level: int = features.INITIAL
+    prepared: str | None = None
+    late: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlOperation:
+    """A record to append right before the batch whose first request asks for it: its type, its fields behind ``index``."""
+
+    record: type[Any]
+    fields: dict[str, Any]
+
+    def with_header(self, **header: Any) -> Any:
+        """Return the record."""
+        return self.record(**header, **self.fields)
+
+    def effect_on(self, state: ShardState) -> ShardState:
+        """Return the state that the record will lead to."""
+        return state_after(state, self.with_header(term=0, nonce=b"", seq=0, prev_chain=b"", index=0))
+
+
+def state_after(state: ShardState, record: LogRecord) -> ShardState:
+    """Return the state after a record that counts.
+
+    Raises UpgradeNeeded for a feature level that this software does not know.
+    """
+    if isinstance(record, Genesis):
+        _check_level(record.feature_level)
+        return replace(state, replicas=tuple(record.replicas), feature_level=record.feature_level)
+    if isinstance(record, Members):
+        return replace(state, replicas=tuple(record.replicas))
+    if isinstance(record, FeatureLevel):
+        _check_level(record.level)
+        return replace(state, feature_level=record.level)
+    if isinstance(record, Prepared):
+        return replace(state, prepared=record.checkpoint if record.prepared else None)
+    if isinstance(record, Mode):
+        kind = {record.request_type}
+        return replace(state, late=state.late | kind if record.mode == LATE_MODE else state.late - kind)
+    return state
+
+
+def _check_level(level: int) -> None:
+    if level > features.LATEST:
+        raise UpgradeNeeded(
+            f"the log is at feature level {level}, this software knows up to {features.LATEST}: upgrade this node"
+        )

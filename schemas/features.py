@@ -1,0 +1,52 @@
+"""Feature levels: what a cluster may have in its log (design, section 3, "Encoding").
+
+A cluster is created at the level of the software that first leads it, and stays there through upgrades until *finalize*: until
+then nodes of the older software can read everything, and one may go back. Rules:
+
+1. What is new (a record, a version of a schema, a command, a merge operator, a column family) belongs to the level that brought it.
+   A leader uses what belongs to its shard's level or to an earlier one.
+2. FeatureLevel itself is no exception to reading: software that does not know it, or not its level, stops ("upgrade this node").
+3. Levels are never taken away; a level's entry here never changes.
+
+To bring something new: a level behind the last, its entry in the tables below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.messages import AddNode, CancelPrepare, Prepare, RemoveNode, SetRequestMode
+
+INITIAL = 1
+"""Volumes, buckets, keys; the records of the log but for the operators' ones."""
+
+OPERATIONS = 2
+"""Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level."""
+
+LATEST = OPERATIONS
+"""The highest level that this software knows."""
+
+NAMES: Mapping[int, str] = {INITIAL: "INITIAL", OPERATIONS: "OPERATIONS"}
+
+VERSIONS: Mapping[str, tuple[int, ...]] = {"Genesis": (INITIAL, OPERATIONS), "Request": (INITIAL, OPERATIONS)}
+"""For each schema with several versions, the level of each version, in the order of its history; all others are INITIAL's."""
+
+COMMANDS: Mapping[type, int] = {
+    AddNode: OPERATIONS, RemoveNode: OPERATIONS, Prepare: OPERATIONS, CancelPrepare: OPERATIONS,
+    SetRequestMode: OPERATIONS,
+}  # fmt: skip
+"""Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
+
+
+def version_at(schema: str, level: int) -> int:
+    """Return the number of the newest version of ``schema`` that may be written at ``level``, from 1.
+
+    >>> version_at("Genesis", INITIAL), version_at("Genesis", LATEST), version_at("Tick", LATEST)
+    (1, 2, 1)
+    """
+    return max((n for n, since in enumerate(VERSIONS.get(schema, (INITIAL,)), 1) if since <= level), default=1)
+
+
+def level_of_command(body: object) -> int:
+    """Return the level that a request needs."""
+    return COMMANDS.get(type(body), INITIAL)
