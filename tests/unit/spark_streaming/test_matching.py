@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.features import LATEST
 from schemas.log import Put
 from schemas.messages import AuditReport, Verdict
 from spark_streaming import digests
@@ -353,3 +354,31 @@ def test_undecodable_report_is_unknown():
     bad = replace(report(log.report(log.barriers[0], "om2")), error="not a valid AuditReport")
     (verdict,) = auditor.keep(audit, list(audit.take(log_rows(log.values), [bad], 0)))[-1:]
     assert (verdict.node, verdict.verdict, verdict.reason) == ("om2", "unknown", "not a valid AuditReport")
+
+
+def test_a_new_member_is_expected_from_its_record_on_and_a_removed_one_no_longer():
+    log = simple_log()
+    first = log.barrier()
+    log.members(*REPLICAS, "om4")
+    second = log.barrier()
+    log.members("om2", "om3", "om4")
+    third = log.barrier()
+    expected = [(first, REPLICAS), (second, (*REPLICAS, "om4")), (third, ("om2", "om3", "om4"))]
+    auditor = Auditor()
+    verdicts = auditor.take(log.values, [log.report(at, node) for at, nodes in expected for node in nodes])
+    assert told(verdicts) == {
+        ("om1", "equal", "incremental"): 2, ("om2", "equal", "incremental"): 3,
+        ("om3", "equal", "incremental"): 3, ("om4", "equal", "incremental"): 2,
+    }  # fmt: skip
+    log.barrier()
+    assert not auditor.take(log.values)
+    missing = auditor.expire(LIMITS.report_timeout_ms)
+    assert {v.node for v in missing if v.verdict == "unknown"} == {"om2", "om3", "om4"}
+
+
+def test_a_feature_level_that_the_auditor_does_not_know_ends_the_audit():
+    log = simple_log()
+    log.feature_level(LATEST + 1)
+    verdicts = Auditor().take(log.values)
+    assert {v.verdict for v in verdicts} == {"diverged"}
+    assert all(f"feature level {LATEST + 1}" in v.reason for v in verdicts)
