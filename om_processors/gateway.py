@@ -7,8 +7,6 @@ out: bytes that are no request (rejected, with the reason, for there is no calle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from xxhash import xxh3_128_digest
 
 from om_processors.service import refusal_response
@@ -17,13 +15,14 @@ from schemas import result_codes as codes
 from schemas.codec import Undecodable, UnknownSchema, decode_as
 from schemas.log import RequestPosition
 from schemas.messages import SHARD_COMMANDS, Rejected, Request
+from schemas.record import record
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_REJECTED_BYTES = 65_536
 """How much of a rejected record is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Received:
     """A record of ``om.requests``."""
 

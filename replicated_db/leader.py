@@ -27,6 +27,7 @@ from xxhash import xxh3_128_digest
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, StopProcess
+from replicated_db.folding import BatchOperations
 from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
@@ -42,11 +43,11 @@ from schemas.log import (
     CountingRecord,
     Genesis,
     LeaderClaim,
-    Operation,
     RequestPosition,
     Result,
     Tick,
 )
+from schemas.record import record
 
 NEVER_MS = 1 << 62
 """A time since boot that does not come."""
@@ -85,7 +86,7 @@ class Proposal:
     begins_batch: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Executed:
     """A service's answer, and whether the transaction's operations are to be kept."""
 
@@ -118,7 +119,7 @@ class Limits:
     scrub_interval_ms: int = 60_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Reply:
     """An answer that may leave now."""
 
@@ -161,8 +162,8 @@ class _Building:
 
     layer: int
     timestamp_ms: int
+    operations: BatchOperations
     control: ControlOperation | None = None
-    operations: list[Operation] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     position: RequestPosition | None = None
@@ -282,7 +283,8 @@ class Leader:
     def _open(self, elapsed_ms: int) -> _Building:
         timestamp_ms = self.timestamp_ms(elapsed_ms)
         self._layer += 1
-        self._building = building = _Building(layer=self._layer, timestamp_ms=timestamp_ms)
+        operations = BatchOperations(self.replica.families)
+        self._building = building = _Building(layer=self._layer, timestamp_ms=timestamp_ms, operations=operations)
         self._overlay.open_layer(self._layer)
         if timestamp_ms >= self._expiry_due_ms:
             self._expire_retry_rows(building)
@@ -324,8 +326,8 @@ class Leader:
                 # The rest of the batch lies behind the record and sees it.
                 building.control, self.state = control, control.effect_on(self.state)
             if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
-                building.operations.insert(0, Checkpoint(name=transaction.checkpoint_name))
-        building.operations += transaction.commit()
+                building.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
+        building.operations.extend(transaction.commit())
         building.size_bytes += transaction.size_bytes
         return executed.response
 
@@ -355,7 +357,7 @@ class Leader:
             batches += 1
         if batches < MAX_EXPIRIES_PER_BATCH:
             self._expiry_due_ms = building.timestamp_ms + self.limits.barrier_interval_ms
-        building.operations += transaction.commit()
+        building.operations.extend(transaction.commit())
         building.size_bytes += transaction.size_bytes
 
     # -- appending -------------------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ class Leader:
         if building is None:
             return []
         self._building = None
-        if not (building.requests or building.operations):
+        if not (building.requests or building.operations.operations):
             self._overlay.close_empty_layer()
             return []
         appends = []
@@ -375,7 +377,7 @@ class Leader:
         record = Batch(
             **self._header(), first_index=self.index - building.requests + 1, last_index=self.index,
             timestamp_ms=building.timestamp_ms, request_position=building.position,
-            operations=building.operations, results=building.results,
+            operations=building.operations.operations, results=building.results,
         )  # fmt: skip
         self._timestamp_ms = building.timestamp_ms
         self._written_since_barrier = True

@@ -21,10 +21,14 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOperator:
-    """``merge(row or None, operand) -> row``; ``check(operand)`` raises Refused for an illegal operand."""
+    """``merge(row or None, operand) -> row``; ``check(operand)`` raises Refused for an illegal operand.
+
+    ``combine(earlier, later)`` is the one operand that does what both do, one after the other.
+    """
 
     name: str
     merge: Callable[[bytes | None, bytes], bytes]
+    combine: Callable[[bytes, bytes], bytes]
     check: Callable[[bytes], None]
 
 
@@ -38,7 +42,7 @@ def _add_int64(row: bytes | None, operand: bytes) -> bytes:
     return ((base + int.from_bytes(operand, "big")) & _MASK).to_bytes(INT64_BYTES, "big")
 
 
-ADD_INT64 = MergeOperator(name="add_int64", merge=_add_int64, check=_check_int64)
+ADD_INT64 = MergeOperator(name="add_int64", merge=_add_int64, combine=_add_int64, check=_check_int64)
 """8 bytes big-endian two's complement, merged by addition mod 2^64; an absent row counts as 0."""
 
 
@@ -47,7 +51,10 @@ def _check_any(operand: bytes) -> None:
 
 
 MAX_BYTES = MergeOperator(
-    name="max_bytes", merge=lambda row, operand: operand if row is None else max(row, operand), check=_check_any
+    name="max_bytes",
+    merge=lambda row, operand: operand if row is None else max(row, operand),
+    combine=max,
+    check=_check_any,
 )
 """The bytewise larger of row and operand; an absent row is smaller than any operand."""
 

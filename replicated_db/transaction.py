@@ -41,7 +41,7 @@ class Transaction:
     def __init__(self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE) -> None:
         self.index = index
         self.state = state
-        self.operations: list[Operation] = []
+        self.operations: list[Put | Delete | Merge] = []
         self.size_bytes = 0
         self.checkpoint_name: str | None = None
         self.control_operation: ControlOperation | None = None
@@ -134,7 +134,7 @@ class Transaction:
         else:
             raise Refused(f"a {type(operation).__name__} is no operation")
 
-    def commit(self) -> list[Operation]:
+    def commit(self) -> list[Put | Delete | Merge]:
         """Move the rows into the overlay's newest layer and return the operations."""
         for (cf, key), value in self._rows.items():
             self._overlay.set(cf, key, value)

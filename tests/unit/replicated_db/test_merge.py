@@ -75,6 +75,6 @@ def test_max_keeps_the_larger():
 
 def test_register():
     assert dict(register([ADD_INT64, MAX_BYTES])) == {"add_int64": ADD_INT64, "max_bytes": MAX_BYTES}
-    twin = MergeOperator(name="add_int64", merge=MAX_BYTES.merge, check=MAX_BYTES.check)
+    twin = MergeOperator(name="add_int64", merge=MAX_BYTES.merge, combine=max, check=MAX_BYTES.check)
     with pytest.raises(ValueError, match="two merge operators are named 'add_int64'"):
         register([ADD_INT64, twin])
