@@ -78,7 +78,7 @@ class Bench:
         values = self.timed("client encode", lambda: [encode(self._request(body)) for body in bodies])
         proposals: list[Any] = self.timed(
             "gateway",
-            lambda: [self.gateway.admit(Received(offset=0, leader_epoch=0, value=value), 0) for value in values],
+            lambda: [self.gateway.admit(Received(offset=0, value=value), 0) for value in values],
         )
         self.timed("execute", lambda: self._execute(proposals))
         appends = self.timed("seal and encode", self.leader.seal)

@@ -24,11 +24,11 @@ MAX_REJECTED_BYTES = 65_536
 
 @record
 class Received:
-    """A record of ``om.requests``."""
+    """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record."""
 
     offset: int
-    leader_epoch: int
     value: bytes
+    position: RequestPosition | None = None
 
 
 class Gateway:
@@ -45,23 +45,25 @@ class Gateway:
             return self._oversize(received, now_ms)
         try:
             request = decode_as(Request, value)
-        except UnknownSchema as error:
-            return self._reject(received, codes.UNKNOWN_SCHEMA, str(error), now_ms)
         except Undecodable as error:
-            return self._reject(received, codes.UNDECODABLE, str(error), now_ms)
+            return self.reject(received, error, now_ms)
         return self._proposal(request, received)
 
+    def reject(self, received: Received, error: Undecodable, now_ms: int) -> Rejected:
+        """Return the rejection of bytes that cannot be decoded."""
+        reason = codes.UNKNOWN_SCHEMA if isinstance(error, UnknownSchema) else codes.UNDECODABLE
+        return self._reject(received, reason, str(error), now_ms)
+
     def _proposal(self, request: Request, received: Received) -> Proposal:
-        request_hash = xxh3_128_digest(received.value)
         return Proposal(
             client_id=request.client_id,
             call_id=(request.call_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "big"),
-            request_hash=request_hash,
+            request_hash=xxh3_128_digest(received.value),
             first_sent_at_ms=request.first_sent_at_ms,
             request_type=type(request.body).__name__,
             body=request,
             reply_to=request.reply_partition,
-            position=RequestPosition(offset=received.offset + 1, leader_epoch=received.leader_epoch, hash=request_hash),
+            position=received.position,
             begins_batch=isinstance(request.body, SHARD_COMMANDS),
         )
 

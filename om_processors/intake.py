@@ -1,14 +1,18 @@
 """Reading ``om.requests`` for a leader: from its hint, by ``assign``, with immediate refusals sorted out on the way.
 
+A record may be an envelope of many requests (``schemas/envelopes.py``); what does not fit in one ``take`` waits for the next, at most
+MAX_ENVELOPE_MESSAGES for each record read.
+
 The hint (design, section 4) is the request position of the last effective batch. It is trusted only if the record before it is
 the one that it names; otherwise reading resumes ten minutes back, and retry rows absorb the repeats.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
 
 from om_processors.gateway import Gateway, Received
@@ -16,7 +20,10 @@ from om_processors.outbox import KafkaOutbox
 from replicated_db.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
 from replicated_db.leader import Proposal, Reply
 from replicated_db.ports import Clock, LogUnavailable
+from schemas.codec import Undecodable
+from schemas.envelopes import requests_in
 from schemas.log import RequestPosition
+from schemas.messages import Rejected
 from schemas.topics import OM_REQUESTS
 
 RESUME_BACK_MS = 10 * 60 * 1000
@@ -36,38 +43,70 @@ class RequestIntake:
         self._clock = clock
         self._consumer = Consumer(consumer_settings(bootstrap_servers))
         self._log = log
+        self._left_over: deque[Received] = deque()
+        self._requests_per_record = 1
         self._resume(hint)
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return up to ``limit`` proposals; refusals and rejections are sent from here."""
-        messages = self._consumer.consume(1, wait_s) if wait_s else []
-        if messages or not wait_s:
-            messages += self._consumer.consume(limit - len(messages), 0)
-        if not messages:
+        left_over = self._left_over
+        if len(left_over) < limit:
+            self._fetch(limit - len(left_over), 0 if left_over else wait_s)
+        if not left_over:
             return ()
         now_ms = self._clock.wall_ms()
         proposals: list[Proposal] = []
-        for message in messages:
-            if (error := message.error()) is not None:
-                if self._recover(error):
-                    break
-                continue
-            admitted = self._gateway.admit(_received(message), now_ms)
+        while left_over and len(proposals) < limit:
+            admitted = self._gateway.admit(left_over.popleft(), now_ms)
             if isinstance(admitted, Proposal):
                 proposals.append(admitted)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
             else:
-                self._log(f"rejected offset {admitted.offset} of {OM_REQUESTS}/{self._shard}: {admitted.message}")
-                self._outbox.reject(admitted)
+                self._reject(admitted)
         return proposals
+
+    def _fetch(self, limit: int, wait_s: float) -> None:
+        """Read about ``limit`` requests: an envelope that holds more leaves some over for the next time."""
+        messages = self._consumer.consume(1, wait_s) if wait_s else []
+        if messages or not wait_s:
+            messages += self._consumer.consume(max(1, limit // self._requests_per_record) - len(messages), 0)
+        for message in messages:
+            if (error := message.error()) is not None:
+                if self._recover(error):
+                    break
+                continue
+            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"")
+
+    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes) -> None:
+        """Take the requests out of a record. Only the last one tells where to resume: a repeat is harmless, a gap is not."""
+        try:
+            requests = requests_in(value)
+        except Undecodable as error:
+            self._reject(self._gateway.reject(Received(offset=offset, value=value), error, self._clock.wall_ms()))
+            return
+        self._requests_per_record = max(1, len(requests))
+        if not requests:
+            return
+        self._left_over.extend(Received(offset=offset, value=request) for request in requests[:-1])
+        position = RequestPosition(
+            offset=offset + 1,
+            leader_epoch=-1 if leader_epoch is None else leader_epoch,
+            hash=xxh3_128_digest(value),
+        )
+        self._left_over.append(Received(offset=offset, value=requests[-1], position=position))
+
+    def _reject(self, rejected: Rejected) -> None:
+        self._log(f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}")
+        self._outbox.reject(rejected)
 
     def close(self) -> None:
         """Close the consumer."""
         self._consumer.close()
 
     def _resume(self, hint: RequestPosition | None) -> None:
-        """Place the consumer at the hint if the record before it is the one named, else ten minutes back."""
+        """Forget what is left over, and place the consumer at the hint if the record before it is the one named, else ten minutes back."""
+        self._left_over.clear()
         try:
             low, high = self._consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
             if hint is not None and low < hint.offset <= high and self._names(hint):
@@ -98,12 +137,3 @@ class RequestIntake:
 
     def _where(self, offset: int) -> TopicPartition:
         return TopicPartition(OM_REQUESTS, self._shard, offset)
-
-
-def _received(message: Message) -> Received:
-    epoch = message.leader_epoch()
-    return Received(
-        offset=message.offset() or 0,
-        leader_epoch=-1 if epoch is None else epoch,
-        value=message.value() or b"",
-    )

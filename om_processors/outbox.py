@@ -20,6 +20,7 @@ from replicated_db.ports import Clock, Snapshot
 from replicated_db.position import Position
 from replicated_db.replica import Outcome, Replica
 from schemas.codec import encode
+from schemas.envelopes import enveloped_responses
 from schemas.messages import Evidence, Rejected
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_REJECTED, OM_RESPONSES
 
@@ -56,13 +57,16 @@ class KafkaOutbox:
 
     def reply(self, replies: Sequence[Reply]) -> None:
         """Send responses to the partitions that their clients read."""
-        produce = self._producer.produce
+        by_client: dict[tuple[bytes, int], list[bytes]] = {}
         for reply in replies:
             proposal = reply.proposal
-            try:
-                produce(OM_RESPONSES, reply.response, proposal.client_id, proposal.reply_to)
-            except Exception as error:  # a partition that does not exist, a full queue: the client asks again
-                self._log(f"response to call {int.from_bytes(proposal.call_id, 'big')} not sent: {error}")
+            by_client.setdefault((proposal.client_id, proposal.reply_to), []).append(reply.response)
+        for (client_id, partition), responses in by_client.items():
+            for value in enveloped_responses(responses):
+                try:
+                    self._producer.produce(OM_RESPONSES, value, client_id, partition)
+                except Exception as error:  # a partition that does not exist, a full queue: the client asks again
+                    self._log(f"responses to client {client_id.hex()} not sent: {error}")
         self._producer.poll(0)
 
     def reject(self, rejected: Rejected) -> None:

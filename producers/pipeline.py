@@ -29,6 +29,7 @@ from producers.calls import Call, Calls, Done, Outcome, Policy, expired, outcome
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, TooManyInFlight
 from producers.transport import Transport
 from schemas import codec
+from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
 
 logger = logging.getLogger("stratolog.client")
@@ -105,7 +106,7 @@ class Connection(Protocol):
         """Send requests, in order; may lose some."""
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
-        """Return the replies to this client, waiting at most so long."""
+        """Return the records of replies to this client, waiting at most so long."""
 
     def serve(self) -> None:
         """Do what is to be done now and then."""
@@ -305,10 +306,16 @@ def _decoded(values: list[bytes]) -> list[Response]:
     responses = []
     for value in values:
         try:
-            responses.append(codec.decode_as(Response, value))
+            found = responses_in(value)
         except codec.Undecodable as error:
-            # Nothing can be said of which call it answers; that call is sent again and ends at its deadline.
-            logger.error("a reply cannot be read: %s", error)
+            logger.error("a record of replies cannot be read: %s", error)
+            continue
+        for response in found:
+            try:
+                responses.append(codec.decode_as(Response, response))
+            except codec.Undecodable as error:
+                # Nothing can be said of which call it answers; that call is sent again and ends at its deadline.
+                logger.error("a reply cannot be read: %s", error)
     return responses
 
 

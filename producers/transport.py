@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
+from schemas.envelopes import enveloped_requests
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES
 
 logger = logging.getLogger("stratolog.client")
@@ -91,21 +92,24 @@ class Transport:
 
     def send(self, calls: Iterable[Call]) -> None:
         """Hand requests to the producer, in order. What its queue has no room for is dropped: it is due again."""
-        by_shard: dict[int, list[dict[str, bytes]]] = {}
+        by_shard: dict[int, list[bytes]] = {}
         for call in calls:
-            by_shard.setdefault(call.shard, []).append({"value": call.value})
-        for shard, values in by_shard.items():
+            by_shard.setdefault(call.shard, []).append(call.value)
+        for shard, requests in by_shard.items():
+            values = [{"value": value} for value in enveloped_requests(requests)]
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
             except (BufferError, KafkaException) as error:
                 # How many were taken is not said; those that were not are sent again when they are due.
-                logger.warning("%d requests were not taken by the producer: %s", len(values), error)
+                logger.warning("of %d requests some were not taken by the producer: %s", len(requests), error)
                 continue
             if taken != len(values):
-                logger.warning("%d of %d requests were not taken by the producer", len(values) - taken, len(values))
+                logger.warning(
+                    "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
+                )
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
-        """Return the replies to this client; waits at most ``wait_ms`` for the first one.
+        """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.
 
         With ``gather`` it waits on until ``wait_ms`` are over, to take more of them at once.
         """

@@ -30,8 +30,10 @@ T = TypeVar("T")
 HEADER_BYTES = len(MARKER) + FINGERPRINT_BYTES
 
 _TOP_LEVEL: tuple[type, ...] = (
-    log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Mode, log.Barrier, log.Tick, log.DigestBase, log.Batch,
-    log.RequestBatch, messages.Request, messages.PreparedRequest, messages.Response, messages.Rejected, messages.AuditReport, messages.Verdict,
+    log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Mode, log.Barrier, log.Tick,
+    log.DigestBase, log.Batch, log.RequestBatch,
+    messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
+    messages.Rejected, messages.AuditReport, messages.Verdict,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo,
 )  # fmt: skip
 
@@ -68,6 +70,11 @@ _decoders: dict[bytes, tuple[str, Decoder]] = {
     MARKER + version.fingerprint: (version.name, compile_decoder(json.loads(version.text), _CLASSES))
     for version in _current.values()
 }
+
+
+def header_of(cls: type) -> bytes:
+    """Return the HEADER_BYTES with which every value of a record type begins; raises KeyError for no top-level record."""
+    return _encoders[cls][0]
 
 
 def encode(value: Any) -> bytes:

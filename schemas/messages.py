@@ -239,6 +239,20 @@ class Response:
 
 
 @record
+class Requests:
+    """Encoded requests of one client for one shard that went out together, in order."""
+
+    requests: list[bytes]
+
+
+@record
+class Responses:
+    """Encoded responses to one client that left together, in order."""
+
+    responses: list[bytes]
+
+
+@record
 class Rejected:
     """A record of ``om.requests`` that nobody can be answered for."""
 

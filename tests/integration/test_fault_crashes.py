@@ -18,6 +18,7 @@ from replicated_db.column_families import TRANSACTION_INFO
 from replicated_db.position import POSITION_KEY, Position
 from replicated_db.reading import Reading
 from schemas.codec import decode_as
+from schemas.envelopes import responses_in
 from schemas.log import LeaderClaim
 from schemas.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
@@ -229,7 +230,7 @@ def read_into(answers: list[tuple[int, str]], url: str) -> None:
 
 def assert_one_answer_for_each_call(tap: Tap) -> None:
     answers: dict[Any, set[bytes]] = defaultdict(set)
-    for value in tap.poll():
+    for value in (response for record in tap.poll() for response in responses_in(record)):
         response = decode_as(Response, value)
         answers[response.client_id, response.call_id].add(value)
     assert answers

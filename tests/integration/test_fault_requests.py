@@ -15,7 +15,8 @@ from replicated_db.retry import REQUEST_LIFETIME_MS
 from schemas import result_codes as codes
 from schemas.codec import decode_as, encode
 from schemas.column_families import RETRY_TABLE
-from schemas.messages import CreateBucket, CreateKey, CreateVolume, Response
+from schemas.envelopes import MAX_ENVELOPE_MESSAGES, enveloped_requests
+from schemas.messages import CreateBucket, CreateKey, CreateVolume, Requests, Response
 from schemas.registry import MARKER
 from schemas.topics import MAX_REQUEST_BYTES
 from tests.support.faults import (
@@ -221,6 +222,30 @@ def test_what_nobody_can_be_answered_for_is_rejected_with_the_reason(stack: Test
     assert "1111111111111111" in records[4].message
     assert data_digest(stack) == before
     assert raw.call(CreateVolume(volume=fresh_volume(shard, SHARDS))).status == codes.OK
+
+
+def test_requests_in_one_record_stand_for_themselves(stack: TestStack, raw: RawClient) -> None:
+    """Executed in order, answered one by one; what cannot be decoded among them is rejected alone, a broken envelope whole."""
+    shard = 1
+    volume = fresh_volume(shard, SHARDS)
+    requests = [
+        raw.request(CreateVolume(volume=volume)),
+        raw.request(CreateBucket(volume=volume, bucket="bucket")),
+        raw.request(CreateBucket(volume=volume, bucket="bucket")),
+        raw.request(CreateBucket(volume=volume, bucket="second")),
+    ]
+    values = [encode(request) for request in requests]
+    [envelope] = enveloped_requests([values[0], b"no request", *values[1:]])
+    too_many = encode(Requests(requests=[values[0]] * (MAX_ENVELOPE_MESSAGES + 1)))
+    with RejectedTap(stack.settings.bootstrap_servers) as rejected:
+        raw.send(envelope, envelope[:-1], too_many, shard=shard)
+        stack.wait("all rejected", lambda: len(rejected.records()) >= 3)
+        assert {record.value for record in rejected.records()} == {b"no request", envelope[:-1], too_many}
+        assert {record.reason for record in rejected.records()} == {codes.UNDECODABLE}
+    answers = [decode_as(Response, raw.wait_answers(request.call_id, 1)[0]).status for request in requests]
+    assert answers == [codes.OK, codes.OK, codes.BUCKET_ALREADY_EXISTS, codes.OK]
+    raw.send(envelope, shard=shard)  # the same again: the same answers
+    assert [len(set(raw.wait_answers(request.call_id, 2))) for request in requests] == [1, 1, 1, 1]
 
 
 def a_response(raw: RawClient, shard: int) -> bytes:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from replicated_db.apply import plan_batch
 from replicated_db.digests import MASK, Digests, digest_of_rows, row_hash
+from replicated_db.folding import BatchOperations
 from replicated_db.memory import MemoryStore
 from replicated_db.overlay import Overlay
 from replicated_db.ports import Write
@@ -73,7 +74,7 @@ def executed(rows: dict[Any, bytes], operations: list[Operation]) -> list[Operat
     transaction = Transaction(FAMILIES, overlay, 1)
     for operation in operations:
         transaction.submit(operation)
-    return transaction.commit()
+    return list(transaction.commit())
 
 
 def apply(rows: dict[Any, bytes], operations: list[Operation]) -> tuple[dict[Any, bytes], Digests, list[Any]]:
@@ -119,6 +120,26 @@ def test_the_logs_sum_is_the_difference_of_the_digests(rows: dict[Any, bytes], o
     after, _, _ = apply(rows, logged)
     total = sum(log_sum(logged).values()) & MASK
     assert (digest(rows).total() + total) & MASK == digest(after).total()
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows=ROWS, requests=st.lists(OPERATIONS, max_size=4))
+def test_folding_changes_nothing_but_the_number_of_merges(rows: dict[Any, bytes], requests: list[list[Operation]]):
+    logged = executed(rows, [operation for request in requests for operation in request])
+    batch_operations = BatchOperations(FAMILIES)
+    batch_operations.extend(logged)  # type: ignore[arg-type]
+    folded = batch_operations.operations
+    assert apply(rows, folded) == apply(rows, logged)
+    assert log_sum(folded) == log_sum(logged)
+    assert [o for o in folded if not isinstance(o, Merge)] == [o for o in logged if not isinstance(o, Merge)]
+    # What is left cannot be folded: another operator, a Put or a Delete of the row lies between any two merges of it.
+    last: dict[tuple[str, bytes], Operation] = {}
+    for operation in folded:
+        assert isinstance(operation, Put | Delete | Merge)
+        before = last.get((operation.cf, operation.key))
+        if isinstance(operation, Merge) and isinstance(before, Merge):
+            assert before.operator != operation.operator
+        last[operation.cf, operation.key] = operation
 
 
 @settings(max_examples=200, deadline=None)

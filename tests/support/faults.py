@@ -30,6 +30,7 @@ from replicated_db.position import Position
 from replicated_db.reading import Reading
 from replicated_db.rocks import RocksStore
 from schemas.codec import decode_as, encode
+from schemas.envelopes import responses_in
 from schemas.log import Batch, LeaderClaim, Put
 from schemas.messages import AuditReport, Rejected, Request, RequestBody, Response
 from schemas.result_codes import INDEX_MOVED
@@ -149,7 +150,7 @@ class RawClient:
     def answers(self, call_id: int | None = None) -> list[bytes]:
         """Return the responses so far to a call, or to all calls, as bytes."""
         found = []
-        for value in self._tap.poll():
+        for value in (response for record in self._tap.poll() for response in responses_in(record)):
             response = decode_as(Response, value)
             if response.client_id == self.client_id and call_id in (None, response.call_id):
                 found.append(value)

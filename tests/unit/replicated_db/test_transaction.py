@@ -40,7 +40,7 @@ def test_operations_see_the_earlier_ones(transaction: Transaction):
     transaction.put("things", b"a", b"2")
     transaction.delete("things", b"a")
     transaction.put("things", b"a", b"3")
-    assert [operation.prev for operation in transaction.operations] == [  # type: ignore[union-attr]
+    assert [operation.prev for operation in transaction.operations] == [
         hash_of("things", b"a", b"1"), hash_of("things", b"a", b"2"), None,
     ]  # fmt: skip
     assert transaction.get("things", b"a") == b"3"
