@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated_db/__init__.py om_processors/__init__.py \
 	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
-UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation)
+UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
 INTEGRATION := $(wildcard tests/integration tests/chaos)
 # The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
 STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
@@ -15,12 +15,14 @@ STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml stratolog/local/poms/*.x
 BROKERS ?= 1
 KEEP ?=
 TREE ?=
+# Variable of `make model`: DEEP=1 adds larger bounds, some four minutes and 4 GB.
+DEEP ?=
 # Variable of `make test-full`: how often each fault is injected.
 ROUNDS ?= 10
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full bench demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test test-full bench model demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +73,9 @@ test: install lint typecheck ## lint, typecheck, unit and integration: at most 1
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
 	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)
+
+model: ## Spin on the fencing protocol: every state within bounds, and a counterexample for each rule switched off (DEEP=1)
+	@$(PYTHON) tests/model/check.py $(if $(filter-out 0,$(DEEP)),--deep)
 
 bench: install ## createKey + commitKey at 1, 50, 500 and 4,000 in flight, a million keys: a table, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000
