@@ -36,6 +36,8 @@ class NodeConfig:
     """Names of the datanode pipelines that blocks are allocated on."""
     session_timeout_ms: int
     """How long the leaders' group waits for a silent member before it gives its shards to others."""
+    watchdog_ms: int
+    """How long the leader of a shard, or the event loop, may stand still before the node leads nothing any more."""
     barrier_interval_ms: int
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int

@@ -48,7 +48,7 @@ class HttpApi:
         @app.page("/v1/shards/{shard}/read-index")
         class ReadIndex(View):
             async def post(view, request: Any, shard: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
-                status, body = await _answer(lambda: self.read_index(shard))
+                status, body = await answered(lambda: self.read_index(shard))
                 return view.json(body, status=status)
 
     def _pages(self) -> dict[str, Callable[..., Awaitable[Answer]]]:
@@ -194,7 +194,7 @@ def _number(query: Any, name: str, default: int, low: int, high: int) -> int:
     return int(text)
 
 
-async def _answer(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
     """Translate refusals to HTTP; anything else is a defect and becomes Faust's 500, with its traceback in the log."""
     try:
         return await ask()
@@ -207,5 +207,5 @@ async def _answer(ask: Callable[[], Awaitable[Answer]]) -> Answer:
 def _page(app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:
     @app.page(path, name=f"v1{path}")
     async def page(view: View, request: Any, **parts: str) -> Any:
-        status, body = await _answer(lambda: handler(request.query, **parts))
+        status, body = await answered(lambda: handler(request.query, **parts))
         return view.json(body, status=status)

@@ -1,10 +1,11 @@
-"""Who leads: this node's membership of the leaders' group, and a thread for each shard it is given (design, section 4).
+"""Who leads: this node's membership of the leaders' group, and a thread for each shard it leads (design, section 4).
 
 Rules:
     - The group's consumer only says who owns a shard; it never reads. Assignment is cooperative and sticky.
-    - A node joins only while its lag is bounded and none of its replicas is flagged.
+    - A node joins only while no sign speaks against it (``watchdog``), and leaves with all its shards when one does.
     - Revocation drains before it is acknowledged.
     - A deposed leader leaves the group and claims only after a new assignment, with jitter.
+    - The owner of a shard may lend it to a named node (``lending``); the borrower's failures cost it the loan and nothing else.
     - A StopProcess of any shard ends the process.
 """
 
@@ -16,138 +17,126 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import httpx
 from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
 from om_processors.config import NodeConfig
-from replicated_db.errors import StopProcess
-from replicated_db.leader_loop import LeaderLoop, UnfitToLead
-from replicated_db.ports import LogUnavailable
+from om_processors.errors import OMError
+from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
+from om_processors.shard_thread import ShardThread
+from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
+from replicated_db.leader_loop import LeaderLoop
+from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS
 
 DRAIN_S = 5.0
 """How long a revocation waits for batches in flight."""
 
-MAX_FAILING_S = 30.0
-"""How long a node that owns a shard may fail to claim it before it leaves the group to others."""
-
 POLL_S = 0.2
-RETRY_S = 0.5
+WATCH_INTERVAL_S = RENEW_INTERVAL_S
+"""How often the signs are looked at."""
+
+ASK_TIMEOUT_S = 2.0
+"""How long another node or the brokers may take to answer."""
+
 MAX_JITTER_S = 1.0
 UNFIT_WAIT_S = 60.0
 """How long a node that is unfit to lead (its clock is wrong) stays out of the group."""
-MAX_LAG_RECORDS = 1_000
-"""A node further behind the log's end than this does not join."""
 
-
-class _Shard:
-    """The thread that leads one shard while it is assigned here."""
-
-    def __init__(
-        self, loop: LeaderLoop, note: Callable[[str], None], *,
-        deposed: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
-    ) -> None:  # fmt: skip
-        self.stop = threading.Event()
-        self._loop = loop
-        self._note = note
-        self._deposed = deposed
-        self._unfit = unfit
-        self._fatal = fatal
-        shard = loop.replica.identity.shard
-        self.thread = threading.Thread(target=self._run, name=f"leader-{shard}", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        shard = self._loop.replica.identity.shard
-        failing_since = None
-        try:
-            while not self.stop.is_set():
-                try:
-                    reason = self._loop.lead(self.stop)
-                except LogUnavailable as error:
-                    failing_since = failing_since or time.monotonic()
-                    if time.monotonic() - failing_since > MAX_FAILING_S:
-                        self._note(f"shard {shard}: {error}; leaving the group, so that another node may try")
-                        self._unfit()
-                        return
-                    self._note(f"shard {shard}: {error}; trying again")
-                    self.stop.wait(RETRY_S)
-                    continue
-                except UnfitToLead as error:
-                    self._note(f"shard {shard}: {error}")
-                    self._unfit()
-                    return
-                self._note(f"shard {shard}: leadership ended: {reason}")
-                if not self.stop.is_set():
-                    self._deposed()
-                return
-        except BaseException as error:
-            self._fatal(error)
+Note = Callable[[str], None]
 
 
 class Leadership:
-    """Runs on a thread of its own; ``stop`` drains and leaves the group."""
+    """Runs on threads of its own; ``stop`` drains and leaves the group."""
 
     def __init__(
-        self, config: NodeConfig, loops: Mapping[int, LeaderLoop],
-        note: Callable[[str], None], fatal: Callable[[BaseException], None],
+        self, config: NodeConfig, loops: Mapping[int, LeaderLoop], event_loop_ago_ms: Callable[[], float | None],
+        note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._config = config
         self._loops = loops
+        self._event_loop_ago_ms = event_loop_ago_ms
         self._note = note
         self._fatal = fatal
-        self._shards: dict[int, _Shard] = {}
+        self._bounds = Bounds(stall_ms=config.watchdog_ms)
+        self._session_s = config.session_timeout_ms / 1000
+        self._lock = threading.RLock()
+        self._owned: set[int] = set()
+        self._threads: dict[int, ShardThread] = {}
+        self._ending: dict[int, ShardThread] = {}
+        self._loans: dict[int, Loan] = {}
+        self._borrowed: dict[int, Borrowed] = {}
+        self._moving: set[int] = set()
+        self._in_group = False
+        self._lags: dict[int, int | None] = dict.fromkeys(loops)
         self._stop = threading.Event()
         self._leave = threading.Event()
         self._out_until = 0.0
-        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+        self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
+        self._member_thread = threading.Thread(
+            target=self._guarded, args=(self._membership,), name="leadership", daemon=True
+        )
+        self._watch_thread = threading.Thread(target=self._guarded, args=(self._watch,), name="watchdog", daemon=True)
 
     def start(self) -> None:
         """Start looking for shards to lead."""
-        self._thread.start()
+        self._member_thread.start()
+        self._watch_thread.start()
 
     def stop(self) -> None:
         """Drain, hand over and leave the group."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(DRAIN_S * 2)
+        for thread in (self._member_thread, self._watch_thread):
+            if thread.is_alive():
+                thread.join(DRAIN_S * 2)
 
-    def leave(self) -> None:
-        """Leave the group for a while: this node was deposed, or one of its replicas is flagged."""
-        self._leave.set()
+    def roles(self, shard: int) -> dict[str, Any]:
+        """Return what this node has to do with a shard's leadership: whether it owns it, to or from whom it is lent."""
+        loan, borrowed = self._loans.get(shard), self._borrowed.get(shard)
+        return {
+            "owner": shard in self._owned,
+            "lent_to": None if loan is None else loan.node,
+            "borrowed_from": None if borrowed is None else borrowed.owner,
+            "lag_records": self._lags[shard],
+        }
 
-    def _stay_out(self) -> None:
-        self._out_until = time.monotonic() + UNFIT_WAIT_S
-        self._leave.set()
+    # -- the group -------------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _guarded(self, run: Callable[[], None]) -> None:
         try:
-            while not self._stop.is_set():
-                if self._fit():
-                    self._member()
-                    self._stop.wait(random.uniform(0, MAX_JITTER_S))
-                else:
-                    self._stop.wait(POLL_S)
+            run()
         except BaseException as error:
             self._fatal(error)
 
-    def _fit(self) -> bool:
-        """Whether this node may lead: healthy, and near the end of every log."""
-        if time.monotonic() < self._out_until or any(loop.replica.evidence for loop in self._loops.values()):
-            return False
-        consumer = Consumer(self._settings("stratolog-lag"))
+    def _membership(self) -> None:
+        told: list[str] = []
+        while not self._stop.is_set():
+            against = reasons_not_to_join(self._signs(), self._bounds)
+            if against != told and (told := against):
+                self._note(f"not joining the leaders: {'; '.join(against)}")
+            if against or time.monotonic() < self._out_until:
+                self._stop.wait(POLL_S)
+                continue
+            self._member()
+            self._stop.wait(random.uniform(0, MAX_JITTER_S))
+        self._end(list(self._threads), drain=True)
+
+    def _member(self) -> None:
+        """Be a member of the group until told to leave."""
+        self._leave.clear()
+        consumer = Consumer(self._settings(LEADER_GROUP))
+        consumer.subscribe([OM_REQUESTS], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._in_group = True
         try:
-            for loop in self._loops.values():
-                replica = loop.replica
-                partition = TopicPartition(OM_LOG, replica.identity.shard)
-                end = consumer.get_watermark_offsets(partition, timeout=5)[1]
-                if end - 1 - replica.read_offset > MAX_LAG_RECORDS:
-                    return False
-        except (KafkaException, StopProcess) as error:
-            self._note(f"cannot learn the log's end: {error}")
-            return False
+            while not (self._stop.is_set() or self._leave.is_set()):
+                consumer.poll(POLL_S)
         finally:
+            self._in_group = False
+            self._end(list(self._threads), drain=True)
+            with self._lock:
+                self._owned.clear()
+                self._loans.clear()
             consumer.close()
-        return True
 
     def _settings(self, group: str) -> dict[str, Any]:
         timeout_ms = self._config.session_timeout_ms
@@ -164,46 +153,257 @@ class Leadership:
             "reconnect.backoff.max.ms": 1000,
         }
 
-    def _member(self) -> None:
-        """Be a member of the group until told to leave."""
-        self._leave.clear()
-        consumer = Consumer(self._settings(LEADER_GROUP))
-        consumer.subscribe([OM_REQUESTS], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        try:
-            while not (self._stop.is_set() or self._leave.is_set()):
-                consumer.poll(POLL_S)
-                if any(loop.replica.evidence is not None for loop in self._loops.values()):
-                    self._note("a replica is flagged: this node leads nothing")
-                    self._leave.set()
-        finally:
-            self._end(list(self._shards), drain=True)
-            consumer.close()
-
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         fresh = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in partitions]
         consumer.incremental_assign(fresh)
         if fresh:
             consumer.pause(fresh)
-        for partition in partitions:
-            self._note(f"shard {partition.partition} is assigned here")
-            loop = self._loops[partition.partition]
-            self._shards[partition.partition] = _Shard(
-                loop, self._note, deposed=self._leave.set, unfit=self._stay_out, fatal=self._fatal
-            )
+        with self._lock:
+            for partition in partitions:
+                self._note(f"shard {partition.partition} is assigned here")
+                self._owned.add(partition.partition)
+                if self._borrowed.pop(partition.partition, None) is None and partition.partition not in self._threads:
+                    self._start_thread(partition.partition)
 
     def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._end([p.partition for p in partitions], drain=True)
+        self._disown([p.partition for p in partitions], drain=True)
         consumer.incremental_unassign(partitions)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         self._note(f"lost shards {[p.partition for p in partitions]}: silent for longer than the session time-out")
-        self._end([p.partition for p in partitions], drain=False)
+        self._disown([p.partition for p in partitions], drain=False)
         consumer.incremental_unassign(partitions)
 
+    def _disown(self, shards: list[int], *, drain: bool) -> None:
+        self._end(shards, drain=drain)
+        with self._lock:
+            for shard in shards:
+                self._owned.discard(shard)
+                self._loans.pop(shard, None)
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def _start_thread(self, shard: int) -> None:
+        self._threads[shard] = ShardThread(
+            self._loops[shard], self._note, deposed=lambda: self._deposed(shard), unfit=lambda: self._unfit(shard),
+            fatal=self._fatal,
+        )  # fmt: skip
+
+    def _deposed(self, shard: int) -> None:
+        with self._lock:
+            if self._borrowed.pop(shard, None) is None:
+                self._leave.set()
+
+    def _unfit(self, shard: int) -> None:
+        with self._lock:
+            self._out_until = time.monotonic() + UNFIT_WAIT_S
+            self._borrowed.pop(shard, None)
+            self._leave.set()
+
     def _end(self, shards: list[int], *, drain: bool) -> None:
-        ending = [self._shards.pop(shard) for shard in shards if shard in self._shards]
-        for shard in ending:
-            shard.stop.set()
+        """Stop leading shards; with ``drain``, wait for what is in flight."""
+        with self._lock:
+            ending = [self._threads.pop(shard) for shard in shards if shard in self._threads]
+            for thread in ending:
+                thread.stop.set()
+                self._ending[thread.shard] = thread
+                self._borrowed.pop(thread.shard, None)
         deadline = time.monotonic() + (DRAIN_S if drain else 0)
-        for shard in ending:
-            shard.thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in ending:
+            thread.thread.join(max(0.0, deadline - time.monotonic()))
+
+    # -- the watchdog ----------------------------------------------------------------------------------------------
+
+    def _signs(self) -> Signs:
+        with self._lock:
+            self._ending = {shard: thread for shard, thread in self._ending.items() if thread.running}
+            shards = tuple(
+                ShardSigns(
+                    shard=shard,
+                    turned_ago_ms=loop.turned_ago_ms() if shard in self._threads and self._threads[shard].running else None,
+                    lag_records=self._lags[shard], flagged=loop.replica.evidence is not None,
+                    member=not loop.replica.state.replicas or self._config.node in loop.replica.state.replicas,
+                    lingering=shard in self._ending,
+                )
+                for shard, loop in self._loops.items()
+            )  # fmt: skip
+        return Signs(shards=shards, event_loop_ago_ms=self._event_loop_ago_ms())
+
+    def _watch(self) -> None:
+        consumer = Consumer(self._settings("stratolog-lag"))
+        try:
+            while not self._stop.is_set():
+                self._measure_lags(consumer)
+                if (
+                    self._in_group
+                    and not self._leave.is_set()
+                    and (reasons := reasons_to_leave(self._signs(), self._bounds))
+                ):
+                    self._note(f"this node leads nothing any more: {'; '.join(reasons)}")
+                    self._leave.set()
+                self._keep_loans()
+                self._stop.wait(WATCH_INTERVAL_S)
+        finally:
+            consumer.close()
+
+    def _measure_lags(self, consumer: Consumer) -> None:
+        lags: dict[int, int | None] = dict.fromkeys(self._loops)
+        try:
+            for shard, loop in self._loops.items():
+                end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=ASK_TIMEOUT_S)[1]
+                lags[shard] = max(0, end - 1 - loop.replica.read_offset)
+        except KafkaException:
+            pass  # unknown, all that is left: no reason to leave, and none to join
+        self._lags = lags
+
+    # -- lending ---------------------------------------------------------------------------------------------------
+
+    def transfer(self, shard: int, node: str, address: str) -> dict[str, Any]:
+        """Have ``node`` lead a shard that this node owns; return how long nobody led it.
+
+        Raises OMError: this node does not own the shard, or ``node`` will not lead. This node leads it then, as before.
+        """
+        own = node == self._config.node
+        with self._lock:
+            if shard not in self._owned:
+                raise OMError(INVALID_REQUEST, f"{self._config.node} does not own shard {shard}")
+            if shard in self._moving:
+                raise OMError(INVALID_REQUEST, f"shard {shard} is being moved already")
+            self._moving.add(shard)
+        try:
+            if not own:
+                self._ask_first(node, address, shard)
+            begun_s = time.monotonic()
+            self._step_down(shard)
+            term = -1 if own else self._lend(shard, node, address)
+        finally:
+            with self._lock:
+                self._moving.discard(shard)
+                if shard in self._owned and shard not in self._loans and shard not in self._threads:
+                    self._start_thread(shard)
+        if own:
+            term = self._await_leading(shard)
+        return {"shard": shard, "leader": node, "term": term, "gap_ms": round((time.monotonic() - begun_s) * 1000, 1)}
+
+    def _lend(self, shard: int, node: str, address: str) -> int:
+        """Have ``node`` claim the shard; return its term. Raises OMError if it does not."""
+        try:
+            answer = self._post(address, shard, "borrow", {"owner": self._config.node}, LEND_TIMEOUT_S)
+        except (httpx.HTTPError, OMError, ValueError) as error:
+            raise OMError(INVALID_REQUEST, f"{node} does not lead shard {shard}: {error}") from error
+        with self._lock:
+            if shard in self._owned:
+                self._loans[shard] = Loan(shard=shard, node=node, address=address, heard_s=time.monotonic())
+        self._note(f"shard {shard} is lent to {node}")
+        return int(answer["term"])
+
+    def _ask_first(self, node: str, address: str, shard: int) -> None:
+        """Raise OMError if ``node`` will not lead: better to know before stepping down."""
+        try:
+            found = self._http.get(f"http://{address}/v1/shards/{shard}/fitness").json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise OMError(INVALID_REQUEST, f"{node} does not answer at {address}: {error!r}") from error
+        if found.get("node") != node:
+            raise OMError(INVALID_REQUEST, f"{found.get('node')} answers at {address}, not {node}")
+        if found["against"]:
+            raise OMError(INVALID_REQUEST, f"{node} may not lead now: {'; '.join(found['against'])}")
+
+    def _step_down(self, shard: int) -> None:
+        """Drain and stop leading, or have the borrower do so."""
+        loan = self._loans.pop(shard, None)
+        if loan is not None:
+            try:
+                self._post(loan.address, shard, "give-back", {"owner": self._config.node}, DRAIN_S * 2)
+            except (httpx.HTTPError, OMError) as error:
+                self._note(f"shard {shard}: {loan.node} does not give it back: {error!r}; the next claim deposes it")
+        self._end([shard], drain=True)
+
+    def _post(self, address: str, shard: int, what: str, query: dict[str, str], timeout_s: float) -> dict[str, Any]:
+        answer = self._http.post(f"http://{address}/v1/shards/{shard}/{what}", params=query, timeout=timeout_s)
+        found: dict[str, Any] = answer.json()
+        if answer.status_code != 200:
+            raise OMError(str(found.get("error")), str(found.get("message")))
+        return found
+
+    def _await_leading(self, shard: int) -> int:
+        """Return the term once this node leads; raises OMError if it does not come to that."""
+        deadline = time.monotonic() + LEND_TIMEOUT_S
+        loop = self._loops[shard]
+        while not loop.leading:
+            thread = self._threads.get(shard)
+            if thread is None or not thread.running or time.monotonic() > deadline:
+                raise OMError(INVALID_REQUEST, f"{self._config.node} could not claim shard {shard}")
+            time.sleep(0.001)
+        return loop.replica.position.term
+
+    def fitness(self) -> dict[str, Any]:
+        """Return what speaks against this node as a leader."""
+        return {"node": self._config.node, "against": reasons_not_to_join(self._signs(), self._bounds)}
+
+    def borrow(self, shard: int, owner: str) -> dict[str, Any]:
+        """Lead a shard for its owner; returns once this node leads. Raises OMError if it does not."""
+        with self._lock:
+            if self._stop.is_set() or (against := reasons_not_to_join(self._signs(), self._bounds)):
+                reasons = "it stops" if self._stop.is_set() else "; ".join(against)
+                raise OMError(INVALID_REQUEST, f"{self._config.node} may not lead now: {reasons}")
+            if shard in self._threads:
+                raise OMError(INVALID_REQUEST, f"{self._config.node} leads shard {shard} already")
+            # The first renewal comes when the owner has heard that this node leads.
+            self._borrowed[shard] = Borrowed(shard=shard, owner=owner, renewed_s=time.monotonic() + LEND_TIMEOUT_S)
+            self._note(f"shard {shard}: leading it for {owner}")
+            self._start_thread(shard)
+        try:
+            return {"shard": shard, "term": self._await_leading(shard)}
+        except OMError:
+            self._end([shard], drain=False)
+            raise
+
+    def renew(self, shard: int, owner: str) -> dict[str, Any]:
+        """Go on leading for ``owner``; says whether this node leads (or is about to)."""
+        with self._lock:
+            borrowed = self._borrowed.get(shard)
+            if borrowed is None or borrowed.owner != owner:
+                return {"shard": shard, "leads": False}
+            borrowed.renewed_s = time.monotonic()
+            return {"shard": shard, "leads": self._threads[shard].running}
+
+    def give_back(self, shard: int, owner: str) -> dict[str, Any]:
+        """Drain and stop leading for ``owner``."""
+        with self._lock:
+            borrowed = self._borrowed.get(shard)
+        if borrowed is not None and borrowed.owner == owner:
+            self._end([shard], drain=True)
+        return {"shard": shard}
+
+    def _keep_loans(self) -> None:
+        """Renew what is lent, take back what is not led, give up what is not renewed."""
+        with self._lock:
+            loans, now_s = list(self._loans.values()), time.monotonic()
+            over = [(b, reason) for b in self._borrowed.values() if (reason := gives_up(b, now_s, self._session_s))]
+        for borrowed, reason in over:
+            self._note(f"shard {borrowed.shard}: {reason}; leading it no longer")
+            self._end([borrowed.shard], drain=True)
+        for loan in loans:
+            self._keep(loan, self._renewed(loan))
+
+    def _renewed(self, loan: Loan) -> Answer:
+        try:
+            answer = self._post(loan.address, loan.shard, "renew", {"owner": self._config.node}, ASK_TIMEOUT_S)
+        except httpx.ConnectError:
+            return Answer.GONE
+        except (httpx.HTTPError, OMError, ValueError):
+            return Answer.SILENT
+        return Answer.LEADS if answer["leads"] else Answer.DOES_NOT_LEAD
+
+    def _keep(self, loan: Loan, answer: Answer) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            if self._loans.get(loan.shard) is not loan:
+                return
+            if answer is Answer.LEADS:
+                loan.heard_s = now_s
+            elif (reason := takes_back(loan, answer, now_s, self._session_s)) is not None:
+                self._note(f"shard {loan.shard}: {reason}; leading it again")
+                del self._loans[loan.shard]
+                if loan.shard not in self._threads:
+                    self._start_thread(loan.shard)

@@ -29,8 +29,10 @@ from om_processors.gateway import Gateway
 from om_processors.http_api import HttpApi
 from om_processors.intake import RequestIntake
 from om_processors.leadership import Leadership
+from om_processors.leadership_api import LeadershipApi
 from om_processors.node_status import NodeStatus
 from om_processors.outbox import KafkaOutbox
+from om_processors.pulse import Pulse
 from om_processors.service import OM_FAMILIES, OMService
 from om_processors.startup import check_replica, check_topics
 from replicated_db.errors import StopProcess
@@ -72,7 +74,8 @@ class Node:
         }
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
-        self.leadership = Leadership(config, self.loops, log.info, fatal)
+        self.pulse = Pulse(self.clock)
+        self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, log.info, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
     def _open(self, shard: int) -> Replica:
@@ -108,8 +111,10 @@ class Node:
         app = make_app(self.config, secrets.token_hex(4))
         _when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
         Follower(self.config, self.replicas, self.loops, self.follower_logs, self.outbox, log.info, fatal).attach(app)
-        status = NodeStatus(self.config, self.replicas, self.loops)
+        status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles)
         HttpApi(self.replicas, self.consistency, status).attach(app)
+        LeadershipApi(self.leadership, self.replicas).attach(app)
+        self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another leads.
         app.on_before_shutdown.connect(self._hand_over)
         return app

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 from om_processors.config import NodeConfig
 from om_processors.views import Json
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.replica import Replica
+from schemas import features
 
 _METRICS = (
     ("stratolog_applied_index", "gauge", "Managed index applied.", lambda r, _: r.position.index),
@@ -42,8 +43,12 @@ _METRICS = (
 class NodeStatus:
     """Reads the replicas' and loops' own figures; changes nothing."""
 
-    def __init__(self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop]) -> None:
+    def __init__(
+        self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
+        roles: Callable[[int], Json],
+    ) -> None:  # fmt: skip
         self._config = config
+        self._roles = roles
         self._replicas = replicas
         self._loops = loops
 
@@ -61,6 +66,7 @@ class NodeStatus:
             "cluster": self._config.cluster,
             "address": self._config.address,
             "pid": os.getpid(),
+            "known_feature_level": features.LATEST,
             "shards": [self._shard(shard, replica) for shard, replica in self._replicas.items()],
         }
 
@@ -75,6 +81,8 @@ class NodeStatus:
             "digest": f"{digest:016x}", "chain": position.chain.hex(), "flagged": evidence is not None,
             "evidence": None if evidence is None else {**asdict(evidence), "key": evidence.key.hex()},
             "records_applied": replica.records_applied, "records_void": replica.records_void,
+            "members": list(replica.state.replicas), "feature_level": replica.state.feature_level,
+            "prepared": replica.state.prepared, **self._roles(shard),
         }  # fmt: skip
 
     def metrics(self) -> str:

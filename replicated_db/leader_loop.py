@@ -103,6 +103,7 @@ class LeaderLoop:
         self._ticking: deque[tuple[int, list[Future[ReadIndex]]]] = deque()
         self._one_at_a_time = Lock()
         self._nonce = b""
+        self._turned_ms = 0
         self.leading = False
         self.batches = 0
         self.requests = 0
@@ -127,6 +128,14 @@ class LeaderLoop:
         The loop has it decoded already and applies it as soon as it is effective; doing it twice would halve the node's speed.
         """
         return self.leading and value.find(self._nonce, *NONCE_RANGE) >= 0
+
+    def beat(self) -> None:
+        """Say that the thread of this loop is getting on."""
+        self._turned_ms = self._clock.elapsed_ms()
+
+    def turned_ago_ms(self) -> int:
+        """Return how long ago the loop turned last: what a watchdog looks at."""
+        return self._clock.elapsed_ms() - self._turned_ms
 
     # -- the shard's thread ----------------------------------------------------------------------------------------
 
@@ -183,6 +192,7 @@ class LeaderLoop:
         deadline_ms = self._clock.elapsed_ms() + CLAIM_WAIT_S * 1000
         report = None
         while report is None and self._clock.elapsed_ms() < deadline_ms and not stop.is_set():
+            self.beat()
             report = next(iter(appender.poll(0.1)), None)
         if report is None or report.error is not None or report.offset < 0:
             raise LogUnavailable(f"claim of term {claim.term}: {report.error if report else 'no report in time'}")
@@ -220,6 +230,7 @@ class LeaderLoop:
         """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
         while (following := self.replica.read_offset + 1) < end:
+            self.beat()
             entries = self.log.read(following, min(READ_LIMIT, end - following), 1.0)
             for entry in entries:
                 self._take(self.replica.offer(entry.offset, entry.value))
@@ -235,6 +246,7 @@ class LeaderLoop:
     def _serve(self, leader: Leader, appender: Appender, intake: Intake, stop: Event) -> None:
         self._append(appender, [leader.genesis(self._cluster, self._replicas)])
         while True:
+            self.beat()
             if self.replica.evidence is not None:
                 raise Deposed(f"shard {self.replica.identity.shard} is flagged: {self.replica.evidence}")
             busy = leader.in_flight > 0

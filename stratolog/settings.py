@@ -68,6 +68,8 @@ class Settings:
     """Who asks: the owner of what is created without one."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
     """How long a silent leader keeps its shards."""
+    watchdog_ms: int = _setting(values.integer(500, 300_000), default=10_000)
+    """How long a node's leader or event loop may stand still before the node gives up all leadership."""
     barrier_interval_ms: int = _setting(values.integer(10, 3_600_000), default=1_000)
     """Interval at which replicas publish digests while there are writes."""
     scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=600_000)
@@ -108,6 +110,7 @@ class Settings:
             data_dir=self.data_dir / "nodes" / own.name,
             pipelines=self.pipelines,
             session_timeout_ms=self.session_timeout_ms,
+            watchdog_ms=self.watchdog_ms,
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
             log_level=self.log_level,

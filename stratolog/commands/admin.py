@@ -19,10 +19,11 @@ from typing import Annotated, Any
 
 import typer
 
+from stratolog.commands import operations
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
-from stratolog.errors import Unavailable, UsageError, UserError
+from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail, spawn, wait_until
@@ -38,11 +39,14 @@ Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Repairs, and single nodes of the local stack.")
+    group = typer.Typer(
+        no_args_is_help=True, help="Leaders, members, upgrades, repairs; single nodes of the local stack."
+    )
     group.command("digest-base")(digest_base)
     group.command("rebuild")(rebuild)
     group.command("stop-node")(stop_node)
     group.command("start-node")(start_node)
+    operations.register(group)
     app.add_typer(group, name="admin")
 
 
@@ -62,7 +66,7 @@ def digest_base(
     written meanwhile, the command tries again; stop the writers if it does not succeed.
     """
     settings = connected_settings_of(context)
-    _check_shard(settings, shard)
+    operations.check_shard(settings, shard)
     check_spark()
     with progress(as_json) as report:
         done = _log_digest_base(settings, shard, attempts, report)
@@ -155,11 +159,6 @@ def _stderr_to(log: Path) -> Iterator[None]:
         os.close(saved)
 
 
-def _check_shard(settings: Settings, shard: int) -> None:
-    if not 0 <= shard < settings.shards:
-        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
-
-
 # -- nodes of the local stack ------------------------------------------------------------------------------------------
 
 
@@ -169,7 +168,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
     Nothing is deleted: the old database stays beside the new one. Refused while the node runs.
     """
     settings = connected_settings_of(context)
-    _check_shard(settings, shard)
+    operations.check_shard(settings, shard)
     address = settings.node(node).address
     with state.locked(settings.data_dir):
         member = _member(settings, node)

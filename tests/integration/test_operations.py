@@ -1,0 +1,108 @@
+"""What operators do to a running cluster, while clients write: nothing acknowledged is lost, and the pause is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from producers import Client
+from stratolog.commands.operations import move, shard_views
+from stratolog.errors import UserError
+from tests.support.faults import Load, assert_journal_holds, assert_log_agrees, fresh_volume
+from tests.support.stack import TestStack
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+SHARDS = 2
+MORE_KEYS = 30
+
+
+@pytest.fixture(scope="module")
+def stack(make_stack: Callable[..., TestStack]) -> TestStack:
+    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+
+
+@pytest.fixture(scope="module")
+def client(stack: TestStack) -> Iterator[Client]:
+    found = Client(
+        stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(name) for name in stack.names]
+    )
+    yield found
+    found.close(timeout_ms=1000)
+
+
+@pytest.fixture(autouse=True)
+def all_nodes_run(stack: TestStack) -> None:
+    for name in stack.names:
+        if name not in stack.nodes:
+            stack.start_node(name)
+    stack.wait_led()
+
+
+def load_on_all_shards(client: Client) -> Load:
+    return Load(client, [fresh_volume(shard, SHARDS) for shard in range(SHARDS)])
+
+
+def assert_all_agree(stack: TestStack, load: Load) -> None:
+    stack.wait_converged()
+    assert_journal_holds(stack, load)
+    for shard in range(SHARDS):
+        assert_log_agrees(stack, shard)
+
+
+def wait_leads(stack: TestStack, shard: int, node: str) -> None:
+    stack.wait(f"{node} leads shard {shard}", lambda: stack.leaders(shard) == [node])
+
+
+def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
+    """To the node that leads nothing, on to the other shard's leader, home to the owner; then the borrower dies."""
+    owner, other = stack.wait_leader(0), stack.wait_leader(1)
+    third = next(name for name in stack.names if name not in (owner, other))
+    load = load_on_all_shards(client)
+    volume = next(iter(load.journals))
+    with load:
+        load.wait_more(volume, MORE_KEYS)
+        for target in (third, other, owner, third):
+            begun_s = time.monotonic()
+            done = move(stack.settings, 0, target)
+            assert done["moved"]
+            assert stack.leaders(0) == [target]
+            load.wait_more(volume, MORE_KEYS)
+            pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
+            print(f"to {target}: nobody led for {done['gap_ms']:.0f} ms; writers paused for {pause_s * 1000:.0f} ms")
+            views = shard_views(stack.settings, 0)
+            assert [name for name, view in views.items() if view["owner"]] == [owner]
+            assert views[owner]["lent_to"] == (None if target == owner else target)
+            assert views[target]["borrowed_from"] == (None if target == owner else owner)
+        assert not move(stack.settings, 0, third)["moved"]
+        begun_s = time.monotonic()
+        stack.kill_node(third)
+        wait_leads(stack, 0, owner)
+        load.wait_more(volume, MORE_KEYS)
+        pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
+        print(f"borrower killed: writers paused for {pause_s * 1000:.0f} ms")
+        with pytest.raises(UserError, match=f"{third} does not answer"):
+            move(stack.settings, 0, third)
+        load.wait_more(volume, MORE_KEYS)
+        stack.start_node(third)
+        stack.wait_led()
+    assert_all_agree(stack, load)
+
+
+def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
+    owner = stack.wait_leader(0)
+    load = load_on_all_shards(client)
+    volume = next(iter(load.journals))
+    with load:
+        load.wait_more(volume, MORE_KEYS)
+        begun_s = time.monotonic()
+        stack.stop_node(owner)
+        stopped_s = time.monotonic() - begun_s
+        successor = stack.wait_leader(0, other_than=owner)
+        load.wait_more(volume, MORE_KEYS)
+        pause_s = load.journals[volume].longest_gap_s(begun_s, time.monotonic())
+        print(f"stopped in {stopped_s:.2f} s; writers paused for {pause_s * 1000:.0f} ms until {successor} led")
+        stack.start_node(owner)
+        stack.wait_led()
+    assert_all_agree(stack, load)
