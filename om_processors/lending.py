@@ -1,6 +1,6 @@
 """Leading a shard for another: the ownership layer above the leaders' group, by which a leader is moved to a named node.
 
-Kafka's coordinator says who *owns* a shard, and its client offers no way to say who should (decision 0011). So the owner may
+Kafka's coordinator says who *owns* a shard, and its client offers no way to say who should (decision 0013). So the owner may
 *lend* a shard: it drains, steps down, and asks a named node to lead instead. Rules:
 
 1. Only the owner lends, and it lends to one node at a time. A shard that is not lent is led by its owner.
