@@ -5,6 +5,9 @@ lookup however many batches are in flight. A layer is dropped only after its wri
 dropping removes the entries that no later layer has overwritten.
 
 ``None`` as a value is a deleted row. Reads see overlay over store; iteration merges both in key order.
+
+Rows read from the store lately are remembered: every request of a bucket reads the bucket's row, and a commit reads a row before it
+replaces it. That is sound because while a claim lasts nothing but its own layers changes the store.
 """
 
 from __future__ import annotations
@@ -15,12 +18,19 @@ from collections.abc import Iterator
 from replicated_db.ports import View
 
 
+MAX_REMEMBERED = 4096
+"""Most rows of the store remembered, absent ones included; then all are forgotten."""
+MAX_REMEMBERED_BYTES = 4096
+"""Longer values are not remembered."""
+
+
 class Overlay:
     """Layers over ``base``; the newest layer is the one being built."""
 
     def __init__(self, base: View) -> None:
         self._base = base
         self._rows: dict[tuple[str, bytes], tuple[bytes | None, int]] = {}
+        self._remembered: dict[tuple[str, bytes], bytes | None] = {}
         self._layers: deque[tuple[int, list[tuple[str, bytes]]]] = deque()
 
     def open_layer(self, number: int) -> None:
@@ -30,13 +40,27 @@ class Overlay:
     def set(self, cf: str, key: bytes, value: bytes | None) -> None:
         """Write a row into the newest layer."""
         number, keys = self._layers[-1]
-        self._rows[cf, key] = (value, number)
-        keys.append((cf, key))
+        row = (cf, key)
+        self._rows[row] = (value, number)
+        self._remembered.pop(row, None)
+        keys.append(row)
 
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's newest value, or None."""
-        found = self._rows.get((cf, key))
-        return self._base.get(cf, key) if found is None else found[0]
+        row = (cf, key)
+        found = self._rows.get(row)
+        if found is not None:
+            return found[0]
+        remembered = self._remembered
+        if row in remembered:
+            return remembered[row]
+        value = self._base.get(cf, key)
+        if value is not None and len(value) > MAX_REMEMBERED_BYTES:
+            return value
+        if len(remembered) >= MAX_REMEMBERED:
+            remembered.clear()
+        remembered[row] = value
+        return value
 
     def layer_of(self, cf: str, key: bytes) -> int | None:
         """Return the number of the layer in flight that wrote the row last, or None if the store holds it."""

@@ -21,6 +21,8 @@ Schema = Any
 
 SMALL = 1 << 13
 """Numbers below this (lengths, mostly) are looked up."""
+RECENT = 1 << 14
+"""Most numbers remembered with their encoding; then all are forgotten."""
 
 
 def _varint(unsigned: int) -> bytes:
@@ -37,6 +39,8 @@ _LAST = tuple(_varint(number) for number in range(1 << 14))
 _MORE = tuple(bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in range(1 << 14))
 """Two bytes of 14 bits, with more to follow."""
 _SMALL = _LAST[::2]
+_recent: dict[int, bytes] = {}
+"""Encoded numbers of late: a timestamp is written by all requests of its batch, an id by the row, the response and the next row."""
 
 
 def encode_long(number: int) -> bytes:
@@ -45,11 +49,19 @@ def encode_long(number: int) -> bytes:
     >>> encode_long(-1).hex(), encode_long(64).hex()
     ('01', '8001')
     """
-    if 0 <= number < SMALL:
-        return _SMALL[number]
+    # A float that equals a number would be found under it.
+    if type(number) is int and (found := _recent.get(number)) is not None:
+        return found
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"{number} does not fit in 64 bits")
-    z = number << 1 ^ number >> 63
+    encoded = _long_varint(number << 1 ^ number >> 63)
+    if len(_recent) >= RECENT:
+        _recent.clear()
+    _recent[number] = encoded
+    return encoded
+
+
+def _long_varint(z: int) -> bytes:
     # 14 bits at a time: timestamps, ids and hashes are long, and a loop over 7 bits takes three times as long.
     if z < 1 << 14:
         return _LAST[z]
