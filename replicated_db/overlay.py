@@ -17,7 +17,6 @@ from collections.abc import Iterator
 
 from replicated_db.ports import View
 
-
 MAX_REMEMBERED = 4096
 """Most rows of the store remembered, absent ones included; then all are forgotten."""
 MAX_REMEMBERED_BYTES = 4096
