@@ -52,13 +52,17 @@ def encode_long(number: int) -> bytes:
     # A float that equals a number would be found under it.
     if type(number) is int and (found := _recent.get(number)) is not None:
         return found
-    if not -(1 << 63) <= number < 1 << 63:
-        raise ValueError(f"{number} does not fit in 64 bits")
-    encoded = _long_varint(number << 1 ^ number >> 63)
+    encoded = _encode_hash(number)
     if len(_recent) >= RECENT:
         _recent.clear()
     _recent[number] = encoded
     return encoded
+
+
+def _encode_hash(number: int) -> bytes:
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{number} does not fit in 64 bits")
+    return _long_varint(number << 1 ^ number >> 63)
 
 
 def _long_varint(z: int) -> bytes:
@@ -143,7 +147,8 @@ class _Compiler:
         if kind in ("record", "fixed"):
             return self._name(schema, self._record(schema) if kind == "record" else _fixed(schema))
         if kind == "array":
-            return _array(self.encoder(schema["items"]))
+            # Arrays of numbers are digests: none comes twice.
+            return _array(_encode_hash if schema["items"] == "long" else self.encoder(schema["items"]))
         if kind == "map":
             return _map(self.encoder(schema["values"]))
         if kind in _PRIMITIVES:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from schemas.codec import HEADER_BYTES, Undecodable, decode_as, encode, header_of
 from schemas.messages import Requests, Responses
 
-MAX_ENVELOPE_MESSAGES = 100
+MAX_ENVELOPE_MESSAGES = 500
 """Most messages in an envelope."""
-MAX_ENVELOPE_BYTES = 256 * 1024
+MAX_ENVELOPE_BYTES = 512 * 1024
 """Most bytes of messages in an envelope; a larger message travels bare."""
 
 _REQUESTS = header_of(Requests)
