@@ -77,8 +77,9 @@ test-full: install lint typecheck ## everything, each fault ROUNDS times
 model: ## Spin on the fencing protocol: every state within bounds, and a counterexample for each rule switched off (DEEP=1)
 	@$(PYTHON) tests/model/check.py $(if $(filter-out 0,$(DEEP)),--deep)
 
-bench: install ## createKey + commitKey at 1, 50, 500 and 4,000 in flight, a million keys: a table, and one JSON object a line
+bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000
+	$(BIN)/python -m benchmarks.failover --kills 20
 
 demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
 	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')

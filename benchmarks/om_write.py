@@ -115,7 +115,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 50, 500, 4000])
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds of load before anything is measured")
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=60.0,
+        help="seconds of load before anything is measured: a broker's JVM needs them",
+    )
     parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
     parser.add_argument("--durability", choices=("replicated", "fsync"), default="replicated")
