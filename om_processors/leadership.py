@@ -32,6 +32,7 @@ from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS
 DRAIN_S = 5.0
 """How long a revocation waits for batches in flight."""
 
+JOIN_STEP_S = 0.1
 POLL_S = 0.2
 WATCH_INTERVAL_S = RENEW_INTERVAL_S
 """How often the signs are looked at."""
@@ -210,7 +211,12 @@ class Leadership:
                 self._borrowed.pop(thread.shard, None)
         deadline = time.monotonic() + (DRAIN_S if drain else 0)
         for thread in ending:
-            thread.thread.join(max(0.0, deadline - time.monotonic()))
+            # One that stands still will not drain: the others' new leaders need not wait for it.
+            while thread.running and time.monotonic() < deadline and not self._stands_still(thread):
+                thread.thread.join(JOIN_STEP_S)
+
+    def _stands_still(self, thread: ShardThread) -> bool:
+        return self._loops[thread.shard].turned_ago_ms() > self._bounds.stall_ms
 
     # -- the watchdog ----------------------------------------------------------------------------------------------
 

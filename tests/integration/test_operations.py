@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,6 +11,7 @@ import pytest
 from producers import Client
 from stratolog.commands.operations import move, shard_views
 from stratolog.errors import UserError
+from tests.support import hanging_node
 from tests.support.faults import Load, assert_journal_holds, assert_log_agrees, fresh_volume
 from tests.support.stack import TestStack
 
@@ -20,7 +22,7 @@ MORE_KEYS = 30
 
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, watchdog_ms=1_000)
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +108,38 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
         stack.start_node(owner)
         stack.wait_led()
     assert_all_agree(stack, load)
+
+
+def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, client: Client, fault_round: int) -> None:
+    """Its process lives and its heartbeats go on, so only its own watchdog can notice."""
+    victim = stack.wait_leader(0)
+    stack.stop_node(victim)
+    stack.start_node(victim, [sys.executable, str(hanging_node.__file__), victim])
+    stack.wait_led()
+    move(stack.settings, 0, victim)
+    move(stack.settings, 1, victim)
+    load = load_on_all_shards(client)
+    hang = hanging_node.hang_file(stack.settings.node_config(victim).data_dir / "shard-0")
+    with load:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        begun_s = time.monotonic()
+        hang.touch()
+        try:
+            # It may not answer questions: a follower's write to that disk stands still in its event loop.
+            stack.wait(
+                "the others lead both shards",
+                lambda: all(any(name != victim for name in stack.leaders(shard)) for shard in range(SHARDS)),
+            )
+            for volume in load.journals:
+                load.wait_more(volume, MORE_KEYS)
+            pauses = [journal.longest_gap_s(begun_s, time.monotonic()) for journal in load.journals.values()]
+            print(f"pauses of the hung shard and of the other: {pauses[0]:.2f} s, {pauses[1]:.2f} s")
+        finally:
+            hang.unlink()
+        stack.wait_led()
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+    assert_all_agree(stack, load)
+    assert "its leader has not turned for" in stack.log_file(victim).read_text()
+    stack.wait(f"{victim} may lead again", lambda: not stack.get(victim, "/v1/shards/0/fitness").json()["against"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -176,12 +176,12 @@ class TestStack:
     def log_file(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"
 
-    def start_node(self, name: str) -> Process:
-        """Start a node that does not run."""
+    def start_node(self, name: str, command: Sequence[str] | None = None) -> Process:
+        """Start a node that does not run; ``command`` is another one than 'stratolog node run'."""
         if name in self.nodes and self.nodes[name].is_running():
             raise AssertionError(f"{name} runs already")
         environment = node_environment(self.settings_file)
-        process = spawn(node_command(name), log=self.log_file(name), detached=False, env=environment)
+        process = spawn(command or node_command(name), log=self.log_file(name), detached=False, env=environment)
         self.nodes[name] = process
         return process
 
