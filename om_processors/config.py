@@ -36,6 +36,8 @@ class NodeConfig:
     """Names of the datanode pipelines that blocks are allocated on."""
     session_timeout_ms: int
     """How long the leaders' group waits for a silent member before it gives its shards to others."""
+    max_queued_requests: int
+    """How many requests may wait for a shard's leader; it refuses more with OVERLOADED."""
     watchdog_ms: int
     """How long the leader of a shard, or the event loop, may stand still before the node leads nothing any more."""
     barrier_interval_ms: int

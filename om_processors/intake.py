@@ -3,6 +3,8 @@
 A record may be an envelope of many requests (``schemas/envelopes.py``); what does not fit in one ``take`` waits for the next, at most
 MAX_ENVELOPE_MESSAGES for each record read.
 
+When more requests wait than the limit, the surplus is refused here (``backlog``).
+
 The hint (design, section 4) is the request position of the last effective batch. It is trusted only if the record before it is
 the one that it names; otherwise reading resumes ten minutes back, and retry rows absorb the repeats.
 """
@@ -15,8 +17,10 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
 
+from om_processors.backlog import Backlog
 from om_processors.gateway import Gateway, Received
 from om_processors.outbox import KafkaOutbox
+from om_processors.service import refusal_response
 from replicated_db.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
 from replicated_db.leader import Proposal, Reply
 from replicated_db.ports import Clock, LogUnavailable
@@ -24,6 +28,7 @@ from schemas.codec import Undecodable
 from schemas.envelopes import requests_in
 from schemas.log import RequestPosition
 from schemas.messages import Rejected
+from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
 RESUME_BACK_MS = 10 * 60 * 1000
@@ -35,7 +40,7 @@ class RequestIntake:
 
     def __init__(
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
-        hint: RequestPosition | None, log: Callable[[str], None],
+        hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
     ) -> None:  # fmt: skip
         self._shard = shard
         self._gateway = gateway
@@ -45,6 +50,8 @@ class RequestIntake:
         self._log = log
         self._left_over: deque[Received] = deque()
         self._requests_per_record = 1
+        self._next_offset = 0
+        self._backlog = backlog
         self._resume(hint)
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
@@ -64,7 +71,35 @@ class RequestIntake:
                 self._outbox.reply([admitted])
             else:
                 self._reject(admitted)
+        self._backlog.took(len(proposals), now_ms)
+        if surplus := self._backlog.surplus(queued := self._queued()):
+            self._refuse(surplus, queued, now_ms)
         return proposals
+
+    def _queued(self) -> int:
+        """Return about how many requests wait: what was fetched last tells of the topic's end, and costs no call to the broker."""
+        end = self._consumer.get_watermark_offsets(self._where(0), cached=True)[1]
+        return len(self._left_over) + max(0, end - self._next_offset) * self._requests_per_record
+
+    def _refuse(self, number: int, queued: int, now_ms: int) -> None:
+        """Answer the next requests with OVERLOADED."""
+        if len(self._left_over) < number:
+            self._fetch(number - len(self._left_over), 0)
+        what = f"{queued} requests wait for the leader of shard {self._shard}, more than {self._backlog.max_queued}"
+        message = with_retry_after(what, self._backlog.retry_after_ms(queued))
+        replies: list[Reply] = []
+        while self._left_over and number > 0:
+            number -= 1
+            admitted = self._gateway.admit(self._left_over.popleft(), now_ms)
+            if isinstance(admitted, Proposal):
+                response = refusal_response(admitted.body, self._shard, OVERLOADED, message)
+                replies.append(Reply(proposal=admitted, response=response))
+            elif isinstance(admitted, Reply):
+                replies.append(admitted)
+            else:
+                self._reject(admitted)
+        self._backlog.refused += len(replies)
+        self._outbox.reply(replies)
 
     def _fetch(self, limit: int, wait_s: float) -> None:
         """Read about ``limit`` requests: an envelope that holds more leaves some over for the next time."""
@@ -76,6 +111,7 @@ class RequestIntake:
                 if self._recover(error):
                     break
                 continue
+            self._next_offset = (message.offset() or 0) + 1
             self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"")
 
     def _unpack(self, offset: int, leader_epoch: int | None, value: bytes) -> None:
@@ -110,6 +146,7 @@ class RequestIntake:
         try:
             low, high = self._consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
             if hint is not None and low < hint.offset <= high and self._names(hint):
+                self._next_offset = hint.offset
                 self._consumer.assign([self._where(hint.offset)])
                 return
             since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
@@ -119,6 +156,7 @@ class RequestIntake:
         # A negative offset means: no record that young.
         offset = max(low, min(found, high)) if found >= 0 else high
         self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
+        self._next_offset = offset
         self._consumer.assign([self._where(offset)])
 
     def _names(self, hint: RequestPosition) -> bool:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import faust
 import mode.loop
 
+from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
 from om_processors.follower import Follower, make_app, place_group
@@ -73,6 +74,7 @@ class Node:
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
+        self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, log.info, fatal)
@@ -99,7 +101,7 @@ class Node:
             outbox=self.outbox,
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
-                outbox=self.outbox, clock=self.clock, hint=hint, log=log.info,
+                outbox=self.outbox, clock=self.clock, hint=hint, log=log.info, backlog=self.backlogs[shard],
             ),
             cluster=config.cluster,
             replicas=config.replicas,

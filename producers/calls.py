@@ -5,8 +5,8 @@ response belongs to which, and what a call's outcome is. Times and jitter come i
 
 1. A call is numbered from 1 upwards and encoded once. Sending it again sends the very same bytes.
 2. The first final answer ends a call. Later ones, and those to other clients, are ignored.
-3. A retryable refusal (NOT_LEADER, OVERLOADED) ends nothing: the call is sent again after ``refusal_ms``,
-   doubled for each refusal up to ``refusal_max_ms``.
+3. A retryable refusal (NOT_LEADER, PREPARED, OVERLOADED) ends nothing: the call is sent again after ``refusal_ms``,
+   doubled for each refusal up to ``refusal_max_ms``; not before the time that an OVERLOADED tells, though.
 4. Silence ends nothing either: the call is sent again ``silence_ms`` after the last sending, doubled for each
    sending up to ``silence_max_ms``. All waits but the first are stretched by jitter, by up to a quarter.
 5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may
@@ -32,7 +32,7 @@ from producers.errors import (
 )
 from schemas import codec
 from schemas.messages import Request, RequestBody, Response, ShardCommand
-from schemas.result_codes import INVALID_REQUEST, OK, REQUEST_TOO_LARGE, Remedy, remedy
+from schemas.result_codes import INVALID_REQUEST, OK, OVERLOADED, REQUEST_TOO_LARGE, Remedy, remedy, retry_after_ms
 from schemas.sharding import shard_of
 from schemas.topics import MAX_REQUEST_BYTES
 
@@ -64,6 +64,7 @@ class Policy:
     silence_max_ms: int = 15_000
     refusal_ms: int = 50
     refusal_max_ms: int = 1_000
+    overload_max_ms: int = 15_000
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -75,6 +76,8 @@ class Policy:
             raise ValueError(f"silence_ms must be in 1..{self.silence_max_ms}, not {self.silence_ms}")
         if not 1 <= self.refusal_ms <= self.refusal_max_ms:
             raise ValueError(f"refusal_ms must be in 1..{self.refusal_max_ms}, not {self.refusal_ms}")
+        if self.overload_max_ms < 1:
+            raise ValueError(f"overload_max_ms must be at least 1, not {self.overload_max_ms}")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -216,9 +219,14 @@ class Calls:
 
     def _refused(self, call: Call, response: Response, now_ms: float) -> None:
         policy = self.policy
-        wait_ms = min(policy.refusal_ms * 2 ** min(call.refusals, MAX_DOUBLINGS), policy.refusal_max_ms)
+        wait_ms: float = min(policy.refusal_ms * 2 ** min(call.refusals, MAX_DOUBLINGS), policy.refusal_max_ms)
         call.refusals += 1
         call.refusal = response
+        if response.status == OVERLOADED:
+            # Sending a copy earlier, on account of silence or of another refusal, would only lengthen the queue.
+            wait_ms = max(wait_ms, min(retry_after_ms(response.message) or 0, policy.overload_max_ms))
+            call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
+            return
         # A copy that is refused while an earlier refusal's wait runs does not put the sending off.
         wanted_ms = now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter())
         call.due_ms = min(call.due_ms, wanted_ms, call.deadline_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 
@@ -52,6 +53,24 @@ KEY_NOT_FOUND = "KEY_NOT_FOUND"
 KEY_ALREADY_EXISTS = "KEY_ALREADY_EXISTS"
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 QUOTA_ERROR = "QUOTA_ERROR"
+
+_RETRY_AFTER = re.compile(r"try again in (\d{1,9}) ms$")
+
+
+def with_retry_after(message: str, retry_after_ms: int) -> str:
+    """Return a refusal's message with the hint, at its end, when to try again (as HTTP's Retry-After: a hint for both)."""
+    return f"{message}; try again in {retry_after_ms} ms"
+
+
+def retry_after_ms(message: str) -> int | None:
+    """Return the hint that :func:`with_retry_after` gave, None if there is none.
+
+    >>> retry_after_ms(with_retry_after("too many requests", 250))
+    250
+    """
+    found = _RETRY_AFTER.search(message)
+    return None if found is None else int(found[1])
+
 
 _REMEDIES = {
     OK: Remedy.NONE,

@@ -68,6 +68,8 @@ class Settings:
     """Who asks: the owner of what is created without one."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
     """How long a silent leader keeps its shards."""
+    max_queued_requests: int = _setting(values.integer(100, 100_000_000), default=50_000)
+    """Requests that may wait for a shard's leader; it refuses more with OVERLOADED, and clients try again later."""
     watchdog_ms: int = _setting(values.integer(500, 300_000), default=10_000)
     """How long a node's leader or event loop may stand still before the node gives up all leadership."""
     barrier_interval_ms: int = _setting(values.integer(10, 3_600_000), default=1_000)
@@ -110,6 +112,7 @@ class Settings:
             data_dir=self.data_dir / "nodes" / own.name,
             pipelines=self.pipelines,
             session_timeout_ms=self.session_timeout_ms,
+            max_queued_requests=self.max_queued_requests,
             watchdog_ms=self.watchdog_ms,
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from om_processors.backlog import Backlog
 from om_processors.gateway import Gateway
 from om_processors.intake import RequestIntake
 from om_processors.outbox import KafkaOutbox
@@ -172,7 +173,7 @@ class OneLeader:
             clock=clock, ids=SystemIds(), address="127.0.0.1:1", outbox=self.outbox,
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=kafka.bootstrap_servers, shard=0, gateway=gateway, outbox=self.outbox,
-                clock=clock, hint=hint, log=print,
+                clock=clock, hint=hint, log=print, backlog=Backlog(max_queued=10_000),
             ),
             cluster="stratolog", replicas=["om1"], hint=lambda: self.replica.request_position,
         )  # fmt: skip

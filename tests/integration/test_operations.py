@@ -5,24 +5,42 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from producers import Client
+from schemas.codec import decode_as, encode
+from schemas.messages import CreateVolume, Response
+from schemas.result_codes import OK, OVERLOADED, retry_after_ms
 from stratolog.commands.operations import move, shard_views
 from stratolog.errors import UserError
 from tests.support import hanging_node
-from tests.support.faults import Load, assert_journal_holds, assert_log_agrees, fresh_volume
+from tests.support.faults import (
+    PATIENCE_S,
+    Load,
+    RawClient,
+    assert_journal_holds,
+    assert_log_agrees,
+    fresh_volume,
+    fresh_volumes,
+)
 from tests.support.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
 MORE_KEYS = 30
+MAX_QUEUED = 300
+FLOOD = 1_500
+FEW = 20
 
 
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, watchdog_ms=1_000)
+    return make_stack(
+        nodes=3, shards=SHARDS, barrier_interval_ms=200, watchdog_ms=1_000, max_queued_requests=MAX_QUEUED
+    )
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +161,41 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     assert_all_agree(stack, load)
     assert "its leader has not turned for" in stack.log_file(victim).read_text()
     stack.wait(f"{victim} may lead again", lambda: not stack.get(victim, "/v1/shards/0/fitness").json()["against"])
+
+
+def test_a_full_queue_refuses_and_clients_get_through_all_the_same(stack: TestStack, fault_round: int) -> None:
+    """More requests than the queue may hold wait while the leader is paused: the surplus is refused with a hint, none is lost."""
+    volumes = fresh_volumes(0, SHARDS, FLOOD + FEW)
+    leader = stack.wait_leader(0)
+    with (
+        RawClient(stack.settings.bootstrap_servers, SHARDS) as raw,
+        Client(stack.settings.bootstrap_servers, caller="tester") as client,
+        ThreadPoolExecutor(FEW) as pool,
+    ):
+        requests = [raw.request(CreateVolume(volume=volume)) for volume in volumes[:FLOOD]]
+        stack.pause_node(leader)
+        try:
+            raw.send(*map(encode, requests), shard=0)
+            created = [pool.submit(client.create_volume, volume) for volume in volumes[FLOOD:]]
+        finally:
+            stack.resume_node(leader)
+        stack.wait("every request is answered", lambda: len(raw.answers()) >= FLOOD)
+        for future in created:
+            future.result(PATIENCE_S)
+        answers = [decode_as(Response, value) for value in raw.answers()]
+        refused = [answer for answer in answers if answer.status == OVERLOADED]
+        print(f"{len(refused)} of {FLOOD} refused: {refused[0].message}")
+        assert 0 < len(refused) <= FLOOD - MAX_QUEUED
+        assert all((retry_after_ms(answer.message) or 0) > 0 and answer.index == -1 for answer in refused)
+        # What the SDK does for its callers: the same bytes again, until there is an answer.
+        left = {answer.call_id for answer in refused}
+        while left:
+            raw.send(*(encode(request) for request in requests if request.call_id in left), shard=0)
+            wanted = len(answers) + len(left)
+            stack.wait("answers", partial(lambda number: len(raw.answers()) >= number, wanted))
+            answers = [decode_as(Response, value) for value in raw.answers()]
+            left -= {answer.call_id for answer in answers if answer.status == OK}
+        assert {answer.status for answer in answers} == {OK, OVERLOADED}
+    stack.wait_converged()
+    for shard in range(SHARDS):
+        assert_log_agrees(stack, shard)

@@ -1,5 +1,7 @@
 """The table of calls in flight: numbering, retries, deadlines, matching, limits."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from schemas.result_codes import (
     REQUEST_EXPIRED,
     REQUEST_TOO_LARGE,
     VOLUME_NOT_FOUND,
+    with_retry_after,
 )
 from schemas.sharding import shard_of
 
@@ -148,6 +151,26 @@ def test_a_refusal_is_sent_again_soon_and_ends_nothing(status):
     assert calls.answer(answer(1), now_ms=now_ms) is call
 
 
+def overloaded(after_ms):
+    return replace(answer(1, OVERLOADED, index=-1), message=with_retry_after("too many requests", after_ms))
+
+
+def test_an_overloaded_leader_is_left_alone_for_as_long_as_it_asks():
+    calls = table(policy=replace(POLICY, deadline_ms=60_000, overload_max_ms=5_000))
+    call = begin(calls)
+    calls.answer(overloaded(3_000), now_ms=0.0)
+    assert calls.step(now_ms=2_999).resend == [], "not even by silence"
+    assert calls.step(now_ms=3_000).resend == [call]
+    calls.answer(overloaded(60_000), now_ms=3_000)
+    assert calls.step(now_ms=7_999).resend == []
+    assert calls.step(now_ms=8_000).resend == [call], "the policy bounds the wait"
+    calls.answer(overloaded(1), now_ms=8_000)
+    assert calls.step(now_ms=8_299).resend == [], "a short hint does not shorten the usual wait"
+    assert calls.step(now_ms=8_300).resend == [call]
+    calls.answer(overloaded(5_000), now_ms=59_000)
+    assert calls.step(now_ms=60_000).expired == [call]
+
+
 def test_a_second_refusal_does_not_put_the_sending_off():
     calls = table()
     call = begin(calls)
@@ -273,7 +296,14 @@ def test_abandon_forgets_and_returns_all():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("deadline_ms", 0), ("deadline_ms", 300_001), ("max_in_flight", 0), ("silence_ms", 0), ("refusal_ms", 0)],
+    [
+        ("overload_max_ms", 0),
+        ("deadline_ms", 0),
+        ("deadline_ms", 300_001),
+        ("max_in_flight", 0),
+        ("silence_ms", 0),
+        ("refusal_ms", 0),
+    ],
 )
 def test_a_policy_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):

@@ -26,6 +26,7 @@ ANOTHER = {
     "pipelines": "p1,p2,p3",
     "caller": "alice",
     "session_timeout_ms": "1234",
+    "max_queued_requests": "1000",
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
