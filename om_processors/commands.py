@@ -9,11 +9,21 @@ from __future__ import annotations
 from functools import singledispatch
 
 from om_processors.errors import OMError
+from om_processors.requests import LATE_REQUEST_TYPES
 from replicated_db.transaction import CHECKPOINT_NAME, Transaction
 from schemas import features
 from schemas import result_codes as codes
-from schemas.log import FeatureLevel, Members, Prepared
-from schemas.messages import AddNode, CancelPrepare, Finalize, LogDigestBase, Prepare, RemoveNode, ShardCommand
+from schemas.log import LATE_MODE, REQUEST_MODES, FeatureLevel, Members, Mode, Prepared
+from schemas.messages import (
+    AddNode,
+    CancelPrepare,
+    Finalize,
+    LogDigestBase,
+    Prepare,
+    RemoveNode,
+    SetRequestMode,
+    ShardCommand,
+)
 
 MAX_MEMBERS = 31
 """Nodes that hold a replica of a shard."""
@@ -105,3 +115,16 @@ def _(body: Finalize, transaction: Transaction) -> None:
         raise OMError(codes.INVALID_REQUEST, f"the shard is at feature level {level} already: levels only rise")
     if body.level > level:
         transaction.control(FeatureLevel, level=body.level)
+
+
+@_carry_out.register
+def _(body: SetRequestMode, transaction: Transaction) -> None:
+    if body.request_type not in LATE_REQUEST_TYPES:
+        known = ", ".join(LATE_REQUEST_TYPES)
+        raise OMError(
+            codes.INVALID_REQUEST, f"no mode can be set for requests of type {body.request_type!r}; for: {known}"
+        )
+    if body.mode not in REQUEST_MODES:
+        raise OMError(codes.INVALID_REQUEST, f"mode {body.mode!r} is none of {', '.join(REQUEST_MODES)}")
+    if (body.mode == LATE_MODE) != (body.request_type in transaction.state.late):
+        transaction.control(Mode, request_type=body.request_type, mode=body.mode)

@@ -44,6 +44,8 @@ class NodeConfig:
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int
     """Interval of barriers with a full scan; 0 = none but at start."""
+    late_flush_interval_ms: int
+    """How long late validation gathers rows in the table cache before it writes them."""
     log_level: str
     """One of LOG_LEVELS."""
 

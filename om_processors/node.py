@@ -25,10 +25,12 @@ import mode.loop
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
+from om_processors.flusher import Flusher
 from om_processors.follower import Follower, make_app, place_group
 from om_processors.gateway import Gateway
 from om_processors.http_api import HttpApi
 from om_processors.intake import RequestIntake
+from om_processors.late import OMExecutor
 from om_processors.leadership import Leadership
 from om_processors.leadership_api import LeadershipApi
 from om_processors.node_status import NodeStatus
@@ -78,12 +80,14 @@ class Node:
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, log.info, fatal)
+        self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
     def _open(self, shard: int) -> Replica:
         store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
-        replica = Replica(identity, OM_FAMILIES, store, threading.RLock())
+        executor = OMExecutor(shard=shard, shards=self.config.shards, pipelines=self.config.pipelines)
+        replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
         _when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
         return replica
 
@@ -130,8 +134,10 @@ class Node:
         self.leadership.stop()
         _closing.set()
         self.outbox.close()
+        self.flusher.stop()
         for replica in self.replicas.values():
             with replica.lock:
+                replica.flush()
                 replica.store.close()
 
 
@@ -171,6 +177,7 @@ def run(config: NodeConfig) -> None:
         return
     _calm_collector()
     worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
+    node.flusher.start()
     node.leadership.start()
     try:
         worker.execute_from_commandline()

@@ -34,6 +34,18 @@ _METRICS = (
         "1 if the replica has found a divergence.",
         lambda r, _: int(r.evidence is not None),
     ),
+    (
+        "stratolog_late_requests_total",
+        "counter",
+        "Logged requests that this replica has executed since start (late validation).",
+        lambda r, _: r.late.requests,
+    ),
+    (
+        "stratolog_late_invalid_requests_total",
+        "counter",
+        "Logged requests that this replica has found invalid since start.",
+        lambda r, _: r.late.invalid,
+    ),
     ("stratolog_leading", "gauge", "1 if this node leads the shard.", lambda _, loop: int(loop.leading)),
     ("stratolog_leader_requests_total", "counter", "Requests executed as leader.", lambda _, loop: loop.requests),
     ("stratolog_leader_batches_total", "counter", "Batches made effective as leader.", lambda _, loop: loop.batches),
@@ -73,6 +85,7 @@ class NodeStatus:
     def _shard(self, shard: int, replica: Replica) -> Json:
         with replica.lock:
             position, digest, evidence = replica.position, replica.digests.total(), replica.evidence
+            late_types, late_requests, late_invalid = replica.state.late, replica.late.requests, replica.late.invalid
         role = "leader" if self._loops[shard].leading else "follower"
         return {
             "shard": shard, "role": role, "leader": position.leader, "leader_address": position.address,
@@ -83,6 +96,7 @@ class NodeStatus:
             "records_applied": replica.records_applied, "records_void": replica.records_void,
             "members": list(replica.state.replicas), "feature_level": replica.state.feature_level,
             "prepared": replica.state.prepared, **self._roles(shard),
+            "late_types": sorted(late_types), "late_requests": late_requests, "late_invalid": late_invalid,
         }  # fmt: skip
 
     def metrics(self) -> str:

@@ -20,7 +20,7 @@ BLOCK_SIZE_BYTES = 256 * 1024 * 1024
 
 OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
 
-_STATUS_OF = {
+STATUS_OF = {
     Refusal.EXPIRED: codes.REQUEST_EXPIRED,
     Refusal.CALL_ID_REUSED: codes.CALL_ID_REUSED,
     Refusal.TOO_LARGE: codes.REQUEST_TOO_LARGE,
@@ -60,7 +60,7 @@ class OMService:
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode an answer of the replicated database's own."""
-        return refusal_response(proposal.body, self._shard, _STATUS_OF[refusal], message, index)
+        return refusal_response(proposal.body, self._shard, STATUS_OF[refusal], message, index)
 
 
 def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:

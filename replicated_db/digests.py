@@ -10,7 +10,7 @@ where bucket = ``xxhash64(cf, key) & 255``. Sums make it incremental and indepen
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 
 from xxhash import xxh64_intdigest
@@ -52,6 +52,16 @@ class Digests:
         row = self.sums[self._families.positions[cf]]
         bucket = key_hash & 255
         row[bucket] = (row[bucket] + xxh64_intdigest(value, key_hash)) & MASK
+
+    def change(self, deltas: Mapping[int, int]) -> set[int]:
+        """Add to slots; return the positions of the families that changed."""
+        families = set()
+        for slot, delta in deltas.items():
+            family, bucket = divmod(slot, BUCKETS)
+            families.add(family)
+            row = self.sums[family]
+            row[bucket] = (row[bucket] + delta) & MASK
+        return families
 
     def copy(self) -> Digests:
         """Return an independent copy."""

@@ -19,19 +19,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
-from replicated_db.errors import AheadOfLog, StopProcess
+from replicated_db.errors import AheadOfLog, BrokenLog, StopProcess
 from replicated_db.folding import BatchOperations
+from replicated_db.late_requests import LateBuilding, LateRequests
 from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
 from replicated_db.retry import HASH_BYTES, MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, is_expired, retry_key
+from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal, Reply, Service
 from replicated_db.shard_state import ControlOperation, state_after
 from replicated_db.transaction import Transaction
 from schemas import features
@@ -43,11 +44,15 @@ from schemas.log import (
     CountingRecord,
     Genesis,
     LeaderClaim,
+    RequestBatch,
     RequestPosition,
     Result,
     Tick,
 )
-from schemas.record import record
+
+__all__ = [
+    "Append", "Deposed", "Effective", "Executed", "Leader", "Limits", "Proposal", "Refusal", "Reply", "Service", "claim_for",
+]  # fmt: skip
 
 NEVER_MS = 1 << 62
 """A time since boot that does not come."""
@@ -55,53 +60,6 @@ NEVER_MS = 1 << 62
 
 class Deposed(Exception):
     """Nothing more may be appended under this claim; outcomes in flight are to be learned from the log."""
-
-
-class Refusal(Enum):
-    """Answers that the replicated database itself gives; the service encodes them."""
-
-    EXPIRED = "expired"
-    CALL_ID_REUSED = "call id reused"
-    TOO_LARGE = "too large"
-    FAILED = "failed"
-    PREPARED = "prepared"
-
-
-@dataclass(slots=True, kw_only=True)
-class Proposal:
-    """A request to execute. With a ``client_id`` it has a retry row; without, it is a local one (``submit``).
-
-    ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. One that
-    ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch.
-    """
-
-    client_id: bytes
-    call_id: bytes
-    request_hash: bytes
-    first_sent_at_ms: int
-    request_type: str
-    body: Any
-    reply_to: Any
-    position: RequestPosition | None = None
-    begins_batch: bool = False
-
-
-@record
-class Executed:
-    """A service's answer, and whether the transaction's operations are to be kept."""
-
-    response: bytes
-    keep: bool
-
-
-class Service(Protocol):
-    """What a service brings: how a proposal becomes operations and a response. Pure."""
-
-    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
-        """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
-
-    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
-        """Encode an answer of the replicated database's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +71,10 @@ class Limits:
 
     max_batch_requests: int = 500
     max_batch_bytes: int = 2 * 1024 * 1024
-    max_request_bytes: int = 1024 * 1024
+    max_request_bytes: int = MAX_REQUEST_BYTES
     max_in_flight: int = 3
     barrier_interval_ms: int = 1000
     scrub_interval_ms: int = 60_000
-
-
-@record
-class Reply:
-    """An answer that may leave now."""
-
-    proposal: Proposal
-    response: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +103,7 @@ class _InFlight:
     record: CountingRecord
     value: bytes
     replies: list[Reply]
+    late: LateBuilding | None = None
     report: DeliveryReport | None = None
 
 
@@ -202,6 +153,7 @@ class Leader:
         self._overlay = Overlay(replica.store)
         self._in_flight: deque[_InFlight] = deque()
         self._building: _Building | None = None
+        self._late = LateRequests()
         self._must_read: _InFlight | None = None
         self._deposed: str | None = None
         self._expiry_cursor = b""
@@ -209,6 +161,7 @@ class Leader:
         self._barrier_at_ms = elapsed_ms
         self._scrub_at_ms = elapsed_ms
         self._written_since_barrier = False
+        replica.late.answer_for(self.nonce)
 
     # -- executing -------------------------------------------------------------------------------------------------
 
@@ -225,14 +178,19 @@ class Leader:
     @property
     def building(self) -> int:
         """Number of requests in the batch being built."""
-        return 0 if self._building is None else self._building.requests
+        late = self._late.building
+        return (0 if self._building is None else self._building.requests) + (0 if late is None else len(late.requests))
 
     def has_room(self) -> bool:
         """Whether the batch being built takes another request."""
         building = self._building
-        return building is None or (
-            building.requests < self.limits.max_batch_requests and building.size_bytes < self.limits.max_batch_bytes
-        )
+        if building is None:
+            late = self._late.building
+            return late is None or self._has_room(len(late.requests), late.size_bytes)
+        return self._has_room(building.requests, building.size_bytes)
+
+    def _has_room(self, requests: int, size_bytes: int) -> bool:
+        return requests < self.limits.max_batch_requests and size_bytes < self.limits.max_batch_bytes
 
     def timestamp_ms(self, elapsed_ms: int) -> int:
         """Return the batch time at ``elapsed_ms`` since boot."""
@@ -244,9 +202,7 @@ class Leader:
         Raises StopProcess if the store fails. Any other exception of the service becomes the proposal's answer.
         """
         if self.state.prepared is not None and self._refuses(proposal, elapsed_ms):
-            message = f"the shard is prepared for an upgrade (checkpoint {self.state.prepared}) and takes no writes"
-            response = self._service.refuse(proposal, Refusal.PREPARED, message, -1)
-            return Reply(proposal=proposal, response=response)
+            return self._refuse_prepared(proposal)
         building = self._building or self._open(elapsed_ms)
         if proposal.position is not None:
             building.position = proposal.position
@@ -277,10 +233,17 @@ class Leader:
         """Whether a prepared shard refuses a request: all but operators' commands, repeated ones and expired ones."""
         if proposal.begins_batch or is_expired(proposal.first_sent_at_ms, self.timestamp_ms(elapsed_ms)):
             return False
-        key = retry_key(proposal.client_id, proposal.call_id)
-        return not proposal.client_id or self._overlay.get(RETRY, key) is None
+        return not proposal.client_id or self._retry_row(retry_key(proposal.client_id, proposal.call_id)) is None
+
+    def _refuse_prepared(self, proposal: Proposal) -> Reply:
+        message = f"the shard is prepared for an upgrade (checkpoint {self.state.prepared}) and takes no writes"
+        return Reply(proposal=proposal, response=self._service.refuse(proposal, Refusal.PREPARED, message, -1))
 
     def _open(self, elapsed_ms: int) -> _Building:
+        if self._late.pending:
+            raise ValueError("requests under late validation have not settled: what they write is not known yet")
+        if self.replica.late.unwritten:
+            self.replica.flush()
         timestamp_ms = self.timestamp_ms(elapsed_ms)
         self._layer += 1
         operations = BatchOperations(self.replica.families)
@@ -319,7 +282,7 @@ class Leader:
         if size_bytes > self.limits.max_request_bytes:
             message = f"its operations take {size_bytes} bytes; at most {self.limits.max_request_bytes}"
             return self._service.refuse(proposal, Refusal.TOO_LARGE, message, index)
-        if transaction.checkpoint_name is not None or transaction.control_operation is not None:
+        if transaction.acts_on_log:
             if building.requests:
                 return self._service.refuse(proposal, Refusal.FAILED, "it may only begin a batch", index)
             if (control := transaction.control_operation) is not None:
@@ -360,13 +323,79 @@ class Leader:
         building.operations.extend(transaction.commit())
         building.size_bytes += transaction.size_bytes
 
+    # -- late validation -------------------------------------------------------------------------------------------
+
+    def is_late(self, proposal: Proposal) -> bool:
+        """Whether a proposal is to be logged as it is, for every replica to execute (:meth:`log`)."""
+        return proposal.request_type in self.state.late and bool(proposal.client_id) and not proposal.begins_batch
+
+    @property
+    def late_pending(self) -> bool:
+        """Whether logged requests have not settled; :meth:`execute` must wait until they have."""
+        return self._late.pending
+
+    @property
+    def executed_building(self) -> bool:
+        """Whether a batch of executed proposals is being built; :meth:`log` must wait until it is sealed."""
+        return self._building is not None
+
+    def log(self, proposal: Proposal, elapsed_ms: int) -> Reply | None:
+        """Take a proposal into the RequestBatch being built: gateway and preExecute only; return a reply that may leave at once.
+
+        What it does, reused call ids and expired requests included, is found where the record is applied. Raises StopProcess if the
+        store fails.
+        """
+        if self._building is not None:
+            raise ValueError("a batch of executed requests is being built: seal it first")
+        executor = self.replica.late.executor
+        if executor is None:
+            raise BrokenLog(f"{proposal.request_type} is to be validated late, but this service cannot")
+        if self._late.repeats(proposal):
+            return None
+        key = retry_key(proposal.client_id, proposal.call_id)
+        row = self._retry_row(key)
+        if row is not None and row[:HASH_BYTES] == proposal.request_hash:
+            return self._repeat(proposal, key, row[HASH_BYTES:])
+        if self.state.prepared is not None and self._refuses(proposal, elapsed_ms):
+            return self._refuse_prepared(proposal)
+        building = self._late.building
+        if building is None:
+            building = LateBuilding(timestamp_ms=self.timestamp_ms(elapsed_ms), first_index=self.index + 1)
+            self._late.building = building
+        if proposal.position is not None:
+            building.position = proposal.position
+        self.index += 1
+        prepared = executor.prepare(proposal, building.timestamp_ms, self.index)
+        recorded = row is None and not is_expired(proposal.first_sent_at_ms, building.timestamp_ms)
+        self._late.add(building, proposal, self.index, prepared, recorded=recorded)
+        return None
+
+    def _retry_row(self, key: bytes) -> bytes | None:
+        """Return a retry row in flight, in the table cache or in the store. With rows in the cache none is in the overlay."""
+        late = self.replica.late
+        return late.cache.get(RETRY, key) if late.unwritten else self._overlay.get(RETRY, key)
+
+    def _seal_late(self) -> list[Append]:
+        building = self._late.seal()
+        if building is None:
+            return []
+        record = RequestBatch(
+            **self._header(), first_index=building.first_index, last_index=self.index, timestamp_ms=building.timestamp_ms,
+            request_position=building.position, requests=building.requests,
+        )  # fmt: skip
+        self._timestamp_ms = building.timestamp_ms
+        self._written_since_barrier = True
+        append = self._append(record)
+        self._in_flight[-1].late = building
+        return [append]
+
     # -- appending -------------------------------------------------------------------------------------------------
 
     def seal(self) -> list[Append]:
         """Close the batch being built and return what to append, in order; empty if there is nothing in it."""
         building = self._building
         if building is None:
-            return []
+            return self._seal_late()
         self._building = None
         if not (building.requests or building.operations.operations):
             self._overlay.close_empty_layer()
@@ -401,7 +430,7 @@ class Leader:
         scrub = elapsed_ms >= self._scrub_at_ms
         if not scrub and not (self._written_since_barrier and elapsed_ms >= self._barrier_at_ms):
             return None
-        if self._building is not None or self.in_flight >= self.limits.max_in_flight:
+        if self._building is not None or self._late.building is not None or self.in_flight >= self.limits.max_in_flight:
             return None
         self._barrier_at_ms = elapsed_ms + self.limits.barrier_interval_ms
         if scrub:
@@ -416,7 +445,7 @@ class Leader:
 
     def tick(self) -> Append | None:
         """Return an empty record, by which readers see that this node still leads; None while a batch is being built."""
-        if self._building is not None:
+        if self._building is not None or self._late.building is not None:
             return None
         return self._append(Tick(**self._header()))
 
@@ -492,6 +521,9 @@ class Leader:
         self._last_offset = offset
         if entry.layer is not None:
             self._overlay.drop_layer(entry.layer)
+        if entry.late is not None:
+            self._overlay.forget()
+            entry.replies += self._late.settle(entry.late, self.replica.late.take_answers(offset))
         return Effective(
             offset=offset,
             record=entry.record,

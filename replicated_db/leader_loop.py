@@ -104,6 +104,7 @@ class LeaderLoop:
         self._one_at_a_time = Lock()
         self._nonce = b""
         self._turned_ms = 0
+        self._held: Sequence[Proposal] = ()
         self.leading = False
         self.batches = 0
         self.requests = 0
@@ -159,6 +160,7 @@ class LeaderLoop:
         leader = self._claim(appender, stop)
         if leader is None:
             return "another candidate was faster"
+        self._held = ()
         intake = self._intake(self._hint())
         try:
             with self._lock:
@@ -263,14 +265,18 @@ class LeaderLoop:
         """Execute what has queued; seal unless it pays to wait for more."""
         room = self._limits.max_batch_requests - leader.building
         waiting = busy or leader.building > 0
-        proposals = intake.take(room, 0 if waiting else IDLE_WAIT_S)
+        proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
         elapsed_ms = self._clock.elapsed_ms()
         at_once: list[Reply] = []
-        for proposal in proposals:
-            if not leader.has_room() or (proposal.begins_batch and leader.building):
-                self._append(appender, leader.seal())
-            if (reply := leader.execute(proposal, elapsed_ms)) is not None:
-                at_once.append(reply)
+        if leader.state.late or leader.late_pending:
+            proposals = self._execute_or_log(leader, appender, proposals, elapsed_ms, at_once)
+        else:
+            self._held = ()
+            for proposal in proposals:
+                if not leader.has_room() or (proposal.begins_batch and leader.building):
+                    self._append(appender, leader.seal())
+                if (reply := leader.execute(proposal, elapsed_ms)) is not None:
+                    at_once.append(reply)
         self.requests += len(proposals)
         if at_once:
             self._outbox.reply(at_once)
@@ -278,6 +284,29 @@ class LeaderLoop:
             self._append(appender, leader.seal())
         if not proposals and leader.in_flight:
             self._poll(leader, appender, REPORT_WAIT_S)
+
+    def _execute_or_log(
+        self, leader: Leader, appender: Appender, proposals: Sequence[Proposal], elapsed_ms: int, at_once: list[Reply]
+    ) -> Sequence[Proposal]:
+        """Execute or log proposals, each in the mode of its type; return those that were taken and hold back the others.
+
+        Logged requests go right behind executed ones; to execute again, the logged ones must have settled first.
+        """
+        for number, proposal in enumerate(proposals):
+            late = leader.is_late(proposal)
+            if not leader.has_room() or (
+                leader.executed_building if late else proposal.begins_batch and leader.building
+            ):
+                self._append(appender, leader.seal())
+            if not late and leader.late_pending:
+                self._append(appender, leader.seal())
+                self._held = proposals[number:]
+                return proposals[:number]
+            reply = leader.log(proposal, elapsed_ms) if late else leader.execute(proposal, elapsed_ms)
+            if reply is not None:
+                at_once.append(reply)
+        self._held = ()
+        return proposals
 
     def _drain(self, leader: Leader, appender: Appender) -> bool:
         """Seal and settle what was taken; return whether nothing is left."""

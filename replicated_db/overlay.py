@@ -7,7 +7,8 @@ dropping removes the entries that no later layer has overwritten.
 ``None`` as a value is a deleted row. Reads see overlay over store; iteration merges both in key order.
 
 Rows read from the store lately are remembered: every request of a bucket reads the bucket's row, and a commit reads a row before it
-replaces it. That is sound because while a claim lasts nothing but its own layers changes the store.
+replaces it. That is sound because while a claim lasts nothing but its own layers changes the store; where something else does (late
+validation), :meth:`Overlay.forget` is called.
 """
 
 from __future__ import annotations
@@ -60,6 +61,10 @@ class Overlay:
             remembered.clear()
         remembered[row] = value
         return value
+
+    def forget(self) -> None:
+        """Forget what was read from the store: it has been written to by another way than a layer."""
+        self._remembered.clear()
 
     def layer_of(self, cf: str, key: bytes) -> int | None:
         """Return the number of the layer in flight that wrote the row last, or None if the store holds it."""

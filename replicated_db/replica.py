@@ -3,6 +3,8 @@
 Rules:
     - Every record of the partition is offered, in order, without gaps; what was offered before is skipped.
     - Data, retry rows, position, chain, index, digests and flag change in one write.
+    - Logged requests (late validation) are applied into a cache first and written in groups (``late_apply``); whoever needs the store
+      itself flushes before.
     - A replica that finds a false claim flags itself durably and goes on applying; the flag falls when the contradiction is
       settled (``settle``), or at a DigestBase equal to its own digest.
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,8 +24,10 @@ from xxhash import xxh3_128_digest, xxh64_intdigest
 
 from replicated_db.apply import FalseClaim, plan_batch
 from replicated_db.column_families import BUCKETS, RETRY_EXPIRY, TRANSACTION_INFO, Families
-from replicated_db.digests import MASK, Digests, digest_of_rows, row_hash
+from replicated_db.digests import Digests, digest_of_rows, row_hash
 from replicated_db.errors import AheadOfLog, BrokenLog, WrongCluster
+from replicated_db.late import Executor
+from replicated_db.late_apply import MAX_CACHED_ROWS, LateApply
 from replicated_db.ports import Snapshot, Store, View, Write
 from replicated_db.position import (
     DIGEST_PREFIX,
@@ -105,13 +109,18 @@ class Replica:
     """One shard's state machine over a store. All methods but ``read_only`` ones change state; hold no lock yourself."""
 
     def __init__(
-        self, identity: Identity, families: Families, store: Store, lock: AbstractContextManager[Any] | None = None
-    ) -> None:
-        """Restore the replica from its store; raises StoreFailure if the store cannot be read."""
+        self, identity: Identity, families: Families, store: Store, lock: AbstractContextManager[Any] | None = None,
+        executor: Executor | None = None, writing: AbstractContextManager[Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Restore the replica from its store; raises StoreFailure if the store cannot be read.
+
+        An ``executor`` makes late validation possible; ``writing`` is a lock, needed if :meth:`flush_behind` has a thread of its own.
+        """
         self.identity = identity
         self.families = families
         self.store = store
         self.lock = lock if lock is not None else nullcontext()
+        self.late = LateApply(families, store, executor, writing if writing is not None else nullcontext())
         stored = store.get(TRANSACTION_INFO, POSITION_KEY)
         self.position = Position() if stored is None else Position.decode(stored)
         self.digests = Digests(families)
@@ -210,11 +219,14 @@ class Replica:
 
     def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes) -> Outcome:
         position = advance(self.position, record, offset, value)
+        if isinstance(record, RequestBatch):
+            self._apply_requests(record, position)
+            return Outcome(reading=reading, record=record, position=position)
+        if self.late.unwritten:
+            self.flush()
         if isinstance(record, Batch):
             evidence = self._apply_batch(record, position)
             return Outcome(reading=reading, record=record, position=position, evidence=evidence)
-        if isinstance(record, RequestBatch):
-            raise BrokenLog(f"shard {self.identity.shard}, offset {offset}: a RequestBatch: upgrade this node")
         writes: list[Write] = []
         evidence = None
         if isinstance(record, Genesis):
@@ -243,13 +255,7 @@ class Replica:
         writes: list[Write] = [(cf, key, value) for (cf, key), value in plan.rows.items()]
         if plan.retry_keys:
             writes.append((RETRY_EXPIRY, *expiry_row(batch, plan.retry_keys)))
-        families = set()
-        for slot, delta in plan.deltas.items():
-            family, bucket = divmod(slot, BUCKETS)
-            families.add(family)
-            row = self.digests.sums[family]
-            row[bucket] = (row[bucket] + delta) & MASK
-        for family in families:
+        for family in self.digests.change(plan.deltas):
             key = DIGEST_PREFIX + self.families.names[family].encode()
             writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
         writes.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
@@ -260,12 +266,56 @@ class Replica:
             evidence = self._evidence(plan.false_claims[0], position, batch.first_index)
             if self.evidence is None:
                 writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
-        writes += self._expiries_to_forget(position.timestamp_ms)
+        writes += self._expiries_to_forget(position.timestamp_ms, self.store)
         self._write(writes, position)
         self.request_position = batch.request_position or self.request_position
         if evidence is not None and self.evidence is None:
             self.evidence = evidence
         return evidence
+
+    # -- late validation -------------------------------------------------------------------------------------------
+
+    def _apply_requests(self, record: RequestBatch, position: Position) -> None:
+        """Execute logged requests and apply what they amount to, into the cache."""
+        derived, plan = self.late.plan(record, position.offset)
+        forgotten = self._expiries_to_forget(position.timestamp_ms, self.late.cache)
+        self.digests.change(plan.deltas)
+        self.late.apply(derived, plan, forgotten, position.offset)
+        self.position = position
+        self.request_position = record.request_position or self.request_position
+        if len(self.late.cache) > MAX_CACHED_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what late validation has applied; the store is up to date afterwards."""
+        with self.lock:
+            if self.late.unwritten:
+                self.late.flush(self._local_rows())
+
+    def flush_behind(self) -> None:
+        """As :meth:`flush`, but applying goes on while the group is written: for a thread of its own."""
+        with ExitStack() as writing:
+            with self.lock:
+                if not self.late.unwritten:
+                    return
+                group = self.late.begin_flush(self._local_rows(), writing)
+            self.late.write(group)
+        with self.lock:
+            self.late.end_flush(group)
+
+    def _local_rows(self) -> list[Write]:
+        """Return the replica's own rows as of the last record applied: what a batch writes beside its rows."""
+        names = enumerate(self.families.names)
+        rows: list[Write] = [
+            (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), self.digests.pack(family)) for family, name in names
+        ]
+        rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, self.position.key_index()))
+        rows.append((TRANSACTION_INFO, POSITION_KEY, self.position.encode()))
+        if self.request_position is not None:
+            rows.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(self.request_position)))
+        return rows
+
+    # -- the write -------------------------------------------------------------------------------------------------
 
     def _write(self, writes: list[Write], position: Position) -> None:
         writes.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
@@ -275,15 +325,16 @@ class Replica:
     def prune(self) -> None:
         """Forget expiry rows whose retry rows are gone; call now and then, it looks at a few rows only."""
         with self.lock:
+            self.flush()
             self._prune_due_ms = 0
-            if writes := self._expiries_to_forget(self.position.timestamp_ms):
+            if writes := self._expiries_to_forget(self.position.timestamp_ms, self.store):
                 self.store.write(writes)
 
-    def _expiries_to_forget(self, timestamp_ms: int) -> list[Write]:
+    def _expiries_to_forget(self, timestamp_ms: int, view: View) -> list[Write]:
         """Return writes that remove dead expiry rows: two for a batch, which adds one at the most."""
         if timestamp_ms < self._prune_due_ms:
             return []
-        keys = prunable(self.store, timestamp_ms - RETENTION_MS, self._pruned_to)
+        keys = prunable(view, timestamp_ms - RETENTION_MS, self._pruned_to)
         if keys:
             self._pruned_to = keys[-1]
         else:
@@ -358,6 +409,7 @@ class Replica:
     def snapshot(self) -> tuple[Position, Digests, Snapshot]:
         """Return one moment's position, incremental digests and a snapshot (close it)."""
         with self.lock:
+            self.flush()
             return self.position, self.digests.copy(), self.store.snapshot()
 
     def _check_genesis(self, genesis: Genesis) -> None:

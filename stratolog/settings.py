@@ -76,6 +76,8 @@ class Settings:
     """Interval at which replicas publish digests while there are writes."""
     scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=600_000)
     """Interval at which replicas check their digests by a full scan; 0 = only at start."""
+    late_flush_interval_ms: int = _setting(values.integer(0, 3_600_000), default=10)
+    """How long late validation gathers rows in a replica's table cache before it writes them; 0 = at once."""
     request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
@@ -116,6 +118,7 @@ class Settings:
             watchdog_ms=self.watchdog_ms,
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
+            late_flush_interval_ms=self.late_flush_interval_ms,
             log_level=self.log_level,
         )
 

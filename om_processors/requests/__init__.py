@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from om_processors.context import AnyHandler
 from om_processors.requests import bucket, key, operator, volume
+from schemas.messages import SHARD_COMMANDS
 
 _MODULES = (volume, bucket, key, operator)
 
@@ -29,3 +30,6 @@ def _table() -> dict[type, AnyHandler]:
 
 HANDLERS: Mapping[type, AnyHandler] = _table()
 """The handler of each request type, by the class of its body."""
+
+LATE_REQUEST_TYPES = tuple(body.__name__ for body in HANDLERS if body not in SHARD_COMMANDS)
+"""Names of the request types that may be validated late: all but operators' commands, which act on the log."""

@@ -61,7 +61,8 @@ def pure_modules() -> list[Path]:
     requests = [path for path in sources("om_processors") if path.parent.name == "requests"]
     operations = [ROOT / "om_processors" / f"{name}.py" for name in ("commands", "lending", "watchdog")]
     helpers = [
-        ROOT / "om_processors" / f"{name}.py" for name in ("context", "execute", "ids", "names", "quota", "tables")
+        ROOT / "om_processors" / f"{name}.py"
+        for name in ("context", "execute", "ids", "late", "names", "quota", "tables")
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors")]
     return [*core, *requests, *operations, *helpers, *clients]

@@ -30,6 +30,7 @@ ANOTHER = {
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
+    "late_flush_interval_ms": "250",
     "request_timeout_ms": "99",
     "max_in_flight": "17",
     "audit": "false",

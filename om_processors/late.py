@@ -1,0 +1,91 @@
+"""The Object Manager's executor for late validation (design, section 6): preExecute on the leader, the rest on every replica. Pure.
+
+The same request code as on the leader (``execute``), cut where the design cuts it: ``prepare`` is all that only a leader may do and
+gives bytes that are logged; ``execute`` is what every replica does with them. What preExecute refuses is logged as such: it
+takes an index and has a retry row, as on the leader, and no replica judges it again.
+"""
+
+from __future__ import annotations
+
+from om_processors.context import PreExecuteContext, Prepared, Result
+from om_processors.errors import OMError
+from om_processors.execute import apply_request, pre_execute
+from om_processors.service import BLOCK_SIZE_BYTES, STATUS_OF, refusal_response
+from replicated_db.errors import BrokenLog
+from replicated_db.service import Executed, Proposal, Refusal
+from replicated_db.transaction import Transaction
+from schemas import result_codes as codes
+from schemas.codec import Undecodable, decode_as, encode
+from schemas.messages import PreparedRequest, Request, Response
+
+
+class OMExecutor:
+    """Prepares and executes logged requests of one shard."""
+
+    def __init__(self, *, shard: int, shards: int, pipelines: tuple[str, ...]) -> None:
+        self._shard = shard
+        self._shards = shards
+        self._pipelines = pipelines
+
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int) -> bytes:
+        """Run preExecute and encode its choices, or its refusal."""
+        request: Request = proposal.body
+        context = PreExecuteContext(
+            shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=index,
+            pipelines=self._pipelines, block_size_bytes=BLOCK_SIZE_BYTES,
+        )  # fmt: skip
+        try:
+            prepared = pre_execute(request, context)
+        except OMError as error:
+            return _refused(request, error.status, error.message)
+        except Exception as error:  # as on the leader: it becomes the answer
+            return _refused(request, STATUS_OF[Refusal.FAILED], f"{type(error).__name__}: {error}")
+        return encode(
+            PreparedRequest(
+                request=encode(request), object_id=prepared.object_id, session_id=prepared.session_id,
+                blocks=prepared.blocks, status=codes.OK, message="",
+            )
+        )  # fmt: skip
+
+    def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Authorize, validate and execute a prepared request; a refused one keeps nothing.
+
+        Raises BrokenLog if the bytes are no prepared request.
+        """
+        logged, request = _decoded(prepared)
+        status, message = logged.status, logged.message
+        result: Result = None
+        if status == codes.OK:
+            try:
+                result = apply_request(
+                    Prepared(
+                        body=request.body, caller=request.caller, index=transaction.index, now_ms=timestamp_ms,
+                        object_id=logged.object_id, session_id=logged.session_id, blocks=logged.blocks,
+                    ),
+                    transaction,
+                )  # fmt: skip
+            except OMError as error:
+                status, message = error.status, error.message
+        response = Response(
+            client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
+            status=status, message=message, result=result,
+        )  # fmt: skip
+        return Executed(response=encode(response), keep=status == codes.OK)
+
+    def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+        return refusal_response(_decoded(prepared)[1], self._shard, STATUS_OF[refusal], message, index)
+
+
+def _refused(request: Request, status: str, message: str) -> bytes:
+    return encode(
+        PreparedRequest(request=encode(request), object_id=0, session_id=0, blocks=[], status=status, message=message)
+    )
+
+
+def _decoded(prepared: bytes) -> tuple[PreparedRequest, Request]:
+    try:
+        logged = decode_as(PreparedRequest, prepared)
+        return logged, decode_as(Request, logged.request)
+    except Undecodable as error:
+        raise BrokenLog(f"a logged request: {error}") from error

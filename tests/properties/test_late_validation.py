@@ -1,0 +1,261 @@
+"""Late validation and leader-side execution come to the same rows and answers, for every request type, whatever switches between.
+
+Three worlds get the same random steps: one executes on the leader, one logs every request for late validation, one switches request
+types back and forth. The steps cover every request type, valid and not, repeated and reused calls, expired ones, changes of the
+leader, failed appends, kills of replicas with an unflushed cache, and flushes that are cut in the middle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from om_processors import tables
+from om_processors.requests import LATE_REQUEST_TYPES
+from schemas import messages as m
+from schemas.codec import decode, decode_as
+from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
+from schemas.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
+from schemas.messages import Response
+from tests.support.late_world import NODES, LateNode, LateWorld
+
+VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])
+BUCKETS = st.sampled_from(["bucket1"] * 5 + ["bucket2", "b_"])
+KEYS = st.sampled_from(["a", "b", "a/b", ""])
+QUOTAS = st.none() | st.sampled_from([-1, 100, 500, 1_000_000_000, 0])
+COUNTS = st.none() | st.sampled_from([-1, 1, 2, 0])
+SIZES = st.sampled_from([0, 1, 99, 400, 300_000_000, -1])
+BACK = st.integers(0, 12)
+"""How many requests ago the session began that a request is for."""
+
+Step = Callable[[LateWorld], None]
+BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
+    "CreateVolume": st.fixed_dictionaries(
+        {
+            "volume": VOLUMES,
+            "quota_in_bytes": st.just(-1) | st.just(1000),
+            "quota_in_namespace": st.just(-1) | st.just(1),
+        }
+    ),
+    "SetVolumeProperty": st.fixed_dictionaries(
+        {
+            "volume": VOLUMES,
+            "owner": st.none() | st.just("dora"),
+            "quota_in_bytes": QUOTAS,
+            "quota_in_namespace": COUNTS,
+        }
+    ),
+    "DeleteVolume": st.fixed_dictionaries({"volume": st.sampled_from(["vol2", "vol2", "vol1"])}),
+    "CreateBucket": st.fixed_dictionaries(
+        {
+            "volume": VOLUMES,
+            "bucket": BUCKETS,
+            "quota_in_bytes": st.just(-1) | st.just(600),
+            "quota_in_namespace": st.just(-1),
+        }
+    ),
+    "SetBucketProperty": st.fixed_dictionaries(
+        {"volume": VOLUMES, "bucket": BUCKETS, "quota_in_bytes": QUOTAS, "quota_in_namespace": COUNTS}
+    ),
+    "DeleteBucket": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS}),
+    "CreateKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "size": SIZES}),
+    "AllocateBlock": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "session": BACK}),
+    "CommitKey": st.fixed_dictionaries(
+        {"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS, "session": BACK, "size": SIZES}
+    ),
+    "DeleteKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS}),
+    "RenameKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "from_key": KEYS, "to_key": KEYS}),
+}
+"""What is drawn for each request type; ``session`` becomes the session of a request some way back."""
+
+
+def test_every_request_type_is_drawn():
+    assert set(BODIES) == set(LATE_REQUEST_TYPES)
+
+
+def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
+    def step(world: LateWorld) -> None:
+        found = dict(fields)
+        if "session" in found:
+            found["session_id"] = world.session_at(max(0, world.leader.index - found.pop("session")))
+        world.submit(world.request(getattr(m, kind)(**found), sent_ms=sent_ms))
+
+    return step
+
+
+def put_key(key: str, size: int) -> Step:
+    """Open a key and commit it, so that sequences get somewhere."""
+
+    def step(world: LateWorld) -> None:
+        place: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1", "key": key}
+        world.submit(world.request(m.CreateKey(**place, size=size)))
+        session_id = world.session_at(world.leader.index)
+        world.submit(world.request(m.AllocateBlock(**place, session_id=session_id)))
+        world.submit(world.request(m.CommitKey(**place, session_id=session_id, size=size)))
+
+    return step
+
+
+def reuse(back: int) -> Step:
+    def step(world: LateWorld) -> None:
+        call = 1 + (len(world.sent) - 1 - back) % len(world.sent)
+        world.submit(world.request(m.CreateVolume(volume="stolen"), call=call))
+
+    return step
+
+
+def restart(node: str) -> Step:
+    """Kill the follower, whatever is in its cache."""
+
+    def step(world: LateWorld) -> None:
+        if node != world.leading:
+            world.nodes[node] = world.nodes[node].restart()
+
+    return step
+
+
+def cut_flush(node: str, records: int) -> Step:
+    """A group is written while applying goes on; the process dies before the cache hears of it."""
+
+    def step(world: LateWorld) -> None:
+        if node == world.leading:
+            return
+        found = world.nodes[node]
+        late = found.replica.late
+        if late.unwritten:
+            with ExitStack() as writing:
+                group = late.begin_flush(found.replica._local_rows(), writing)
+            before = found.replica.read_offset
+            late.write(group)
+            assert found.replica.read_offset == before
+            if records:
+                late.end_flush(group)
+                found.read(records)
+        world.nodes[node] = found.restart()
+
+    return step
+
+
+def change_leader(node: str, *, killed: bool, failed: bool) -> Step:
+    """Another claim, after everything has been appended; the old leader may be killed with its cache."""
+
+    def step(world: LateWorld) -> None:
+        if failed:
+            place: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
+            world.fail(
+                m.CreateKey(**place, key="f", size=1), m.DeleteKey(**place, key="a"), m.DeleteKey(**place, key="b")
+            )
+        else:
+            world.settle()
+        if killed:
+            world.nodes[world.leading] = world.nodes[world.leading].restart()
+        world.lead(node)
+
+    return step
+
+
+SENT_MS = st.sampled_from([0] * 8 + [-299_999, -300_000, 300_000, 400_000])
+STEPS = st.one_of(
+    *(
+        st.builds(send, st.just(kind), fields, SENT_MS)
+        for kind, fields in BODIES.items()
+    ),
+    st.builds(put_key, st.sampled_from(["a", "b"]), st.sampled_from([1, 99, 400])),
+    st.builds(put_key, st.sampled_from(["a", "b"]), st.sampled_from([1, 99, 400])),
+    st.builds(lambda kind, mode: lambda world: world.command(kind, mode), st.sampled_from(LATE_REQUEST_TYPES), st.sampled_from(REQUEST_MODES)),
+    st.builds(lambda back: lambda world: world.repeat(-1 - back % len(world.sent)), BACK),
+    st.builds(reuse, BACK),
+    st.just(LateWorld.settle),
+    st.just(LateWorld.seal),
+    st.builds(lambda ms: lambda world: world.pass_time(ms), st.sampled_from([1, 1000, 100_000])),
+    st.builds(restart, st.sampled_from(NODES)),
+    st.builds(cut_flush, st.sampled_from(NODES), st.integers(0, 3)),
+    st.builds(lambda node, count: lambda world: node == world.leading or world.nodes[node].read(count), st.sampled_from(NODES), st.integers(1, 4)),
+    st.builds(lambda node: lambda world: world.nodes[node].replica.flush_behind(), st.sampled_from(NODES)),
+    st.builds(change_leader, st.sampled_from(NODES), killed=st.booleans(), failed=st.booleans()),
+)  # fmt: skip
+
+
+def begun(force: str | None) -> LateWorld:
+    world = LateWorld(force)
+    world.submit(world.request(m.CreateVolume(volume="vol1")))
+    world.submit(world.request(m.CreateBucket(volume="vol1", bucket="bucket1", quota_in_bytes=600)))
+    return world
+
+
+def object_ids(world: LateWorld) -> Counter[int]:
+    """Ids of everything that a CreateKey, CreateBucket or CreateVolume has made, as the tables hold them."""
+    found: Counter[int] = Counter()
+    for (cf, _), value in world.nodes["n1"].rows().items():
+        if cf in (KEY_TABLE, OPEN_KEY_TABLE, DELETED_TABLE):
+            info = tables.decode_key(value)
+            found.update({block.local_id for block in info.blocks})
+        elif cf in ("volumeTable", "bucketTable"):
+            found.update([decode(value).object_id])
+    return found
+
+
+def assert_equal_state(one: LateWorld, other: LateWorld) -> None:
+    rows = one.nodes["n1"].rows()
+    for world in (one, other):
+        for node in world.nodes.values():
+            assert node.rows() == rows
+            assert node.replica.position.index == one.leader.index
+            assert node.replica.evidence is None
+    assert one.answers == other.answers
+
+
+seen: Counter[str] = Counter()
+
+
+SEQUENCES = st.lists(STEPS, min_size=20, max_size=80)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(steps=SEQUENCES)
+def test_modes_come_to_the_same_state_and_answers(steps: list[Step]):
+    compare(steps)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(steps=SEQUENCES)
+def test_modes_come_to_the_same_state_and_answers_over_fresh_sequences(steps: list[Step]):
+    compare(steps)
+
+
+def compare(steps: list[Step]) -> None:
+    worlds = {force: begun(force) for force in (LEADER_MODE, LATE_MODE, None)}
+    for step in steps:
+        for world in worlds.values():
+            step(world)
+    for world in worlds.values():
+        world.settle()
+        for node in world.nodes.values():
+            node.read()
+    executed, late, mixed = worlds.values()
+    assert not executed.late_records()
+    assert_equal_state(executed, late)
+    assert_equal_state(executed, mixed)
+    for world in worlds.values():
+        assert all(count == 1 for count in object_ids(world).values()), "an id was used twice"
+        from_the_log = LateNode(log=world.log, name="n3")
+        from_the_log.read()
+        assert from_the_log.rows() == world.nodes["n1"].rows()
+    seen["late requests"] += sum(len(record.requests) for record in late.late_records())
+    seen["invalid"] += late.nodes["n1"].replica.late.invalid
+    seen["switches"] += sum(isinstance(decode(entry.value), Mode) for entry in mixed.log.entries)
+    seen.update(decode_as(Response, answer).status for answer in late.answers.values())
+
+
+def test_the_sequences_got_somewhere():
+    """Guards the property above: what was never reached was never compared."""
+    wanted = {"late requests", "invalid", "switches", "OK", "REQUEST_EXPIRED", "CALL_ID_REUSED", "KEY_NOT_FOUND", "QUOTA_EXCEEDED",
+              "INVALID_REQUEST", "INVALID_VOLUME_NAME", "VOLUME_NOT_EMPTY", "BUCKET_NOT_EMPTY", "KEY_ALREADY_EXISTS"}  # fmt: skip
+    assert {name for name in wanted if not seen[name]} == set()
