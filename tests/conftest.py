@@ -13,18 +13,41 @@ or three seconds.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import stack
 from tests.support.stack import LocalKafka, TestStack
 
+STACK_FOLDERS = ("tests/integration/", "tests/linearizability/", "tests/chaos/")
+STACK_WORKER = "gw0"
+"""Scopes go to the workers in the order of collection; `make test` names these folders first."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rounds", type=int, default=1, help="how often each fault is injected (default 1)")
+
+
+def pytest_configure() -> None:
+    # `make test` runs two workers: one has all that needs a stack, and the other, with the fast tests, makes way for it.
+    if os.environ.get("PYTEST_XDIST_WORKER", STACK_WORKER) != STACK_WORKER:
+        os.nice(5)
+
+
+class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
+    """All that needs a stack runs on one worker, one test at a time; the other tests go where there is room, file by file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "stack" if nodeid.startswith(STACK_FOLDERS) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return TogetherOnOneWorker(config, log)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
