@@ -88,14 +88,14 @@ class Follower:
         logs: Mapping[int, Log], outbox: KafkaOutbox,
         note: Callable[[str], None], fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
-        members = frozenset(config.replicas)
+        self._named = frozenset(config.replicas)
         self._replicas = replicas
         self._loops = loops
         self._logs = logs
         self._outbox = outbox
         self._note = note
         self._fatal = fatal
-        self._quorums = {shard: Quorum(me=config.node, members=members) for shard in replicas}
+        self._quorums = {shard: Quorum(me=config.node, members=self._named) for shard in replicas}
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
@@ -169,8 +169,9 @@ class Follower:
         quorum = self._quorums.get(report.shard)
         if quorum is None:
             return
-        quorum.hear(report)
         replica = self._replicas[report.shard]
+        quorum.members = frozenset(replica.state.replicas) or self._named
+        quorum.hear(report)
         judgement, evidence = quorum.judge(replica.evidence)
         if judgement is Judgement.SETTLE:
             self._note(f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away")

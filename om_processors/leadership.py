@@ -23,6 +23,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
+from om_processors.membership import MembershipCheck
 from om_processors.shard_thread import ShardThread
 from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
 from replicated_db.leader_loop import LeaderLoop
@@ -70,6 +71,7 @@ class Leadership:
         self._moving: set[int] = set()
         self._in_group = False
         self._lags: dict[int, int | None] = dict.fromkeys(loops)
+        self._membership_check = MembershipCheck(config.node, config.replicas)
         self._stop = threading.Event()
         self._leave = threading.Event()
         self._out_until = 0.0
@@ -258,6 +260,7 @@ class Leadership:
             for shard, loop in self._loops.items():
                 end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=ASK_TIMEOUT_S)[1]
                 lags[shard] = max(0, end - 1 - loop.replica.read_offset)
+                self._membership_check.look(shard, loop.replica.read_offset, end, loop.replica.state.replicas)
         except KafkaException:
             pass  # unknown, all that is left: no reason to leave, and none to join
         self._lags = lags

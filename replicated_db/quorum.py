@@ -43,9 +43,13 @@ class Quorum:
         self.latest.pop(node, None)
 
     def judge(self, own: Evidence | None) -> tuple[Judgement, Evidence | None]:
-        """Say what to do, given this node's standing evidence; with FLAG comes the evidence against it."""
+        """Say what to do, given this node's standing evidence; with FLAG comes the evidence against it.
+
+        Who is no member any more has no say.
+        """
         majority = len(self.members) // 2 + 1
-        standing = {node: r.evidence for node, r in self.latest.items() if r.evidence is not None and node != self.me}
+        others = self.members - {self.me}
+        standing = {node: r.evidence for node, r in self.latest.items() if r.evidence is not None and node in others}
         if own is not None:
             agreeing = 1 + sum(_same(own, evidence) for evidence in standing.values())
             if agreeing >= majority and own.leader != self.me and own.claim != "base":

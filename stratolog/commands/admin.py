@@ -19,15 +19,16 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import operations
+from stratolog.commands import members, operations, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
+from stratolog.commands.local_nodes import member_of, spawn_node
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
 from stratolog.local.jars import spark_jars
-from stratolog.local.processes import log_tail, spawn, wait_until
-from stratolog.local.state import NODE, Member, StackState
+from stratolog.local.processes import log_tail, wait_until
+from stratolog.local.state import NODE, StackState
 from stratolog.settings import Settings
 
 START_TIMEOUT_S = 120.0
@@ -47,6 +48,8 @@ def register(app: typer.Typer) -> None:
     group.command("stop-node")(stop_node)
     group.command("start-node")(start_node)
     operations.register(group)
+    members.register(group)
+    upgrades.register(group)
     app.add_typer(group, name="admin")
 
 
@@ -171,7 +174,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
     operations.check_shard(settings, shard)
     address = settings.node(node).address
     with state.locked(settings.data_dir):
-        member = _member(settings, node)
+        member = member_of(settings, node)
         if (member is not None and member.process.is_running()) or stack.node_status(address) is not None:
             raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
         folder = settings.node_config(node).data_dir / f"shard-{shard}"
@@ -201,7 +204,7 @@ def stop_node(
     settings = connected_settings_of(context)
     settings.node(name)
     with state.locked(settings.data_dir):
-        member = _member(settings, name)
+        member = member_of(settings, name)
         running = member is not None and member.process.is_running()
         if member is not None and kill:
             member.process.kill()
@@ -219,11 +222,11 @@ def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = Fals
     address = settings.node(name).address
     with state.locked(settings.data_dir), progress(as_json) as report:
         known = state.running_state(settings.data_dir)
-        member = _member(settings, name)
+        member = member_of(settings, name)
         if member is not None and member.process.is_running():
             raise UserError(f"{name} runs already, as process {member.process.pid}")
         report(f"node {name}")
-        started = _spawn(settings, name)
+        started = spawn_node(settings, name)
         others = tuple(other for other in known.members if (other.kind, other.name) != (NODE, name))
         state.write_state(settings.data_dir, StackState(members=(*others, started)))
         running = started.process.is_running
@@ -236,19 +239,3 @@ def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = Fals
         print_json({"node": name, "pid": started.process.pid, "address": address})
     else:
         console.print(f"{name} runs at {address}, after {time.monotonic() - begun_s:.1f} s", highlight=False)
-
-
-def _spawn(settings: Settings, name: str) -> Member:
-    """Start a node's process, as 'stratolog up' does."""
-    log = settings.data_dir / "logs" / f"{name}.log"
-    environment = stack.node_environment(settings.data_dir / state.SETTINGS_FILE)
-    process = spawn(stack.node_command(name), log=log, detached=True, env=environment)
-    return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
-
-
-def _member(settings: Settings, name: str) -> Member | None:
-    """Return a node of the local stack, running or not; raises Unavailable if there is no stack."""
-    known = state.read_state(settings.data_dir)
-    if known is None:
-        raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
-    return next((member for member in known.of(NODE) if member.name == name), None)

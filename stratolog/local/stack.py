@@ -111,9 +111,14 @@ def _effective_settings(settings: Settings, before: StackState) -> Settings:
                     f"not {getattr(settings, name)}: use another data_dir, or 'stratolog down --remove-data' first"
                 )
             settings = replace(settings, **{name: getattr(stored, name)})
-    if [node.name for node in stored.nodes] != [node.name for node in settings.nodes]:
-        names = ", ".join(node.name for node in stored.nodes)
-        raise UsageError(f"the data in {settings.data_dir} was made with the nodes {names}: use another data_dir")
+    names = ", ".join(node.name for node in stored.nodes)
+    if "nodes" in settings.explicit and [node.name for node in settings.nodes] != [node.name for node in stored.nodes]:
+        raise UsageError(
+            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' change "
+            "them, or use another data_dir"
+        )
+    if "nodes" not in settings.explicit:
+        settings = replace(settings, nodes=stored.nodes)
     if before.running():
         return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes)
     return _with_free_ports(settings)

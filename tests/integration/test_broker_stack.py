@@ -118,3 +118,41 @@ def test_the_stack_for_tests_loses_and_regains_nodes(make_stack: Callable[..., T
     stack.wait_converged()
     stack.stop_node(third)
     assert stack.status(third) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_operators_move_leaders_change_members_and_prepare(command: Command) -> None:
+    # No addresses in the settings: the commands take them from the stack, which finds free ports.
+    (command.folder / "stratolog.toml").write_text("audit = false\nsession_timeout_ms = 3000\n")
+    assert command("up")[0] == EXIT_OK
+
+    code, found = command("admin", "transfer", "0", "om3")
+    assert (code, found["leader"]) == (EXIT_OK, "om3")
+    assert command("admin", "transfer", "0", "om3")[1]["moved"] is False
+    code, found = command("admin", "transfer", "7", "om3")
+    assert (code, found["message"]) == (EXIT_USAGE, "no shard 7; there are 0..1")
+    assert command("admin", "transfer", "0", "om9")[0] == EXIT_USAGE
+
+    code, found = command("admin", "add-node", "om4")
+    assert code == EXIT_OK, found
+    assert command("admin", "add-node", "om4")[1]["address"] == found["address"], "given again, it changes nothing"
+    code, status = command("status")
+    assert (code, len(status["nodes"])) == (EXIT_OK, 4)
+    members = {tuple(shard["members"]) for node in status["nodes"].values() for shard in node["shards"]}
+    assert members == {("om1", "om2", "om3", "om4")}
+    assert command("admin", "transfer", "1", "om4")[0] == EXIT_OK
+
+    code, found = command("admin", "prepare", "--checkpoint", "v2")
+    assert code == EXIT_OK, found
+    assert [(one["shard"], one["replicas"]) for one in found["shards"]] == [
+        (n, ["om1", "om2", "om3", "om4"]) for n in (0, 1)
+    ]
+    assert command("admin", "prepare", "--cancel")[0] == EXIT_OK
+    assert command("admin", "finalize")[0] == EXIT_OK
+    code, found = command("admin", "finalize", "--level", "99")
+    assert (code, "knows feature level" in found["message"]) == (EXIT_FAILED, True)
+
+    assert command("admin", "remove-node", "om1")[0] == EXIT_OK
+    assert sorted(command("up")[1]["nodes"]) == ["om2", "om3", "om4"], "the stack's settings follow"
+    assert command("status")[0] == EXIT_OK

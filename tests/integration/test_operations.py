@@ -6,27 +6,49 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pytest
+from confluent_kafka import Producer
 
+from om_processors.node import EXIT_FATAL
+from om_processors.service import OM_FAMILIES
 from producers import Client
-from schemas.codec import decode_as, encode
-from schemas.messages import CreateVolume, Response
-from schemas.result_codes import OK, OVERLOADED, retry_after_ms
+from producers.errors import RequestFailed
+from replicated_db.column_families import TRANSACTION_INFO
+from replicated_db.digests import FIRST_CHAIN, next_chain
+from replicated_db.position import POSITION_KEY, Position
+from replicated_db.rocks import RocksStore
+from schemas.codec import decode_as, encode, encode_at
+from schemas.features import INITIAL, LATEST
+from schemas.log import Genesis, LeaderClaim
+from schemas.messages import AddNode, CreateVolume, Response
+from schemas.result_codes import OK, OVERLOADED, PREPARED, retry_after_ms
+from schemas.topics import OM_LOG
+from stratolog.commands.members import log_members
 from stratolog.commands.operations import move, shard_views
+from stratolog.commands.upgrades import cancel_prepare, finalize_shards, prepare_shards
 from stratolog.errors import UserError
+from stratolog.local.processes import free_ports
+from stratolog.local.stack import topic_plan
+from stratolog.local.topics import ensure_topics
+from stratolog.settings_values import NodeAddress
 from tests.support import hanging_node
 from tests.support.faults import (
     PATIENCE_S,
+    AuditTap,
     Load,
     RawClient,
     assert_journal_holds,
     assert_log_agrees,
+    bystander,
     fresh_volume,
     fresh_volumes,
+    run_to_its_end,
 )
-from tests.support.stack import TestStack
+from tests.support.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
@@ -37,10 +59,35 @@ FEW = 20
 
 
 @pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(
-        nodes=3, shards=SHARDS, barrier_interval_ms=200, watchdog_ms=1_000, max_queued_requests=MAX_QUEUED
-    )
+def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestStack]:
+    """A cluster that software of the first feature level made: its logs begin with Genesis as that wrote it."""
+    found = TestStack(
+        tmp_path_factory.mktemp("stack"), nodes=3, kafka=make_kafka(), shards=SHARDS, barrier_interval_ms=200,
+        watchdog_ms=1_000, max_queued_requests=MAX_QUEUED,
+    )  # fmt: skip
+    ensure_topics(found.settings.bootstrap_servers, topic_plan(found.settings))
+    producer = Producer({"bootstrap.servers": found.settings.bootstrap_servers})
+    for shard in range(SHARDS):
+        for value in first_records(found, shard):
+            producer.produce(OM_LOG, value, partition=shard)
+    assert producer.flush(PATIENCE_S) == 0
+    with found:
+        yield found
+
+
+def first_records(stack: TestStack, shard: int) -> list[bytes]:
+    claim = LeaderClaim(term=1, nonce=b"n" * 16, node="om1", address=stack.address("om1"), claimed_at_ms=1)
+    value = encode(claim)
+    genesis = Genesis(
+        term=1, nonce=claim.nonce, seq=1, prev_chain=next_chain(FIRST_CHAIN, value), cluster=stack.settings.cluster,
+        shard=shard, shards=SHARDS, replicas=list(stack.names), column_families=list(OM_FAMILIES.names),
+    )  # fmt: skip
+    return [value, encode_at(genesis, INITIAL)]
+
+
+@pytest.fixture
+def finalized(stack: TestStack, client: Client) -> None:
+    finalize_shards(stack.settings, client, None, print)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +105,32 @@ def all_nodes_run(stack: TestStack) -> None:
         if name not in stack.nodes:
             stack.start_node(name)
     stack.wait_led()
+
+
+def feature_levels(stack: TestStack) -> set[int]:
+    return {stack.shard(name, shard).get("feature_level", 0) for name in stack.nodes for shard in range(SHARDS)}
+
+
+def test_until_finalize_the_cluster_stays_at_its_level(stack: TestStack, client: Client) -> None:
+    assert feature_levels(stack) == {INITIAL}, "this test comes first"
+    with pytest.raises(RequestFailed, match="NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION.*needs feature level"):
+        client.call(AddNode(shard=0, node="om4"))
+    follower = bystander(stack)
+    stack.stop_node(follower)
+    with pytest.raises(UserError, match=f"{follower} does not answer: every node must run software that knows"):
+        finalize_shards(stack.settings, client, None, print)
+    assert feature_levels(stack) == {INITIAL}
+    stack.start_node(follower)
+    stack.wait_led()
+    done = finalize_shards(stack.settings, client, None, print)
+    assert [(one["before"], one["level"]) for one in done] == [(INITIAL, LATEST)] * SHARDS
+    stack.wait("all nodes follow", lambda: feature_levels(stack) == {LATEST})
+    again = finalize_shards(stack.settings, client, None, print)
+    assert [(one["before"], one["level"]) for one in again] == [(LATEST, LATEST)] * SHARDS
+    stack.stop_node(follower)
+    stack.start_node(follower)
+    stack.wait_led()
+    assert feature_levels(stack) == {LATEST}, "a restart remembers"
 
 
 def load_on_all_shards(client: Client) -> Load:
@@ -199,3 +272,77 @@ def test_a_full_queue_refuses_and_clients_get_through_all_the_same(stack: TestSt
     stack.wait_converged()
     for shard in range(SHARDS):
         assert_log_agrees(stack, shard)
+
+
+@pytest.mark.usefixtures("finalized")
+def test_prepare_refuses_writes_and_checkpoints_every_replica(
+    stack: TestStack, client: Client, fault_round: int
+) -> None:
+    name = f"before-{fault_round}"
+    load = load_on_all_shards(client)
+    with load, RawClient(stack.settings.bootstrap_servers, SHARDS) as raw:
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+        done = prepare_shards(stack.settings, client, name, print)
+        tried = {volume: len(journal.acknowledged) for volume, journal in load.journals.items()}
+        for shard in range(SHARDS):
+            refused = raw.call(CreateVolume(volume=fresh_volume(shard, SHARDS)))
+            assert (refused.status, refused.index) == (PREPARED, -1)
+            assert f"checkpoint {name}" in refused.message
+        assert {volume: len(journal.acknowledged) for volume, journal in load.journals.items()} == tried
+        views = stack.wait_converged()
+        assert {shard: view["applied_index"] for shard, view in views.items()} == {o["shard"]: o["index"] for o in done}
+        for node in stack.names:
+            for shard in range(SHARDS):
+                folder = stack.settings.node_config(node).data_dir / f"shard-{shard}.checkpoints" / name
+                with closing(RocksStore(folder, OM_FAMILIES.names)) as checkpoint:
+                    stored = checkpoint.get(TRANSACTION_INFO, POSITION_KEY)
+                    assert stored is not None
+                    assert Position.decode(stored).index == done[shard]["index"] - 1, "what was before the Prepare"
+        move(stack.settings, 0, bystander(stack))
+        assert raw.call(CreateVolume(volume=fresh_volume(0, SHARDS))).status == PREPARED, "the next leader knows it"
+        assert prepare_shards(stack.settings, client, None, print)[0]["checkpoint"] == name, "given again"
+        cancel_prepare(client)
+        for volume in load.journals:
+            load.wait_more(volume, MORE_KEYS)
+    assert_all_agree(stack, load)
+
+
+@pytest.mark.usefixtures("finalized")
+def test_a_node_is_added_and_removed(stack: TestStack, client: Client, fault_round: int) -> None:
+    before, old_file = stack.settings, stack.settings_file.read_text()
+    load = load_on_all_shards(client)
+    try:
+        with load:
+            for volume in load.journals:
+                load.wait_more(volume, MORE_KEYS)
+            added = NodeAddress(name="om4", host="127.0.0.1", port=free_ports(1)[0])
+            stack.settings = replace(before, nodes=(*before.nodes, added))
+            stack.settings_file.write_text(stack.settings.to_toml())
+            status, output = run_to_its_end(stack, "om4")
+            assert status == EXIT_FATAL
+            assert "the members are om1, om2, om3 in the log but om1, om2, om3, om4 in this node's settings" in output
+            log_members(client, "om4", member=True, report=print)
+            stack.start_node("om4")
+            stack.wait_led()
+            stack.wait("om4 may lead", lambda: not stack.get("om4", "/v1/shards/0/fitness").json()["against"])
+            move(stack.settings, 0, "om4")
+            for volume in load.journals:
+                load.wait_more(volume, MORE_KEYS)
+            assert stack.leaders(0) == ["om4"]
+        assert_all_agree(stack, load)
+        with AuditTap(stack.settings.bootstrap_servers) as reports:
+            client.create_volume(fresh_volume(1, SHARDS))
+            stack.wait("all four report", lambda: reports.barrier(1, "incremental", stack.names))
+        log_members(client, "om4", member=False, report=print)
+        stack.wait("om4 stops by itself", lambda: not stack.nodes["om4"].is_running())
+        assert "om4 is no member any more; the members are om1, om2, om3" in stack.log_file("om4").read_text()
+    finally:
+        if "om4" in stack.nodes:
+            stack.kill_node("om4")
+        stack.settings = before
+        stack.settings_file.write_text(old_file)
+    stack.wait_led()
+    client.create_volume(fresh_volume(0, SHARDS))
+    views = stack.wait_converged()
+    assert {tuple(view["members"]) for view in views.values()} == {("om1", "om2", "om3")}

@@ -89,3 +89,13 @@ def test_majorities(members: int, reporting: int, expected: bool):
     for node in names[1 : 1 + reporting]:
         quorum.hear(report(node, EVIDENCE))
     assert (quorum.judge(None)[0] is Judgement.FLAG) is expected
+
+
+def test_a_member_that_was_removed_has_no_say():
+    quorum = Quorum(me="n1", members=MEMBERS)
+    for node in ("n2", "n3"):
+        quorum.hear(report(node, EVIDENCE))
+    quorum.members = frozenset({"n1", "n2", "n4"})
+    assert quorum.judge(None)[0] is Judgement.NOTHING
+    quorum.members = frozenset({"n1", "n2", "n3", "n4", "n5"})
+    assert quorum.judge(None)[0] is Judgement.NOTHING, "two of five are no majority"
