@@ -7,14 +7,8 @@ new ones, from the batch oracle (design, section 3).
 
 from __future__ import annotations
 
-import os
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,13 +17,13 @@ from stratolog.commands import members, operations, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
-from stratolog.commands.local_nodes import member_of, spawn_node
+from stratolog.commands.local_nodes import member_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
-from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail, wait_until
 from stratolog.local.state import NODE, StackState
 from stratolog.settings import Settings
+from stratolog.spark_oracle import open_oracle
 
 START_TIMEOUT_S = 120.0
 BASIS = "oracle"
@@ -88,7 +82,7 @@ def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stac
     from schemas.result_codes import INDEX_MOVED
 
     moved = ""
-    with client_of(settings) as client, _oracle(settings, report) as oracle:
+    with client_of(settings) as client, open_oracle(settings, report) as oracle:
         for attempt in range(1, attempts + 1):
             report(f"attempt {attempt}: Spark recomputes the rows of shard {shard}")
             found = oracle(shard)
@@ -106,60 +100,6 @@ def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stac
                 "slots": len(slots), "attempts": attempt,
             }  # fmt: skip
     raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")
-
-
-@contextmanager
-def _oracle(settings: Settings, report: stack.Report) -> Iterator[Any]:
-    """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
-    from spark_streaming import oracle, sources
-    from spark_streaming.jobs.config import AuditConfig
-    from spark_streaming.session import build_session
-
-    report("starting Spark")
-    with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
-        folder = Path(scratch)
-        config = AuditConfig(
-            bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
-        )
-        # Spark greets with warnings, and leaves a folder where it was started.
-        with _stderr_to(folder / "spark.log"), chdir(folder):
-            session = build_session(config.spark())
-        source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.log_topic)
-
-        def compute(shard: int) -> oracle.ShardDigest:
-            records = sources.bounded(session, source).where(f"shard = {shard}")
-            effective = oracle.effective_records(records).persist()
-            try:
-                broken = effective.where("broken is not null").collect()
-                if broken:
-                    raise UserError(
-                        f"the log of shard {shard} is broken at offset {broken[0].offset}: {broken[0].broken}"
-                    )
-                computed, _ = oracle.check(records, config.column_families, effective, oracle.ends(effective))
-            finally:
-                effective.unpersist()
-            if shard not in computed:
-                raise UserError(f"the log of shard {shard} is empty")
-            return computed[shard]
-
-        try:
-            yield compute
-        finally:
-            session.stop()
-
-
-@contextmanager
-def _stderr_to(log: Path) -> Iterator[None]:
-    """Have processes that are started meanwhile write their errors to a file."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with log.open("ab") as target:
-            os.dup2(target.fileno(), 2)
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 # -- nodes of the local stack ------------------------------------------------------------------------------------------
@@ -226,7 +166,7 @@ def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = Fals
         if member is not None and member.process.is_running():
             raise UserError(f"{name} runs already, as process {member.process.pid}")
         report(f"node {name}")
-        started = spawn_node(settings, name)
+        started = stack.spawn_node(settings, name, detached=True)
         others = tuple(other for other in known.members if (other.kind, other.name) != (NODE, name))
         state.write_state(settings.data_dir, StackState(members=(*others, started)))
         running = started.process.is_running

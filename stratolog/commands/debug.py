@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import httpx
 import typer
-from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from replicated_db.errors import StopProcess
-from replicated_db.kafka_log import KafkaLog
-from replicated_db.ports import Entry, LogUnavailable
-from replicated_db.position import Position
-from replicated_db.reading import Reading, advance, judge
-from schemas.codec import Undecodable, decode
+from replicated_db.ports import Entry
+from replicated_db.reading import Reading
 from schemas.log import Batch, LogRecord
 from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.settings import Settings
+from stratolog.shard_log import read_judged
 
-READ_LIMIT = 500
 DEFAULT_RECORDS = 50
 SCAN_TIMEOUT_S = 600.0
 Json = dict[str, Any]
@@ -56,7 +50,7 @@ def log(
     _check_shard(settings, shard)
     printed: list[Json] = []
     broken = None
-    for entry, record, verdict in _read(settings, shard):
+    for entry, record, verdict in read_judged(settings, shard):
         if entry.offset < start:
             continue
         if (stop is not None and entry.offset > stop) or len(printed) == limit:
@@ -72,42 +66,6 @@ def log(
         print_table(f"{OM_LOG}, shard {shard}", columns, rows)
     if broken is not None:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _read(settings: Settings, shard: int) -> Iterator[tuple[Entry, LogRecord | None, Reading | StopProcess]]:
-    """Read the whole log by the reading rule; a record that breaks it is the last one."""
-    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, _topic_id(settings))
-    position = Position()
-    try:
-        offset, end = source.bounds()
-        while offset < end:
-            for entry in source.read(offset, READ_LIMIT, 5.0):
-                offset = entry.offset + 1
-                try:
-                    record: LogRecord = decode(entry.value)
-                    reading = judge(position, record)
-                except Undecodable as error:
-                    yield entry, None, StopProcess(str(error))
-                    return
-                except StopProcess as error:
-                    yield entry, record, error
-                    return
-                if reading.takes_effect:
-                    position = advance(position, record, entry.offset, entry.value)
-                yield entry, record, reading
-    except LogUnavailable as error:
-        raise Unavailable(f"{OM_LOG}/{shard}: {error}") from error
-    finally:
-        source.close()
-
-
-def _topic_id(settings: Settings) -> str:
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000})
-    try:
-        found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()
-    except Exception as error:
-        raise Unavailable(f"{settings.bootstrap_servers}: {error}") from error
-    return str(found.topic_id)
 
 
 def _described(entry: Entry, record: LogRecord | None, verdict: Reading | StopProcess) -> Json:

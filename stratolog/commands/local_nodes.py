@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from stratolog.errors import Unavailable
-from stratolog.local import stack, state
-from stratolog.local.processes import spawn
+from stratolog.local import state
 from stratolog.local.state import NODE, Member
 from stratolog.settings import Settings
-
-
-def spawn_node(settings: Settings, name: str) -> Member:
-    """Start a node's process, as 'stratolog up' does."""
-    log = settings.data_dir / "logs" / f"{name}.log"
-    environment = stack.node_environment(settings.data_dir / state.SETTINGS_FILE)
-    process = spawn(stack.node_command(name), log=log, detached=True, env=environment)
-    return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
 
 def member_of(settings: Settings, name: str) -> Member | None:

@@ -14,7 +14,7 @@ import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
-from stratolog.commands.local_nodes import member_of, spawn_node
+from stratolog.commands.local_nodes import member_of
 from stratolog.commands.operations import shard_views
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import stack, state
@@ -125,7 +125,7 @@ def _start(settings: Settings, node: str, report: stack.Report) -> None:
     if member is not None and member.process.is_running():
         return
     report(f"node {node}")
-    started = spawn_node(settings, node)
+    started = stack.spawn_node(settings, node, detached=True)
     others = tuple(other for other in _members(settings) if (other.kind, other.name) != (NODE, node))
     state.write_state(settings.data_dir, StackState(members=(*others, started)))
 

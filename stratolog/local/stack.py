@@ -6,6 +6,7 @@ Starting is idempotent: what runs stays, what is missing is started. A stack's d
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
+    drills/, drill.lock                  what drills have left to look at (stratolog.drills)
 
 Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a start
 fails, what it started is stopped again.
@@ -82,9 +83,9 @@ def down(settings: Settings, *, remove_data: bool = False, report: Report = lamb
 
 def _remove_data(data_dir: Path) -> None:
     """Delete what a stack made in its data directory, and nothing else that may be there."""
-    for name in ("kafka", "nodes", "audit", "logs"):
+    for name in ("kafka", "nodes", "audit", "logs", "drills"):
         shutil.rmtree(data_dir / name, ignore_errors=True)
-    for name in (SETTINGS_FILE, states.LOCK_FILE):
+    for name in (SETTINGS_FILE, states.LOCK_FILE, states.DRILL_LOCK_FILE):
         (data_dir / name).unlink(missing_ok=True)
     if not any(data_dir.iterdir()):
         data_dir.rmdir()
@@ -209,10 +210,7 @@ class _Start:
         if self._has(NODE, node.name):
             return
         self._report(f"node {node.name}")
-        log = self._data_dir / "logs" / f"{node.name}.log"
-        command = node_command(node.name)
-        process = spawn(command, log=log, detached=self._detached, env=self._environment())
-        self._add(Member(kind=NODE, name=node.name, address=node.address, log=log, process=process, extra={}))
+        self._add(spawn_node(self._settings, node.name, detached=self._detached))
 
     def _environment(self) -> Mapping[str, str]:
         return node_environment(self._data_dir / SETTINGS_FILE)
@@ -272,6 +270,14 @@ def topic_plan(settings: Settings) -> TopicPlan:
 def node_command(name: str) -> list[str]:
     """Return the command of one Object Manager node's process."""
     return [sys.executable, "-m", "stratolog", "node", "run", name]
+
+
+def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
+    """Start the process of one node, with the settings of the stack; return it at once."""
+    log = settings.data_dir / "logs" / f"{name}.log"
+    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    process = spawn(node_command(name), log=log, detached=detached, env=environment)
+    return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
 
 def node_environment(settings_file: Path) -> Mapping[str, str]:

@@ -23,6 +23,7 @@ from stratolog.settings import NAMES, Settings, load_settings
 STATE_FILE = "stack.json"
 SETTINGS_FILE = "stack.toml"
 LOCK_FILE = "stack.lock"
+DRILL_LOCK_FILE = "drill.lock"
 VERSION = 1
 
 BROKER = "broker"

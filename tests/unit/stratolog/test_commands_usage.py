@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stratolog.cli import build_app
+from stratolog.commands.drill import COMMANDS as DRILLS
 from stratolog.errors import EXIT_USAGE, Unavailable, UsageError, UserError
 
 SHELL = [
@@ -17,7 +18,7 @@ SHELL = [
 ]  # fmt: skip
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
-    ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
+    *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
 ]  # fmt: skip
 
 

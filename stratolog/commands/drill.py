@@ -1,0 +1,184 @@
+"""``stratolog drill list`` and ``stratolog drill NAME``: recovery drills on the running local stack (``stratolog.drills``).
+
+Steps are printed with their timings as they end, to standard error; the findings and the verdict to standard output, or the whole
+report as JSON (``--json``, ``--report FILE``). Exit status 0 only if the drill passed, 1 if it failed, 3 if it could not run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.drills import registry
+from stratolog.drills.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
+from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stratolog.drills.cluster import Cluster
+    from stratolog.drills.session import Session
+    from stratolog.settings import Settings
+
+ShardOption = Annotated[int, typer.Option("--shard", min=0, help="The shard that the drill is about.")]
+ReportOption = Annotated[
+    Path | None, typer.Option("--report", dir_okay=False, metavar="FILE", help="Write the report there too, as JSON.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        no_args_is_help=True,
+        help="Recovery drills: inflict a fault on the running local stack and see that it recovers. No drill endangers data.",
+    )
+    group.command("list")(list_drills)
+    for name, command in COMMANDS.items():
+        group.command(name, help=registry.find(name).does)(command)
+    app.add_typer(group, name="drill")
+
+
+def list_drills(*, as_json: JsonOption = False) -> None:
+    """List the drills: what each does and what it touches."""
+    if as_json:
+        for drill in registry.DRILLS:
+            print_json({"name": drill.name, "does": drill.does, "touches": drill.touches, "needs": drill.needs})
+        return
+    rows = [(drill.name, drill.does, drill.touches, drill.needs or None) for drill in registry.DRILLS]
+    print_table("Drills", ("drill", "does", "touches", "needs"), rows)
+
+
+# -- the drills --------------------------------------------------------------------------------------------------------
+
+
+def kill_leader(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import kill_leader as drill
+
+    _run(context, "kill-leader", shard, drill.run, report, as_json)
+
+
+def zombie_leader(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import zombie_leader as drill
+
+    _run(context, "zombie-leader", shard, drill.run, report, as_json)
+
+
+def kill_follower(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import kill_follower as drill
+
+    _run(context, "kill-follower", shard, drill.run, report, as_json)
+
+
+def poison_request(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import poison_request as drill
+
+    _run(context, "poison-request", shard, drill.run, report, as_json)
+
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "kill-leader": kill_leader, "zombie-leader": zombie_leader, "kill-follower": kill_follower,
+    "poison-request": poison_request,
+}  # fmt: skip
+"""The commands of ``stratolog drill`` by the name of the drill."""
+
+# -- what they share ---------------------------------------------------------------------------------------------------
+
+
+def _run(
+    context: typer.Context, name: str, shard: int, drill: Callable[[Session, Cluster, int], None], report: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Run a drill about one shard, print and write its report, and end with its exit status."""
+    from stratolog.drills.cluster import Cluster
+
+    settings = connected_settings_of(context)
+    if not 0 <= shard < settings.shards:
+        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
+    cluster = Cluster(settings=settings)
+    _finish(_told(settings, name, shard, lambda session: drill(session, cluster, shard), as_json), report, as_json)
+
+
+def _told(
+    settings: Settings, name: str, shard: int | None, drill: Callable[[Session], None], as_json: bool
+) -> Report:  # fmt: skip
+    """Run a drill with its steps printed as they go."""
+    from stratolog.drills.session import Session, run
+
+    with _telling(as_json) as (tell, begin):
+        return run(name, shard, drill, data_dir=settings.data_dir, session=Session(tell, begin))
+
+
+@contextmanager
+def _telling(quiet: bool) -> Iterator[tuple[Callable[[Step | Finding], None], Callable[[str], None]]]:
+    """Give what prints steps and findings as they end, and what shows a step that begins (on a terminal)."""
+    if quiet:
+        yield lambda _: None, lambda _: None
+    elif notes.is_terminal:
+        with notes.status("starting") as spinner:
+            yield _print_line, spinner.update
+    else:
+        yield _print_line, lambda _: None
+
+
+def _print_line(line: Step | Finding) -> None:
+    if isinstance(line, Step):
+        found = f": {line.found}" if line.found else ""
+        text = f"{line.at_s:8.2f} s  {line.text}{found} ({line.took_s:.2f} s)"
+    else:
+        text = f"{'':10}  {'yes' if line.holds else 'NO'}: {line.question}: {line.seen}"
+    notes.print(
+        text, markup=False, highlight=False, soft_wrap=True, style=None if isinstance(line, Step) else _style(line)
+    )
+
+
+def _style(finding: Finding) -> str:
+    return "green" if finding.holds else "bold red"
+
+
+def _finish(report: Report, file: Path | None, as_json: bool) -> None:
+    """Print the verdict, write the report, end with the exit status."""
+    if file is not None:
+        try:
+            file.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+        except OSError as error:
+            raise UsageError(f"the report cannot be written to {file}: {error.strerror}") from error
+    if as_json:
+        print_json(report.as_json())
+    else:
+        _print_report(report)
+    if report.verdict == COULD_NOT_RUN:
+        raise typer.Exit(EXIT_UNAVAILABLE)
+    if not report.passed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _print_report(report: Report) -> None:
+    answers: list[tuple[Any, ...]] = [
+        ("[green]yes[/]" if finding.holds else "[bold red]NO[/]", escape(finding.question), escape(finding.seen))
+        for finding in report.findings
+    ]
+    if answers:
+        print_table(f"Drill {report.drill}", ("", "does it hold?", "seen"), answers)
+    for name, value in report.figures.items():
+        console.print(f"{name}: {value:g}", highlight=False)
+    for what in (*(f"touched: {text}" for text in report.touched), *(f"restored: {text}" for text in report.restored)):
+        console.print(what, markup=False, highlight=False, soft_wrap=True)
+    style = {PASSED: "bold green", COULD_NOT_RUN: "bold yellow"}.get(report.verdict, "bold red")
+    console.print(
+        f"{report.verdict}, after {report.took_s:.1f} s: {report.reason}", style=style, markup=False, soft_wrap=True
+    )

@@ -1,0 +1,73 @@
+"""``kill-follower``: SIGKILL a follower under load. It goes on from its own stored position and ends with an equal digest."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from om_processors.service import OM_FAMILIES
+from replicated_db.column_families import TRANSACTION_INFO
+from replicated_db.position import POSITION_KEY, Position
+from replicated_db.rocks import RocksStore
+from stratolog.drills import judgement
+from stratolog.drills.aftermath import judge_load
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.load import own_load
+from stratolog.drills.report import CouldNotRun
+from stratolog.drills.session import Session
+from stratolog.drills.taps import ReportTap
+
+WRITES = 20
+
+
+def run(session: Session, cluster: Cluster, shard: int) -> None:
+    """Run the drill."""
+    with session.step("check that the stack is whole"):
+        cluster.check_whole()
+    victim = follower_of(cluster, shard)
+    with (
+        ReportTap(cluster.settings.bootstrap_servers, shard) as reports,
+        own_load(session, cluster, "kill-follower", shard) as load,
+    ):
+        before = int(cluster.view(victim, shard)["applied_offset"])
+        with session.step(f"SIGKILL {victim}, a follower of shard {shard}"):
+            start_again = cluster.kill(session, victim)
+        with session.step("read the position that it has stored, from a copy of its database") as found:
+            stored = stored_offset(cluster, victim, shard)
+            found(f"offset {stored}")
+            load.wait_more(WRITES)
+        with session.step(f"start {victim} again, wait until it has caught up"):
+            start_again()
+            cluster.wait_led()
+            cluster.wait_caught_up(victim, shard)
+            load.wait_more(WRITES)
+        judge_load(session, cluster, shard, load, reports, before)
+        view = cluster.view(victim, shard)
+        read = int(view["records_applied"]) + int(view["records_void"])
+        session.find(judgement.resumed(stored, int(view["read_offset"]), read))
+        session.figures["records_read_after_restart"] = read
+
+
+def follower_of(cluster: Cluster, shard: int) -> str:
+    """Return a node that follows the shard, one that leads nothing if there is one; raises CouldNotRun without any."""
+    leader = cluster.wait_leader(shard)
+    leading = {cluster.wait_leader(other) for other in range(cluster.settings.shards)}
+    followers = [name for name in cluster.names if name != leader]
+    if not followers:
+        raise CouldNotRun(f"{leader} is the only node: shard {shard} has no follower")
+    return next((name for name in followers if name not in leading), followers[0])
+
+
+def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
+    """Return the offset that a node which does not run has stored; its database is copied, and the copy opened."""
+    source = cluster.settings.node_config(name).data_dir / f"shard-{shard}"
+    with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
+        copy = Path(scratch) / source.name
+        shutil.copytree(source, copy)
+        store = RocksStore(copy, OM_FAMILIES.names)
+        try:
+            row = store.get(TRANSACTION_INFO, POSITION_KEY)
+        finally:
+            store.close()
+    return -1 if row is None else Position.decode(row).offset

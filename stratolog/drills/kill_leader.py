@@ -1,0 +1,43 @@
+"""``kill-leader``: SIGKILL a shard's leader under load: time to the first acknowledged write, nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import time
+
+from stratolog.drills import judgement
+from stratolog.drills.aftermath import judge_load
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.load import own_load
+from stratolog.drills.session import Session
+from stratolog.drills.taps import ReportTap
+
+WRITES = 20
+
+
+def run(session: Session, cluster: Cluster, shard: int) -> None:
+    """Run the drill."""
+    with session.step("check that the stack is whole"):
+        cluster.check_whole()
+    with (
+        ReportTap(cluster.settings.bootstrap_servers, shard) as reports,
+        own_load(session, cluster, "kill-leader", shard) as load,
+    ):
+        victim = cluster.wait_leader(shard)
+        before = cluster.view(victim, shard)
+        with session.step(f"SIGKILL {victim}, which leads shard {shard}"):
+            killed_s = time.monotonic()
+            start_again = cluster.kill(session, victim)
+        with session.step("wait for another leader, and for writes") as found:
+            successor = cluster.wait_leader(shard, other_than=victim)
+            load.wait_more(WRITES)
+            found(f"{successor} leads")
+        with session.step(f"start {victim} again, wait until it has caught up"):
+            start_again()
+            cluster.wait_led()
+            cluster.wait_caught_up(victim, shard)
+            load.wait_more(WRITES)
+        seen = judge_load(session, cluster, shard, load, reports, int(before["applied_offset"]))
+        pause_s = judgement.failover_s(load.journal, killed_s, seen.claims, int(before["term"]))
+        session.find(judgement.failed_over(victim, successor, pause_s))
+        if pause_s is not None:
+            session.figures["kill_to_first_acknowledged_write_s"] = pause_s

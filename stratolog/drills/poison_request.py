@@ -1,0 +1,194 @@
+"""``poison-request``: what no leader can or may execute is put straight into ``om.requests``.
+
+Bytes that are no request are rejected to ``om.requests.rejected`` with the reason; requests that are refused are answered with their
+code; nothing stops, nobody steps down, and the digest of the data (all families but the retry rows) is what it was.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from confluent_kafka import KafkaException, Message, Producer
+
+from producers.errors import StratologError
+from schemas import result_codes as codes
+from schemas.codec import encode, header_of
+from schemas.column_families import BUCKETS
+from schemas.messages import CreateBucket, CreateKey, CreateVolume, Request, RequestBody, Requests
+from schemas.registry import FINGERPRINT_BYTES, MARKER
+from schemas.topics import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, OM_REQUESTS
+from stratolog.drills import judgement
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.judgement import Answered, Rejection, Standing
+from stratolog.drills.load import client_of, volume_name
+from stratolog.drills.logview import Sums, differing, survey, unsigned
+from stratolog.drills.report import CouldNotRun, StepFailed
+from stratolog.drills.session import Session
+from stratolog.drills.taps import AnswerTap, RejectedTap, now_ms
+from stratolog.local.processes import wait_until
+from stratolog.local.state import NODE
+
+TIMEOUT_S = 60.0
+AN_HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """A record to send: what it is, its bytes, the code expected, and the call that is answered (None: rejected instead)."""
+
+    name: str
+    value: bytes
+    code: str
+    call_id: int | None = None
+
+
+def run(session: Session, cluster: Cluster, shard: int) -> None:
+    """Run the drill."""
+    with session.step("check that the stack is whole"):
+        cluster.check_whole()
+    client_id = os.urandom(16)
+    servers = cluster.settings.bootstrap_servers
+    poisons = poisons_of(client_id, shard, cluster.settings.shards)
+    with AnswerTap(servers, client_id) as answers, RejectedTap(servers) as rejected:
+        with session.step("note where everybody stands, and the digest of the data"):
+            offset = _await_all(cluster, shard)
+            before, digests = _standing(cluster, shard), _data_digests(cluster, shard)
+        session.touched.append(f"{len(poisons)} records of {OM_REQUESTS}/{shard}, which nobody executes")
+        with session.step(f"send {len(poisons)} records to {OM_REQUESTS}/{shard}"):
+            offsets = _send(servers, shard, poisons)
+        with session.step("wait for rejections and answers") as found:
+            seen = _outcomes(shard, poisons, offsets, answers, rejected)
+            found(f"{len(seen)} of {len(poisons)}")
+    session.find(*(judgement.poison_refused(poison.name, poison.code, seen.get(poison.name)) for poison in poisons))
+    with session.step("compare where everybody stands, and the digest of the data"):
+        _await_all(cluster, shard)
+        after = _data_digests(cluster, shard)
+        changed = any(differing(digests[name], after[name]) for name in cluster.names)
+    if changed and survey(cluster.settings, shard, client_id=client_id, since=offset + 1).strangers:
+        raise CouldNotRun(f"others write to shard {shard}, so its digest moves anyway: try again when it is quiet")
+    session.find(judgement.data_unchanged(digests, after), judgement.nothing_stopped(before, _standing(cluster, shard)))
+    with session.step("write and delete a volume, as anybody would"):
+        _write_something(session, cluster, shard)
+
+
+def poisons_of(client_id: bytes, shard: int, shards: int) -> list[Poison]:
+    """Return what is sent. Pure but for the clock."""
+    calls = count(1)
+
+    def request(body: RequestBody, age_ms: int = 0) -> tuple[int, bytes]:
+        call_id = next(calls)
+        value = Request(
+            client_id=client_id, call_id=call_id, first_sent_at_ms=now_ms() - age_ms, answered_below=1, reply_partition=0,
+            caller="drill", body=body,
+        )  # fmt: skip
+        return call_id, encode(value)
+
+    own = volume_name("poison", shard, shards)
+    foreign = volume_name("poison", (shard + 1) % shards, shards)
+    _, good = request(CreateVolume(volume=own))
+    unknown = MARKER + b"\x11" * FINGERPRINT_BYTES + good[len(MARKER) + FINGERPRINT_BYTES :]
+    large = CreateKey(volume=own, bucket="bucket", key="key", size=0, metadata={"large": "x" * MAX_REQUEST_BYTES})
+    found = [
+        Poison(name="bytes that are no Avro", value=b"poison", code=codes.UNDECODABLE),
+        Poison(name="an empty record", value=b"", code=codes.UNDECODABLE),
+        Poison(name="a request cut off in the middle", value=good[: len(good) // 2], code=codes.UNDECODABLE),
+        Poison(name="a schema that nobody knows", value=unknown, code=codes.UNKNOWN_SCHEMA),
+        Poison(name="an envelope of rubbish", value=header_of(Requests) + b"\xff" * 20, code=codes.UNDECODABLE),
+        Poison(name="rubbish over the size limit", value=bytes(MAX_REQUEST_BYTES + 1), code=codes.REQUEST_TOO_LARGE),
+    ]
+    refused: list[tuple[str, RequestBody, str, int]] = [
+        ("a request over the size limit", large, codes.REQUEST_TOO_LARGE, 0),
+        ("a request whose execution is refused", CreateBucket(volume=own, bucket="bucket"), codes.VOLUME_NOT_FOUND, 0),
+        ("a request with an illegal name", CreateVolume(volume="Not A Name"), codes.INVALID_VOLUME_NAME, 0),
+        ("a request of an hour ago", CreateVolume(volume=own), codes.REQUEST_EXPIRED, AN_HOUR_MS),
+    ]
+    if shards > 1:
+        refused.append(("a request for another shard", CreateVolume(volume=foreign), codes.WRONG_SHARD, 0))
+    for name, body, code, age_ms in refused:
+        call_id, value = request(body, age_ms)
+        found.append(Poison(name=name, value=value, code=code, call_id=call_id))
+    return found
+
+
+def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
+    """Produce the records; return the offset of each by name. Raises StepFailed if the broker does not take them."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES})
+    offsets: dict[str, int] = {}
+
+    def produce(poison: Poison) -> None:
+        def delivered(error: object, message: Message) -> None:
+            if error is None:
+                offsets[poison.name] = message.offset() or 0
+
+        producer.produce(OM_REQUESTS, poison.value, partition=shard, on_delivery=delivered)
+
+    try:
+        for poison in poisons:
+            produce(poison)
+    except (KafkaException, BufferError) as error:
+        raise StepFailed(f"{OM_REQUESTS} cannot be written: {error}") from error
+    producer.flush(TIMEOUT_S)
+    if len(offsets) < len(poisons):
+        raise StepFailed(f"the broker took {len(offsets)} of {len(poisons)} records")
+    return offsets
+
+
+def _outcomes(
+    shard: int, poisons: list[Poison], offsets: Mapping[str, int], answers: AnswerTap, rejected: RejectedTap
+) -> dict[str, Rejection | Answered]:  # fmt: skip
+    """Wait until each record was rejected or answered; return what became of each, those apart of which nothing did."""
+    found: dict[str, Rejection | Answered] = {}
+
+    def complete() -> bool:
+        rejections = rejected.rejected()
+        for poison in poisons:
+            rejection = rejections.get((shard, offsets[poison.name]))
+            if rejection is not None:
+                found[poison.name] = Rejection(code=rejection.reason, message=rejection.message)
+            elif poison.call_id is not None and (response := answers.answer(poison.call_id)) is not None:
+                found[poison.name] = Answered(code=response.status, message=response.message)
+        return len(found) == len(poisons)
+
+    wait_until(complete, TIMEOUT_S)
+    return found
+
+
+def _await_all(cluster: Cluster, shard: int) -> int:
+    """Wait until all nodes have read as far as the leader; return its offset."""
+    return max(cluster.wait_caught_up(name, shard) for name in cluster.names)
+
+
+def _data_digests(cluster: Cluster, shard: int) -> dict[str, Sums]:
+    """Return each node's digest of all families but the retry rows, which come first."""
+    found = {}
+    for name in cluster.names:
+        answer = cluster.get(name, f"/v1/shards/{shard}/digest")
+        found[name] = {s: total for s, total in unsigned(answer["slots"], answer["sums"]).items() if s >= BUCKETS}
+    return found
+
+
+def _standing(cluster: Cluster, shard: int) -> dict[str, Standing]:
+    """Return for each node its process, and whom it takes for the shard's leader in which term."""
+    found = {}
+    for name in cluster.names:
+        process, view = cluster.member(NODE, name).process, cluster.view(name, shard)
+        pid = process.pid if process.is_running() else None
+        found[name] = Standing(pid=pid, leader=str(view.get("leader")), term=int(view.get("term", -1)))
+    return found
+
+
+def _write_something(session: Session, cluster: Cluster, shard: int) -> None:
+    volume = volume_name("poison-request", shard, cluster.settings.shards)
+    with client_of(cluster.settings, deadline_ms=int(TIMEOUT_S * 1000)) as client:
+        session.touched.append(f"volume {volume}, of this drill's own")
+        try:
+            client.create_volume(volume)
+            client.delete_volume(volume)
+        except StratologError as error:
+            session.find(judgement.still_writes(str(error)))
+        else:
+            session.restored.append(f"{volume} is deleted")
+            session.find(judgement.still_writes(None))

@@ -1,0 +1,52 @@
+"""The drills by name: what each does, what it touches, what it needs. Pure; the drills themselves are loaded when they run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stratolog.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """An entry: ``does`` in a sentence, ``touches`` what of the stack (and how it is put back), ``needs`` beside a whole stack."""
+
+    name: str
+    does: str
+    touches: str
+    needs: str = ""
+
+
+DRILLS: tuple[Drill, ...] = (
+    Drill(
+        name="kill-leader",
+        does="SIGKILL a shard's leader under load: time to the first acknowledged write, nothing lost, nothing applied twice, digests equal.",
+        touches="One node's process, which is started again; a volume of its own, which is deleted.",
+        needs="three nodes",
+    ),
+    Drill(
+        name="zombie-leader",
+        does="SIGSTOP a shard's leader until another leads, SIGCONT: what it still appends is void, its answers are right or missing, it steps down.",
+        touches="One node's process, which is resumed; a volume of its own, which is deleted.",
+        needs="three nodes",
+    ),
+    Drill(
+        name="kill-follower",
+        does="SIGKILL a follower under load: it goes on from its own stored position and ends with an equal digest.",
+        touches="One node's process, which is started again; a volume of its own, which is deleted.",
+        needs="two nodes",
+    ),
+    Drill(
+        name="poison-request",
+        does="Undecodable bytes, an unknown schema, too large, refused by its execution: rejected or answered, nothing stops, the data stays.",
+        touches="Records of om.requests that nobody executes; a volume of its own, which is deleted.",
+    ),
+)  # fmt: skip
+
+
+def find(name: str) -> Drill:
+    """Return a drill by name; raises UsageError naming those that there are."""
+    for drill in DRILLS:
+        if drill.name == name:
+            return drill
+    raise UsageError(f"no drill {name!r}; there are: {', '.join(drill.name for drill in DRILLS)}")
