@@ -10,6 +10,7 @@ from pathlib import Path
 
 MAX_PIPELINES = 256
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+LOG_FORMATS = ("auto", "json", "plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,10 @@ class NodeConfig:
     """How long late validation gathers rows in the table cache before it writes them."""
     log_level: str
     """One of LOG_LEVELS."""
+    log_format: str
+    """One of LOG_FORMATS: ``auto`` is plain on a terminal and JSON lines elsewhere."""
+    write_audit: bool
+    """Whether the leader writes a line for each request to ``write-audit.log`` in ``data_dir``."""
 
     def __post_init__(self) -> None:
         """Refuse what no node can run with; raises ValueError naming the field."""

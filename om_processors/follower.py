@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from om_processors.config import NodeConfig
 from om_processors.faust_transport import FollowerTransport
+from om_processors.logs import Note
 from om_processors.outbox import KafkaOutbox
 from om_processors.startup import ADMIN_TIMEOUT_S
 from replicated_db.leader_loop import LeaderLoop
@@ -86,7 +87,7 @@ class Follower:
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
         logs: Mapping[int, Log], outbox: KafkaOutbox,
-        note: Callable[[str], None], fatal: Callable[[BaseException], None],
+        note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._named = frozenset(config.replicas)
         self._replicas = replicas
@@ -140,7 +141,7 @@ class Follower:
             try:
                 entries = self._logs[shard].read(following, end - following, FILL_WAIT_S)
             except LogUnavailable as error:
-                self._note(f"shard {shard}: {error}; trying again")
+                self._note(f"shard {shard}: {error}; trying again", shard=shard)
                 continue
             for entry in entries:
                 self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
@@ -150,9 +151,9 @@ class Follower:
         if outcome.reading is Reading.COUNTS:
             self._outbox.publish(replica, outcome)
             if outcome.evidence is not None:
-                self._note(f"shard {shard}: false claim found: {outcome.evidence}")
+                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
         elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
-            self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}")
+            self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
     def hear(self, key: bytes, headers: Mapping[str, bytes], value: bytes) -> None:
         """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded."""
@@ -174,8 +175,13 @@ class Follower:
         quorum.hear(report)
         judgement, evidence = quorum.judge(replica.evidence)
         if judgement is Judgement.SETTLE:
-            self._note(f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away")
+            self._note(
+                f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away",
+                shard=report.shard,
+            )
             replica.settle()
         elif judgement is Judgement.FLAG and evidence is not None:
-            self._note(f"shard {report.shard}: a majority contradicts this node's batch: {evidence}")
+            self._note(
+                f"shard {report.shard}: a majority contradicts this node's batch: {evidence}", shard=report.shard
+            )
             replica.flag(evidence)

@@ -23,6 +23,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
+from om_processors.logs import Note
 from om_processors.membership import MembershipCheck
 from om_processors.shard_thread import ShardThread
 from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
@@ -44,8 +45,6 @@ ASK_TIMEOUT_S = 2.0
 MAX_JITTER_S = 1.0
 UNFIT_WAIT_S = 60.0
 """How long a node that is unfit to lead (its clock is wrong) stays out of the group."""
-
-Note = Callable[[str], None]
 
 
 class Leadership:
@@ -163,7 +162,7 @@ class Leadership:
             consumer.pause(fresh)
         with self._lock:
             for partition in partitions:
-                self._note(f"shard {partition.partition} is assigned here")
+                self._note(f"shard {partition.partition} is assigned here", shard=partition.partition)
                 self._owned.add(partition.partition)
                 if self._borrowed.pop(partition.partition, None) is None and partition.partition not in self._threads:
                     self._start_thread(partition.partition)
@@ -303,7 +302,7 @@ class Leadership:
         with self._lock:
             if shard in self._owned:
                 self._loans[shard] = Loan(shard=shard, node=node, address=address, heard_s=time.monotonic())
-        self._note(f"shard {shard} is lent to {node}")
+        self._note(f"shard {shard} is lent to {node}", shard=shard)
         return int(answer["term"])
 
     def _ask_first(self, node: str, address: str, shard: int) -> None:
@@ -324,7 +323,10 @@ class Leadership:
             try:
                 self._post(loan.address, shard, "give-back", {"owner": self._config.node}, DRAIN_S * 2)
             except (httpx.HTTPError, OMError) as error:
-                self._note(f"shard {shard}: {loan.node} does not give it back: {error!r}; the next claim deposes it")
+                self._note(
+                    f"shard {shard}: {loan.node} does not give it back: {error!r}; the next claim deposes it",
+                    shard=shard,
+                )
         self._end([shard], drain=True)
 
     def _post(self, address: str, shard: int, what: str, query: dict[str, str], timeout_s: float) -> dict[str, Any]:
@@ -359,7 +361,7 @@ class Leadership:
                 raise OMError(INVALID_REQUEST, f"{self._config.node} leads shard {shard} already")
             # The first renewal comes when the owner has heard that this node leads.
             self._borrowed[shard] = Borrowed(shard=shard, owner=owner, renewed_s=time.monotonic() + LEND_TIMEOUT_S)
-            self._note(f"shard {shard}: leading it for {owner}")
+            self._note(f"shard {shard}: leading it for {owner}", shard=shard)
             self._start_thread(shard)
         try:
             return {"shard": shard, "term": self._await_leading(shard)}
@@ -390,7 +392,7 @@ class Leadership:
             loans, now_s = list(self._loans.values()), time.monotonic()
             over = [(b, reason) for b in self._borrowed.values() if (reason := gives_up(b, now_s, self._session_s))]
         for borrowed, reason in over:
-            self._note(f"shard {borrowed.shard}: {reason}; leading it no longer")
+            self._note(f"shard {borrowed.shard}: {reason}; leading it no longer", shard=borrowed.shard)
             self._end([borrowed.shard], drain=True)
         for loan in loans:
             self._keep(loan, self._renewed(loan))
@@ -412,7 +414,7 @@ class Leadership:
             if answer is Answer.LEADS:
                 loan.heard_s = now_s
             elif (reason := takes_back(loan, answer, now_s, self._session_s)) is not None:
-                self._note(f"shard {loan.shard}: {reason}; leading it again")
+                self._note(f"shard {loan.shard}: {reason}; leading it again", shard=loan.shard)
                 del self._loans[loan.shard]
                 if loan.shard not in self._threads:
                     self._start_thread(loan.shard)

@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from typing import Any, TypeVar
 import faust
 import mode.loop
 
+from om_processors import logs
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
@@ -33,19 +33,23 @@ from om_processors.intake import RequestIntake
 from om_processors.late import OMExecutor
 from om_processors.leadership import Leadership
 from om_processors.leadership_api import LeadershipApi
+from om_processors.logs import Notes
 from om_processors.node_status import NodeStatus
 from om_processors.outbox import KafkaOutbox
 from om_processors.pulse import Pulse
+from om_processors.request_metrics import RequestMetrics
 from om_processors.service import OM_FAMILIES, OMService
 from om_processors.startup import check_replica, check_topics
+from om_processors.write_audit import WriteAudit
 from replicated_db.errors import StopProcess
 from replicated_db.kafka_log import KafkaLog
-from replicated_db.leader import Limits
+from replicated_db.leader import Effective, Limits
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.ports import LogUnavailable
-from replicated_db.replica import Identity, Replica
+from replicated_db.replica import Identity, Outcome, Replica
 from replicated_db.rocks import RocksStore
 from replicated_db.system import SystemClock, SystemIds
+from schemas.log import Batch, RequestBatch
 from schemas.reference import validate_schemas
 from schemas.topics import OM_LOG
 
@@ -67,7 +71,9 @@ class Node:
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
         self.config = config
         self.clock = SystemClock()
-        self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning)
+        self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning, self._applied)
+        self.metrics = {shard: RequestMetrics() for shard in range(config.shards)}
+        self.write_audit = WriteAudit(config.node, config.data_dir) if config.write_audit else None
         self.logs = {
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
@@ -76,10 +82,11 @@ class Node:
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
+        self.notes = Notes(self.replicas)
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
-        self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, log.info, fatal)
+        self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
@@ -105,19 +112,35 @@ class Node:
             outbox=self.outbox,
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
-                outbox=self.outbox, clock=self.clock, hint=hint, log=log.info, backlog=self.backlogs[shard],
+                outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard), backlog=self.backlogs[shard],
             ),
             cluster=config.cluster,
             replicas=config.replicas,
             hint=lambda: replica.request_position,
+            settled=partial(self._settled, shard),
         )  # fmt: skip
+
+    def _applied(self, replica: Replica, outcome: Outcome) -> None:
+        """Count the requests of a batch that this node wrote as leader, whoever applies it here."""
+        shard, batch = replica.identity.shard, outcome.record
+        if isinstance(batch, Batch) and self.loops[shard].claimed(batch.nonce):
+            self.metrics[shard].count(batch, self.clock.wall_ms())
+
+    def _settled(self, shard: int, effective: Effective) -> None:
+        """Take a batch whose answers have left."""
+        if isinstance(effective.record, RequestBatch):
+            self.metrics[shard].count_late(effective, self.clock.wall_ms())
+        if self.write_audit is not None:
+            self.write_audit.write(shard, effective, self.clock.wall_ms())
 
     def app(self) -> faust.App:
         """Return the Faust app with the followers and the HTTP API."""
         app = make_app(self.config, secrets.token_hex(4))
         _when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
-        Follower(self.config, self.replicas, self.loops, self.follower_logs, self.outbox, log.info, fatal).attach(app)
-        status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles)
+        Follower(
+            self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
+        ).attach(app)
+        status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
         HttpApi(self.replicas, self.consistency, status).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         self.pulse.attach(app)
@@ -134,6 +157,8 @@ class Node:
         self.leadership.stop()
         _closing.set()
         self.outbox.close()
+        if self.write_audit is not None:
+            self.write_audit.close()
         self.flusher.stop()
         for replica in self.replicas.values():
             with replica.lock:
@@ -160,11 +185,7 @@ def fatal(error: BaseException) -> None:
 
 def run(config: NodeConfig) -> None:
     """Run a node until SIGTERM or SIGINT; returns after handing over."""
-    logging.basicConfig(
-        level=config.log_level,
-        stream=sys.stderr,
-        format=f"%(asctime)s {config.node} %(levelname)s %(name)s: %(message)s",
-    )
+    logs.configure(config.node, config.log_level, config.log_format)
     validate_schemas()
     # Half of a follower's time is Faust's event loops: uvloop's cost less. To be chosen before the app makes any.
     mode.loop.use("uvloop")

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
+from om_processors.request_metrics import RequestMetrics
 from om_processors.views import Json
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.replica import Replica
@@ -51,16 +53,24 @@ _METRICS = (
     ("stratolog_leader_batches_total", "counter", "Batches made effective as leader.", lambda _, loop: loop.batches),
 )
 
+_REQUEST_METRICS = (
+    ("stratolog_requests_total", "counter", "Requests of effective batches by type and result, on the node that led."),
+    ("stratolog_request_seconds", "histogram", "From a request's first sending until it was effective and applied."),
+    ("stratolog_refused_overloaded_total", "counter", "Requests refused with OVERLOADED."),
+)
+
 
 class NodeStatus:
     """Reads the replicas' and loops' own figures; changes nothing."""
 
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
-        roles: Callable[[int], Json],
+        roles: Callable[[int], Json], requests: Mapping[int, RequestMetrics], backlogs: Mapping[int, Backlog],
     ) -> None:  # fmt: skip
         self._config = config
         self._roles = roles
+        self._requests = requests
+        self._backlogs = backlogs
         self._replicas = replicas
         self._loops = loops
 
@@ -107,4 +117,20 @@ class NodeStatus:
             for shard, replica in self._replicas.items():
                 figure = value(replica, self._loops[shard])
                 lines.append(f'{name}{{node="{self._config.node}",shard="{shard}"}} {figure}')
+        lines += self._request_metrics()
         return "\n".join(lines) + "\n"
+
+    def _request_metrics(self) -> list[str]:
+        """Return what was asked of the shards that this node led: summed over all nodes, each request counts once."""
+        by_metric: dict[str, list[str]] = {name: [] for name, _, _ in _REQUEST_METRICS}
+        for shard, requests in self._requests.items():
+            labels = f'node="{self._config.node}",shard="{shard}"'
+            for name, line in requests.lines(labels):
+                by_metric[name].append(line)
+            by_metric["stratolog_refused_overloaded_total"].append(
+                f"stratolog_refused_overloaded_total{{{labels}}} {self._backlogs[shard].refused}"
+            )
+        found = []
+        for name, kind, text in _REQUEST_METRICS:
+            found += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *by_metric[name]]
+        return found

@@ -35,8 +35,13 @@ Headers = list[tuple[str, str | bytes | None]]
 class KafkaOutbox:
     """Sends for every shard of a node; safe to use from several threads."""
 
-    def __init__(self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None],
+        observe: Callable[[Replica, Outcome], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``observe`` is told every counting record that this node applies, on the thread that applies it."""
         self._clock = clock
+        self._observe = observe
         self._lock = Lock()
         self._scrubbing: set[int] = set()
         self._closed = False
@@ -75,6 +80,8 @@ class KafkaOutbox:
 
     def publish(self, replica: Replica, outcome: Outcome) -> None:
         """Publish evidence at once, digests at a barrier, and a scan's digests when a scrub has been scanned."""
+        if self._observe is not None:
+            self._observe(replica, outcome)
         if outcome.evidence is not None:
             self._report(replica, "evidence", outcome.position, Digests(replica.families), outcome.evidence)
         if outcome.digests is not None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from om_processors.logs import Note
 from replicated_db.leader_loop import LeaderLoop, UnfitToLead
 from replicated_db.ports import LogUnavailable
 
@@ -23,7 +24,7 @@ class ShardThread:
     """
 
     def __init__(
-        self, loop: LeaderLoop, note: Callable[[str], None], *,
+        self, loop: LeaderLoop, note: Note, *,
         deposed: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self.shard = loop.replica.identity.shard
@@ -56,17 +57,20 @@ class ShardThread:
             except LogUnavailable as error:
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > MAX_FAILING_S:
-                    self._note(f"shard {self.shard}: {error}; leaving the group, so that another node may try")
+                    self._note(
+                        f"shard {self.shard}: {error}; leaving the group, so that another node may try",
+                        shard=self.shard,
+                    )
                     self._unfit()
                     return
-                self._note(f"shard {self.shard}: {error}; trying again")
+                self._note(f"shard {self.shard}: {error}; trying again", shard=self.shard)
                 self.stop.wait(RETRY_S)
                 continue
             except UnfitToLead as error:
-                self._note(f"shard {self.shard}: {error}")
+                self._note(f"shard {self.shard}: {error}", shard=self.shard)
                 self._unfit()
                 return
-            self._note(f"shard {self.shard}: leadership ended: {reason}")
+            self._note(f"shard {self.shard}: leadership ended: {reason}", shard=self.shard)
             if not self.stop.is_set():
                 self._deposed()
             return

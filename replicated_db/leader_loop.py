@@ -38,6 +38,7 @@ PIPELINE_BATCH = 100
 """With a batch in flight, another is sealed only once it holds this many requests (or is full)."""
 
 MAX_WAITING_TICKS = 10_000
+REMEMBERED_CLAIMS = 64
 NONCE_RANGE = (10, 40)
 """Where in a record's bytes its nonce lies: behind the schema's fingerprint and the term."""
 
@@ -85,6 +86,7 @@ class LeaderLoop:
         self, replica: Replica, log: Log, service: Service, limits: Limits, *,
         clock: Clock, ids: Ids, address: str, outbox: Outbox, intake: Callable[[RequestPosition | None], Intake],
         cluster: str, replicas: Sequence[str], hint: Callable[[], RequestPosition | None],
+        settled: Callable[[Effective], None] | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.log = log
@@ -102,7 +104,9 @@ class LeaderLoop:
         self._ticks: deque[Future[ReadIndex]] = deque()
         self._ticking: deque[tuple[int, list[Future[ReadIndex]]]] = deque()
         self._one_at_a_time = Lock()
+        self._settled = settled
         self._nonce = b""
+        self._claims: deque[bytes] = deque(maxlen=REMEMBERED_CLAIMS)
         self._turned_ms = 0
         self._held: Sequence[Proposal] = ()
         self.leading = False
@@ -129,6 +133,10 @@ class LeaderLoop:
         The loop has it decoded already and applies it as soon as it is effective; doing it twice would halve the node's speed.
         """
         return self.leading and value.find(self._nonce, *NONCE_RANGE) >= 0
+
+    def claimed(self, nonce: bytes) -> bool:
+        """Whether a claim is one of this loop's own: of the last REMEMBERED_CLAIMS since the process started."""
+        return nonce in self._claims
 
     def beat(self) -> None:
         """Say that the thread of this loop is getting on."""
@@ -189,6 +197,7 @@ class LeaderLoop:
         self._compare_with_log()
         before = self.replica.read_offset
         nonce = self._ids.nonce()
+        self._claims.append(nonce)
         claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
         appender.append(0, encode(claim))
         deadline_ms = self._clock.elapsed_ms() + CLAIM_WAIT_S * 1000
@@ -332,6 +341,8 @@ class LeaderLoop:
             if one.replies:
                 self.batches += 1
                 self._outbox.reply(one.replies)
+                if self._settled is not None:
+                    self._settled(one)
             self._answer_ticks(one)
 
     def _answer_ticks(self, effective: Effective) -> None:

@@ -86,6 +86,10 @@ class Settings:
     """Whether the local stack runs the Spark audit."""
     log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
     """What the nodes log."""
+    log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")
+    """How: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
+    write_audit: bool = _setting(values.boolean, default=False)
+    """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the settings that the file or the environment gave, the others being defaults."""
@@ -120,6 +124,8 @@ class Settings:
             scrub_interval_ms=self.scrub_interval_ms,
             late_flush_interval_ms=self.late_flush_interval_ms,
             log_level=self.log_level,
+            log_format=self.log_format,
+            write_audit=self.write_audit,
         )
 
     def with_values(self, **changes: Any) -> Settings:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 
 from om_processors.node import EXIT_FATAL
 from om_processors.service import OM_FAMILIES
+from om_processors.write_audit import FILE_NAME
 from producers import Client
 from producers.errors import RequestFailed
 from replicated_db.column_families import TRANSACTION_INFO
@@ -63,7 +68,7 @@ def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
     """A cluster that software of the first feature level made: its logs begin with Genesis as that wrote it."""
     found = TestStack(
         tmp_path_factory.mktemp("stack"), nodes=3, kafka=make_kafka(), shards=SHARDS, barrier_interval_ms=200,
-        watchdog_ms=1_000, max_queued_requests=MAX_QUEUED,
+        watchdog_ms=1_000, max_queued_requests=MAX_QUEUED, write_audit=True,
     )  # fmt: skip
     ensure_topics(found.settings.bootstrap_servers, topic_plan(found.settings))
     producer = Producer({"bootstrap.servers": found.settings.bootstrap_servers})
@@ -183,6 +188,7 @@ def test_transfer(stack: TestStack, client: Client, fault_round: int) -> None:
     assert_all_agree(stack, load)
 
 
+@pytest.mark.slow
 def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_round: int) -> None:
     owner = stack.wait_leader(0)
     load = load_on_all_shards(client)
@@ -201,6 +207,7 @@ def test_a_graceful_stop_hands_over(stack: TestStack, client: Client, fault_roun
     assert_all_agree(stack, load)
 
 
+@pytest.mark.slow
 def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, client: Client, fault_round: int) -> None:
     """Its process lives and its heartbeats go on, so only its own watchdog can notice."""
     victim = stack.wait_leader(0)
@@ -272,6 +279,62 @@ def test_a_full_queue_refuses_and_clients_get_through_all_the_same(stack: TestSt
     stack.wait_converged()
     for shard in range(SHARDS):
         assert_log_agrees(stack, shard)
+
+
+def requests_counted(stack: TestStack) -> Counter[tuple[str, str]]:
+    """Return (type, result) -> requests, summed over nodes and shards."""
+    counted: Counter[tuple[str, str]] = Counter()
+    pattern = re.compile(r'stratolog_requests_total\{.*type="(\w+)",result="(\w+)"\} (\d+)')
+    for name in stack.nodes:
+        for kind, result, number in pattern.findall(stack.get(name, "/metrics").text):
+            counted[kind, result] += int(number)
+    return counted
+
+
+def audit_lines(stack: TestStack, volume: str) -> list[dict[str, Any]]:
+    lines = []
+    for name in stack.names:
+        text = (stack.settings.node_config(name).data_dir / FILE_NAME).read_text()
+        lines += [{**json.loads(line), "file": name} for line in text.splitlines() if f'"{volume}"' in line]
+    return lines
+
+
+@pytest.mark.slow
+def test_each_request_is_counted_once_and_audited_on_the_leader(
+    stack: TestStack, client: Client, fault_round: int
+) -> None:
+    """Across a transfer and a deposed leader: the sum over the nodes is the number of requests acknowledged."""
+    before = requests_counted(stack)
+    load = load_on_all_shards(client)
+    volume = next(iter(load.journals))
+    with load:
+        load.wait_more(volume, MORE_KEYS)
+        move(stack.settings, 0, bystander(stack))
+        load.wait_more(volume, MORE_KEYS)
+        audited = dict(load.journals[volume].acknowledged)
+        lines = audit_lines(stack, volume)
+        paused = stack.wait_leader(0)
+        stack.pause_node(paused)
+        try:
+            stack.wait_leader(0, other_than=paused)
+            load.wait_more(volume, MORE_KEYS)
+        finally:
+            stack.resume_node(paused)
+        stack.wait_led()
+        load.wait_more(volume, MORE_KEYS)
+    assert_all_agree(stack, load)
+    keys = sum(len(journal.acknowledged) for journal in load.journals.values())
+    wanted = Counter({("CreateVolume", "OK"): SHARDS, ("CreateBucket", "OK"): SHARDS})
+    wanted |= Counter({("CreateKey", "OK"): keys, ("CommitKey", "OK"): keys})
+    stack.wait("the deposed leader has read its own last batches", lambda: requests_counted(stack) - before == wanted)
+
+    commits = [line for line in lines if line["type"] == "CommitKey"]
+    assert {line["key"] for line in commits} >= set(audited)
+    assert all(line["file"] == line["node"] and line["user"] == "tester" for line in lines)
+    assert max(Counter((line["client"], line["call"]) for line in lines).values()) == 1
+    assert {line["result"] for line in lines} == {"OK"}
+    assert len({line["node"] for line in lines if line["shard"] == 0}) == 2, "the leader before the transfer, and after"
+    assert len({line["index"] for line in lines}) == len(lines)
 
 
 @pytest.mark.usefixtures("finalized")

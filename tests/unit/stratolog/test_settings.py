@@ -27,6 +27,8 @@ ANOTHER = {
     "caller": "alice",
     "session_timeout_ms": "1234",
     "max_queued_requests": "1000",
+    "log_format": "json",
+    "write_audit": "true",
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
