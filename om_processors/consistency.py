@@ -82,16 +82,14 @@ class Consistency:
             raise NotReadable("REPLICA_FLAGGED", found)
 
     def _verify(self, replica: Replica, offset: int, record_hash: str) -> None:
-        with replica.lock:
-            counted, remembered = replica.counted(offset), replica.remembers(offset)
-        if counted is not None and counted.hex() == record_hash:
-            return
-        shard = replica.identity.shard
-        if counted is None and not remembered:
+        try:
+            counted = replica.has_counted(offset, bytes.fromhex(record_hash))
+        except AheadOfLog as error:
+            self._fatal(error)
+            raise
+        if not counted:
+            shard = replica.identity.shard
             raise NotReadable("NOT_CAUGHT_UP", f"shard {shard}: the record at {offset} is too long ago to tell")
-        error = AheadOfLog(f"shard {shard}: the leader's record at {offset} was read here but did not count")
-        self._fatal(error)
-        raise error
 
     async def _read_index(self, shard: int, deadline: float) -> tuple[int, str]:
         while True:

@@ -7,6 +7,8 @@ out: bytes that are no request (rejected, with the reason, for there is no calle
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from xxhash import xxh3_128_digest
 
 from om_processors.service import refusal_response
@@ -29,6 +31,22 @@ class Received:
     offset: int
     value: bytes
     position: RequestPosition | None = None
+
+
+def resume_offset(
+    hint: RequestPosition | None, low: int, high: int, at: Callable[[int], bytes | None], since: Callable[[], int]
+) -> int:
+    """Return where a leader goes on reading requests, of which there are ``low`` to ``high`` (the next one's offset).
+
+    That is at its ``hint`` if the record before it is the one that the hint was made from (``at`` reads a value), else at the
+    offset that ``since`` returns: the first record that has not expired, negative if there is none.
+    """
+    if hint is not None and low < hint.offset <= high:
+        value = at(hint.offset - 1)
+        if value is not None and xxh3_128_digest(value) == hint.hash:
+            return hint.offset
+    found = since()
+    return max(low, min(found, high)) if found >= 0 else high
 
 
 class Gateway:

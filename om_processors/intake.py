@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from xxhash import xxh3_128_digest
 
 from om_processors.backlog import Backlog
-from om_processors.gateway import Gateway, Received
+from om_processors.gateway import Gateway, Received, resume_offset
 from om_processors.outbox import KafkaOutbox
 from om_processors.service import refusal_response
 from replicated_db.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
@@ -145,25 +144,25 @@ class RequestIntake:
         self._left_over.clear()
         try:
             low, high = self._consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
-            if hint is not None and low < hint.offset <= high and self._names(hint):
-                self._next_offset = hint.offset
-                self._consumer.assign([self._where(hint.offset)])
-                return
-            since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
-            found = self._consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
+            offset = resume_offset(hint, low, high, self._value_at, self._ten_minutes_back)
         except KafkaException as error:
             raise LogUnavailable(str(error)) from error
-        # A negative offset means: no record that young.
-        offset = max(low, min(found, high)) if found >= 0 else high
-        self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
+        if hint is None or offset != hint.offset:
+            self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
         self._next_offset = offset
         self._consumer.assign([self._where(offset)])
 
-    def _names(self, hint: RequestPosition) -> bool:
-        """Whether the record before the hint is the one that it was made from."""
-        self._consumer.assign([self._where(hint.offset - 1)])
-        messages = self._consumer.consume(1, REQUEST_TIMEOUT_S)
-        return any(m.error() is None and xxh3_128_digest(m.value() or b"") == hint.hash for m in messages)
+    def _value_at(self, offset: int) -> bytes | None:
+        self._consumer.assign([self._where(offset)])
+        for message in self._consumer.consume(1, REQUEST_TIMEOUT_S):
+            if message.error() is None:
+                return message.value() or b""
+        return None
+
+    def _ten_minutes_back(self) -> int:
+        """Return the first offset of the last ten minutes; a negative one means: no record that young."""
+        since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
+        return self._consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
 
     def _recover(self, error: KafkaError) -> bool:
         """Resume after a truncated partition, and say whether that was it; anything else is librdkafka's to retry."""

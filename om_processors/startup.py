@@ -94,7 +94,10 @@ def _check(where: str, config: dict[str, str], wanted: Mapping[str, str]) -> Non
             raise WrongSetting(f"{where}: {setting} must be {value}, not {config.get(setting)}")
 
 
-def check_replica(replica: Replica, log: Log, note: Callable[[str], None]) -> None:
+def check_replica(
+    replica: Replica, log: Log, note: Callable[[str], None], *,
+    now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
     """Compare the log's record at the replica's position with the one it has applied.
 
     An end at or below the position is waited out for END_BEHIND_WAIT_S. Raises AheadOfLog.
@@ -105,7 +108,7 @@ def check_replica(replica: Replica, log: Log, note: Callable[[str], None]) -> No
         return
     if replica.position.topic_id != log.topic_id():
         replica.adopt_topic(log.topic_id(), None)
-    deadline = time.monotonic() + END_BEHIND_WAIT_S
+    deadline = now_s() + END_BEHIND_WAIT_S
     while True:
         low, high = log.bounds()
         if offset < low:
@@ -115,10 +118,10 @@ def check_replica(replica: Replica, log: Log, note: Callable[[str], None]) -> No
             )
         if offset < high:
             break
-        if time.monotonic() > deadline:
+        if now_s() > deadline:
             replica.adopt_topic(log.topic_id(), None)
         note(f"shard {replica.identity.shard}: the log ends at {high}, this replica is at {offset}; waiting")
-        time.sleep(1)
+        sleep(1)
     try:
         entries = log.read(offset, 1, ADMIN_TIMEOUT_S)
     except OffsetOutOfRange:

@@ -176,6 +176,11 @@ class Leader:
         return self._seq
 
     @property
+    def chain(self) -> bytes:
+        """Chain after the last record appended under this claim."""
+        return self._chain
+
+    @property
     def building(self) -> int:
         """Number of requests in the batch being built."""
         late = self._late.building

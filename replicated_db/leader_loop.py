@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Event, Lock
 from typing import Protocol
 
@@ -19,9 +19,10 @@ from xxhash import xxh3_128_digest
 from replicated_db.errors import AheadOfLog
 from replicated_db.leader import Append, Deposed, Effective, Leader, Limits, Proposal, Reply, Service, claim_for
 from replicated_db.ports import Appender, AppendRefused, Clock, Ids, Log, LogUnavailable
-from replicated_db.reading import Reading
+from replicated_db.position import Position
+from replicated_db.reading import Reading, advance, judge
 from replicated_db.replica import Outcome, Replica
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from schemas.log import RequestPosition
 
 IDLE_WAIT_S = 0.01
@@ -194,8 +195,8 @@ class LeaderLoop:
 
     def _claim(self, appender: Appender, stop: Event) -> Leader | None:
         self._read_to(self.log.bounds()[1])
-        self._compare_with_log()
-        before = self.replica.read_offset
+        before, known = self.replica.read_offset, self.replica.position
+        self._compare_with_log(known)
         nonce = self._ids.nonce()
         self._claims.append(nonce)
         claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
@@ -219,11 +220,35 @@ class LeaderLoop:
             claim_offset=report.offset, claim_time_ms=report.timestamp_ms, elapsed_ms=elapsed_ms,
         )  # fmt: skip
         # The leader has read the position once; looking again here could see another's claim, applied meanwhile.
-        return leader if leader.nonce == nonce else None
+        if leader.nonce != nonce:
+            return None
+        self._read_again(known, leader, report.offset)
+        return leader
 
-    def _compare_with_log(self) -> None:
+    def _read_again(self, position: Position, leader: Leader, claim_offset: int) -> None:
+        """Judge once more what lies between ``position``, known before the claim, and the claim; raises AheadOfLog if it differs.
+
+        If the log lost its tail meanwhile, what this replica had read of that tail must not stand: a leader whose chain is not the
+        log's would write a record that stops every replica for good.
+        """
+        self._compare_with_log(position)
+        while (following := position.offset + 1) <= claim_offset:
+            self.beat()
+            entries = self.log.read(following, min(READ_LIMIT, claim_offset + 1 - following), READ_WAIT_S)
+            if not entries:
+                raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
+            for entry in entries:
+                record = decode(entry.value)
+                if judge(position, record).takes_effect:
+                    position = advance(position, record, entry.offset, entry.value)
+                else:
+                    position = replace(position, offset=entry.offset)
+        if position.chain != leader.chain:
+            shard = self.replica.identity.shard
+            raise AheadOfLog(f"shard {shard}: the log has lost records that this replica had read before its claim")
+
+    def _compare_with_log(self, position: Position) -> None:
         """Compare the log's record at the replica's position with the one applied; raises AheadOfLog if they differ."""
-        position = self.replica.position
         if position.offset < 0:
             return
         shard = self.replica.identity.shard

@@ -206,6 +206,21 @@ class Replica:
         """Whether :meth:`counted` can tell of ``offset``: it is not longer ago than MAX_COUNTED records, or this process's start."""
         return offset >= next(iter(self._counted), self.read_offset + 1)
 
+    def has_counted(self, offset: int, record_hash: bytes) -> bool:
+        """Whether the leader's record at ``offset``, which has been read past here, counted; False if that is too long ago to tell.
+
+        Raises AheadOfLog if it did not: this replica and that leader read different logs.
+        """
+        with self.lock:
+            counted, remembered = self.counted(offset), self.remembers(offset)
+        if counted == record_hash:
+            return True
+        if counted is None and not remembered:
+            return False
+        raise AheadOfLog(
+            f"shard {self.identity.shard}: the leader's record at {offset} was read here but did not count"
+        )
+
     def _decode(self, offset: int, value: bytes) -> LogRecord:
         try:
             record: LogRecord = decode(value)

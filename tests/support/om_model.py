@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from schemas import messages as m
 
 BLOCK = 100
+"""Size of a block in the tests that execute requests without a service."""
 PREALLOCATED = 64
 MAX = (1 << 63) - 1
 
@@ -75,7 +76,8 @@ def legal(name: str) -> bool:
 class Model:
     """``do(body, caller, index, now_ms)`` changes the model or raises Refusal; it returns the number of blocks handed out."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = BLOCK) -> None:
+        self.block_bytes = block_bytes
         self.volumes: dict[str, Volume] = {}
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.reclaimed_blocks = 0
@@ -187,7 +189,7 @@ class Model:
         refuse_unless(body.size >= 0 and body.replication == "RATIS/THREE", "INVALID_REQUEST")
         bucket = self.bucket(body)
         self.fits(bucket, body.key, body.size)
-        blocks = min(PREALLOCATED, (body.size + BLOCK - 1) // BLOCK)
+        blocks = min(PREALLOCATED, -(-body.size // self.block_bytes))
         key = Key(body.size, caller, blocks, now_ms, now_ms, index)
         self.sessions[body.volume, body.bucket, index << 8 | 255] = Session(body.key, key, bucket.born)
         return blocks
@@ -203,9 +205,9 @@ class Model:
         session, bucket = self.session(body), self.bucket(body)
         if body.blocks:
             refuse_unless(sum(block.length for block in body.blocks) == body.size, "INVALID_REQUEST")
-        refuse_unless(body.size <= session.key.blocks * BLOCK, "INVALID_REQUEST")
+        refuse_unless(body.size <= session.key.blocks * self.block_bytes, "INVALID_REQUEST")
         self.fits(bucket, body.key, body.size)
-        blocks = len(body.blocks) or (body.size + BLOCK - 1) // BLOCK
+        blocks = len(body.blocks) or -(-body.size // self.block_bytes)
         replaced = bucket.keys.get(body.key)
         self.reclaimed_blocks += session.key.blocks - blocks + (replaced.blocks if replaced else 0)
         bucket.keys[body.key] = Key(

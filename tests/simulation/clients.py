@@ -1,0 +1,111 @@
+"""Clients of a simulated cluster: the SDK's real core (``producers.calls``) over a network that loses, repeats and delays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from producers.calls import Calls, Outcome, Policy
+from schemas.codec import decode
+from schemas.messages import (
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    KeySession,
+    RenameKey,
+    RequestBody,
+    Response,
+    SetBucketProperty,
+)
+
+MAX_IN_FLIGHT = 6
+MAX_SESSIONS = 12
+BLOCK_BYTES = 256 * 1024 * 1024
+VOLUME, OTHER_VOLUME = "vol", "vol2"
+BUCKETS = ("bucket", "bucket2")
+KEYS = ("a", "b", "c", "d")
+SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, -1)
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One process with the SDK. ``skew_ms`` is how far its wall clock is off."""
+
+    number: int
+    skew_ms: int = 0
+    calls: Calls = field(init=False)
+    sessions: list[tuple[str, str, int]] = field(default_factory=list)
+    begun: int = 0
+    ended: int = 0
+
+    def __post_init__(self) -> None:
+        self.calls = Calls(
+            bytes([self.number]) * 16, caller=f"user{self.number}", reply_partition=self.number, shards=1,
+            policy=Policy(max_in_flight=MAX_IN_FLIGHT, deadline_ms=200_000), jitter=lambda: 0.0,
+        )  # fmt: skip
+
+    def begin(self, body: RequestBody, now_ms: int, wall_ms: int) -> bytes | None:
+        """Return the bytes of a new call, None if there is no room for it."""
+        if len(self.calls) >= MAX_IN_FLIGHT:
+            return None
+        self.begun += 1
+        return self.calls.begin(body, lambda outcome: self._done(body, outcome), now_ms=now_ms, wall_ms=wall_ms).value
+
+    def _done(self, body: RequestBody, outcome: Outcome) -> None:
+        self.ended += 1
+        if isinstance(outcome, Response) and isinstance(outcome.result, KeySession) and isinstance(body, CreateKey):
+            self.sessions.append((body.bucket, body.key, outcome.result.session_id))
+            del self.sessions[:-MAX_SESSIONS]
+
+    def take(self, value: bytes, now_ms: int) -> None:
+        """A response arrives."""
+        response: Response = decode(value)
+        call = self.calls.answer(response, now_ms=now_ms)
+        if call is not None:
+            call.done(response)
+
+    def due(self, now_ms: int) -> list[bytes]:
+        """Return what is to be sent again; calls past their deadline end with an unknown outcome."""
+        step = self.calls.step(now_ms=now_ms)
+        self.ended += len(step.expired)
+        return [call.value for call in step.resend]
+
+    def body(self, pick: int) -> RequestBody:
+        """Choose what to ask for. The first calls make a volume and a bucket, as programs do."""
+        kind, pick = pick % 100, pick // 100
+        bucket, pick = BUCKETS[pick % 5 == 0], pick // 5
+        key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
+        if self.begun < 2 or kind < 5:
+            return self._container(bucket, pick if self.begun >= 2 else self.begun)
+        if kind < 40:
+            return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
+        if kind < 72 and self.sessions:
+            bucket, key, session = self.sessions[pick % len(self.sessions)]
+            if kind < 67:
+                return CommitKey(volume=VOLUME, bucket=bucket, key=key, session_id=session, size=max(0, SIZES[pick % 5]))
+            return AllocateBlock(volume=VOLUME, bucket=bucket, key=key, session_id=session)
+        if kind < 80:
+            return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
+        if kind < 92:
+            return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
+        return self._property(bucket, pick)
+
+    @staticmethod
+    def _container(bucket: str, pick: int) -> RequestBody:
+        choices: list[Any] = [
+            CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=bucket), CreateVolume(volume=OTHER_VOLUME),
+            DeleteVolume(volume=OTHER_VOLUME), DeleteBucket(volume=VOLUME, bucket=BUCKETS[1]),
+        ]  # fmt: skip
+        chosen: RequestBody = choices[pick % len(choices)]
+        return chosen
+
+    @staticmethod
+    def _property(bucket: str, pick: int) -> RequestBody:
+        return SetBucketProperty(
+            volume=VOLUME, bucket=bucket, owner=f"owner{pick % 3}", quota_in_namespace=(None, 3, 100)[pick % 3]
+        )

@@ -1,0 +1,353 @@
+"""Nodes made of the real cores and shells: replica, leader and its loop, follower, gateway, service, quorum, over simulated ports.
+
+A node is one process. It starts (and compares its replica with the log), follows, leads when it is told that it owns the shard, answers
+readers. It ends by a crash (what was written stays, except an unsynced tail), or stops itself with a StopProcess, which must be justified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from om_processors.config import NodeConfig
+from om_processors.follower import Follower
+from om_processors.gateway import Gateway, resume_offset
+from om_processors.intake import RESUME_BACK_MS
+from om_processors.service import OM_FAMILIES, OMService
+from om_processors.startup import check_replica
+from replicated_db.column_families import TRANSACTION_INFO
+from replicated_db.digests import Digests
+from replicated_db.errors import StopProcess
+from replicated_db.leader import Limits, Proposal, Reply
+from replicated_db.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
+from replicated_db.memory import MemoryStore
+from replicated_db.ports import LogUnavailable, OffsetOutOfRange, Write
+from replicated_db.position import POSITION_KEY, Position
+from replicated_db.replica import Identity, Outcome, Replica
+from schemas.codec import encode
+from schemas.log import RequestPosition
+from tests.simulation.broker import EVER_MS, LogView, RequestPartition
+from tests.simulation.scheduler import Killed, Scheduler, Task
+
+CLUSTER = "simulated"
+NAMES = ("n1", "n2", "n3")
+PIPELINES = ("pipeline-0", "pipeline-1")
+LIMITS = Limits(max_batch_requests=3, max_in_flight=3, barrier_interval_ms=1000, scrub_interval_ms=60_000)
+UNSYNCED_WRITES = 8
+"""How many of a store's last writes a power failure may take."""
+READ_DEADLINE_MS = 5_000
+FETCH_WAIT_MS = 500
+START_MS = 1_750_000_000_000
+
+CONFIGS = {
+    name: NodeConfig(
+        node=name, cluster=CLUSTER, address_host=name, address_port=1, bootstrap_servers="", shards=1, replicas=NAMES,
+        data_dir=Path(), pipelines=PIPELINES, session_timeout_ms=1, barrier_interval_ms=1000, scrub_interval_ms=60_000,
+        log_level="INFO",
+    )
+    for name in NAMES
+}  # fmt: skip
+
+
+class Store(MemoryStore):
+    """The in-memory twin, with a tail that is not synced yet, and a power switch. ``crash`` is armed by a fault: before or after a write."""
+
+    def __init__(self) -> None:
+        super().__init__(OM_FAMILIES.names)
+        self.undo: list[list[Write]] = []
+        self.crash = ""
+
+    def write(self, writes: Iterable[Write]) -> None:
+        crash, self.crash = self.crash, ""
+        if crash == "before":
+            raise Killed
+        rows = list(writes)
+        self.undo.append([(cf, key, self.get(cf, key)) for cf, key, _ in rows])
+        del self.undo[:-UNSYNCED_WRITES]
+        super().write(rows)
+        if crash == "after":
+            raise Killed
+
+    def damage(self, cf: str, key: bytes, value: bytes) -> None:
+        """Change a row behind the replica's back, for good."""
+        super().write([(cf, key, value)])
+        self.undo.clear()
+
+    def lose_tail(self, count: int) -> None:
+        for _ in range(min(count, len(self.undo))):
+            super().write(reversed(self.undo.pop()))
+
+
+@dataclass(slots=True, eq=False)
+class Clock:
+    """Time since boot cannot jump; the wall clock can."""
+
+    scheduler: Scheduler
+    skew_ms: int = 0
+
+    def elapsed_ms(self) -> int:
+        return self.scheduler.now_ms
+
+    def wall_ms(self) -> int:
+        return START_MS + self.scheduler.now_ms + self.skew_ms
+
+
+class Intake:
+    """Twin of ``RequestIntake``: the same resuming, the same gateway, over the simulated partition."""
+
+    def __init__(self, node: Node, hint: RequestPosition | None) -> None:
+        self.node = node
+        self.requests = node.requests
+        self.offset = 0
+        self.epoch = 0
+        self.resume(hint)
+
+    def resume(self, hint: RequestPosition | None) -> None:
+        requests = self.requests
+
+        def at(offset: int) -> bytes | None:
+            received = requests.at(offset)
+            return None if received is None else received.value
+
+        def since() -> int:
+            found = requests.since(self.node.clock.wall_ms() - RESUME_BACK_MS)
+            return -1 if found is None else found
+
+        self.offset = resume_offset(hint, requests.first, requests.end, at, since)
+        self.node.seen["hint trusted" if hint and self.offset == hint.offset else "resumed ten minutes back"] += 1
+        self.epoch = requests.epoch
+
+    def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
+        requests = self.requests
+        self.node.scheduler.wait(lambda: requests.end > self.offset, wait_s * 1000)
+        if not requests.first <= self.offset <= requests.end:
+            self.node.seen["requests truncated under a leader"] += 1
+            self.resume(None)
+        taken: list[Proposal] = []
+        while len(taken) < limit and (received := requests.at(self.offset)) is not None:
+            self.offset += 1
+            admitted = self.node.gateway.admit(received, self.node.clock.wall_ms())
+            if isinstance(admitted, Proposal):
+                taken.append(admitted)
+            elif isinstance(admitted, Reply):
+                self.node.watch.refused_at_once(self.node, admitted)
+            else:
+                self.node.seen["rejected"] += 1
+        return taken
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Watch:
+    """What a node tells the world; the invariants listen."""
+
+    def replied(self, node: Node, replies: Sequence[Reply]) -> None: ...
+
+    def refused_at_once(self, node: Node, reply: Reply) -> None: ...
+
+    def published(self, node: Node, outcome: Outcome) -> None: ...
+
+    def stopped(self, node: Node, error: BaseException) -> None: ...
+
+
+class Outbox:
+    """Answers and reports of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        self.node.watch.replied(self.node, replies)
+
+    def publish(self, replica: Replica, outcome: Outcome) -> None:
+        self.node.watch.published(self.node, outcome)
+
+
+class Node:
+    """One Object Manager node with one shard."""
+
+    def __init__(
+        self, name: str, scheduler: Scheduler, view: LogView, requests: RequestPartition, watch: Watch, seen: Any, ids: Any
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.log = view
+        self.requests = requests
+        self.watch = watch
+        self.seen = seen
+        self.ids = ids
+        self.clock = Clock(scheduler)
+        self.gateway = Gateway(shard=0, node=name)
+        self.service = OMService(shard=0, shards=1, pipelines=PIPELINES)
+        self.store = Store()
+        self.replica: Replica
+        self.loop: LeaderLoop
+        self.follower: Follower
+        self.running = True
+        """Whether the scheduler may run it: neither paused nor down."""
+        self.up = False
+        self.ready = False
+        self.stop = Event()
+        self.leading: Task | None = None
+        self.tasks: list[Task] = []
+        self.fetch_offset = 0
+        self.boot()
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """Start the process."""
+        identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
+        self.replica = Replica(identity, OM_FAMILIES, self.store)
+        outbox: Any = Outbox(self)
+        self.loop = LeaderLoop(
+            self.replica, self.log, self.service, LIMITS, clock=self.clock, ids=self.ids, address=self.name,
+            outbox=outbox, intake=lambda hint: Intake(self, hint), cluster=CLUSTER, replicas=NAMES,
+            hint=lambda: self.replica.request_position,
+        )  # fmt: skip
+        self.follower = Follower(
+            CONFIGS[self.name], {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda _: None, self._fatal
+        )
+        self.up, self.ready, self.running = True, False, True
+        self._start("follow", self._follow)
+
+    def crash(self, lost_writes: int = 0) -> None:
+        """SIGKILL; with ``lost_writes`` the machine lost power, and the unsynced tail of the store with it."""
+        for task in self.tasks:
+            self.scheduler.kill(task)
+        self.tasks.clear()
+        self.up = self.ready = self.running = False
+        self.leading = None
+        self.store.crash = ""
+        self.store.lose_tail(lost_writes)
+
+    def stored_offset(self) -> int:
+        """Return where the replica stands by what is on its disk, even while the node is down."""
+        stored = self.store.get(TRANSACTION_INFO, POSITION_KEY)
+        return -1 if stored is None else Position.decode(stored).offset
+
+    def rebuild(self) -> None:
+        """Start with an empty disk."""
+        self.crash()
+        self.store = Store()
+        self.boot()
+
+    def _start(self, name: str, body: Callable[[], None]) -> Task:
+        task = self.scheduler.start(self, f"{self.name} {name}", body)
+        self.tasks = [one for one in self.tasks if not one.done]
+        self.tasks.append(task)
+        return task
+
+    def _fatal(self, error: BaseException) -> None:
+        raise error
+
+    def _sleep(self, seconds: float) -> None:
+        self.scheduler.wait(None, seconds * 1000)
+
+    def ended(self, task: Task) -> None:
+        """A task of this node has ended: by a crash in the store, by a stop, or as it should."""
+        if task is self.leading:
+            self.leading = None
+        if task.dying or (task.error is None and not task.crashed):
+            return
+        self.seen["crash in a write"] += task.crashed
+        self.crash()
+        if isinstance(task.error, StopProcess | OffsetOutOfRange):
+            self.watch.stopped(self, task.error)
+        elif task.error is not None:
+            raise task.error
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while True:
+            with suppress(LogUnavailable):
+                check_replica(
+                    self.replica, self.log, lambda _: None, now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep
+                )
+                break
+            self._sleep(1)
+        self.ready = True
+        self.fetch_offset = self.replica.read_offset + 1
+        while True:
+            self._wait_for_records()
+            for entry in self.log.read(self.fetch_offset, 5, 0):
+                self.fetch_offset = entry.offset + 1
+                if self.follower._has_gap(0, entry.offset, entry.value):
+                    self.seen["gap filled"] += 1
+                    self.follower._guard(self.follower._fill, 0, entry.offset)
+                self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
+
+    def _wait_for_records(self) -> None:
+        while self.log._end() <= self.fetch_offset:
+            self.scheduler.wait(lambda: self.log._end() > self.fetch_offset, EVER_MS)
+
+    # -- leading -----------------------------------------------------------------------------------------------------
+
+    def lead(self) -> bool:
+        """The group's coordinator gives the shard to this node."""
+        if not self.ready or self.leading is not None or self.replica.evidence is not None:
+            return False
+        self.stop = Event()
+        self.leading = self._start("lead", self._lead)
+        return True
+
+    def _lead(self) -> None:
+        try:
+            reason = self.loop.lead(self.stop)
+        except LogUnavailable:
+            reason = "log unavailable"
+        except UnfitToLead:
+            reason = "unfit to lead"
+        self.seen["lead: " + reason.partition(":")[0].partition(" of ")[0].rstrip("0123456789 ")] += 1
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, nodes: dict[str, Node], done: Callable[[Node, str], None]) -> None:
+        """A linearizable read through this node, as ``om_processors.consistency`` does it."""
+        if self.ready:
+            self._start("read", lambda: done(self, self._read(nodes)))
+
+    def _read(self, nodes: dict[str, Node]) -> str:
+        deadline_ms = self.scheduler.now_ms + READ_DEADLINE_MS
+        if self.replica.evidence is not None:
+            return "flagged"
+        found = self._read_index(nodes, deadline_ms)
+        if found is None:
+            return "no leader"
+        while self.replica.read_offset < found.offset:
+            if self.scheduler.now_ms > deadline_ms:
+                return "not caught up"
+            self.scheduler.wait(lambda: self.replica.read_offset >= found.offset, deadline_ms + 1 - self.scheduler.now_ms)
+        if not self.replica.has_counted(found.offset, found.record_hash):
+            return "too long ago"
+        return "flagged" if self.replica.evidence is not None else "read"
+
+    def _read_index(self, nodes: dict[str, Node], deadline_ms: int) -> ReadIndex | None:
+        asked = self if self.loop.leading else nodes.get(self.replica.position.leader)
+        if asked is None or not asked.running:
+            return None
+        future = asked.loop.read_index()
+        while not future.done() and self.scheduler.now_ms <= deadline_ms:
+            self.scheduler.wait(future.done, deadline_ms + 1 - self.scheduler.now_ms)
+        if not future.done() or isinstance(future.exception(), NotLeading):
+            return None
+        return future.result()
+
+    # -- reports of others -------------------------------------------------------------------------------------------
+
+    def hear(self, sender: str, replica: Replica, outcome: Outcome) -> None:
+        """Take a report from the audit topic."""
+        if not self.ready:
+            return
+        key, evidence = f"0/{sender}".encode(), outcome.evidence or replica.evidence
+        if evidence is None:
+            self.follower.hear(key, {"flagged": b"0"}, b"")
+        else:
+            report = replica.report("evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
+            self.follower.hear(key, {"flagged": b"1"}, encode(report))

@@ -1,0 +1,415 @@
+"""Everything that may happen in a simulated cluster: the ordinary steps, and the faults.
+
+An action is a method that takes a number; where it is not possible it does nothing. ``ORDINARY`` and ``FAULTS`` give their weights; a seed
+chooses which faults it has (a few of them at a time go deeper than all at once) and draws the list of actions.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from replicated_db.merge import decode_int64, encode_int64
+from schemas.codec import decode, encode
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, USAGE_TABLE, VOLUME_TABLE
+from schemas.log import LeaderClaim, Tick
+from schemas.messages import DeleteKey, Request
+from tests.simulation.clients import BUCKETS, KEYS, VOLUME
+from tests.simulation.cluster import UNSYNCED_WRITES, Node
+from tests.simulation.truth import Truth
+from tests.simulation.world import Action, World
+
+STEPS = 350
+SHARE_OF_FAULTS = 0.3
+"""How many of all kinds of faults a seed has."""
+
+SECOND_MS = 1000
+YEAR_MS = 365 * 24 * 3600 * SECOND_MS
+JUMPS_MS = (-3 * SECOND_MS, 5 * SECOND_MS, 90 * SECOND_MS, -400 * SECOND_MS, YEAR_MS, -YEAR_MS, 0)
+SHORT_MS = (1, 20, 300, 1100)
+LONG_MS = (6_000, 40_000, 250_000, 700_000)
+
+ORDINARY = {
+    "go_on": 42, "deliver": 14, "call": 15, "respond": 7, "resend": 3, "elapse": 4, "assign": 2, "read": 4, "restart": 3,
+}  # fmt: skip
+
+FAULTS = {
+    "crash": 2, "power_failure": 1, "crash_in_a_write": 2, "pause": 2, "wake": 2, "cut_off": 2, "connect": 2,
+    "zombie": 2, "two_claim": 2,
+    "expire_append": 3, "lose_report": 3, "hold_report": 4, "release_report": 4, "report_without_offset": 1,
+    "report_too_high": 1, "report_too_low": 1, "append_twice": 2, "overtake": 3, "orphan": 4, "append_again": 2, "forge_twin": 2,
+    "lose_request": 2, "late_request": 6, "reuse_call_id": 2, "garbage": 1, "lose_response": 2,
+    "cut_requests": 1, "trim_requests": 1, "cut_log": 1,
+    "skip_records": 2, "rewind": 2, "miss_records": 1,
+    "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 3, "damage_row": 1, "poison_log": 1,
+}  # fmt: skip
+
+
+def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
+    """Return the actions of a seed."""
+    rng = random.Random(seed)
+    chosen = {name: weight * rng.choice((1, 1, 3)) for name, weight in FAULTS.items() if rng.random() < SHARE_OF_FAULTS}
+    if chosen.pop("poison_log", None) and rng.random() < 0.7:
+        chosen["wake"] = 1
+    weights = ORDINARY | chosen
+    names = rng.choices(list(weights), list(weights.values()), k=steps)
+    prelude = [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
+    prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
+    return prelude + [(name, rng.getrandbits(24)) for name in names]
+
+
+class Faults:
+    """The actions, on one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    # -- ordinary steps ----------------------------------------------------------------------------------------------
+
+    def go_on(self, number: int) -> None:
+        self.world.run(number, 1 + number % 16)
+
+    def deliver(self, number: int) -> None:
+        appender = self.world.appender(number >> 8)
+        for _ in range(1 + number % 4):
+            if appender is not None and appender.in_flight:
+                appender.deliver()
+
+    def call(self, number: int) -> None:
+        world = self.world
+        world.begin(world.clients[number % len(world.clients)], number >> 2)
+
+    def respond(self, number: int) -> None:
+        for _ in range(1 + number % 4):
+            self.world.respond(number >> 4)
+
+    def resend(self, _number: int) -> None:
+        self.world.resend()
+
+    def elapse(self, number: int) -> None:
+        self.world.scheduler.now_ms += SHORT_MS[number % len(SHORT_MS)]
+
+    def assign(self, number: int) -> None:
+        """The coordinator moves the shard: who had it is told, and drains."""
+        world = self.world
+        for node in world.nodes.values():
+            if node.leading is not None:
+                node.stop.set()
+        self._lead(world.node(number))
+
+    def _lead(self, node: Node) -> None:
+        world = self.world
+        if node.name not in world.invariants.tainted and node.lead():
+            world.tell(f"{node.name} is to lead")
+
+    def read(self, number: int) -> None:
+        self.world.read(self.world.node(number), number >> 4)
+
+    def restart(self, number: int) -> None:
+        node = self.world.node(number)
+        if not node.up:
+            if node.name in self.world.invariants.diverged and number >> 8 & 1:
+                self.world.rebuild(node)
+            else:
+                node.boot()
+            self.world.tell(f"{node.name} starts")
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def crash(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.up:
+            node.crash()
+            self._done("crash", node.name)
+
+    def power_failure(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.up:
+            node.crash((number >> 4) % UNSYNCED_WRITES)
+            self._done("power failure", node.name)
+
+    def crash_in_a_write(self, number: int) -> None:
+        self.world.node(number).store.crash = ("before", "after")[number >> 4 & 1]
+
+    def pause(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.up and node.running:
+            node.running = False
+            self._done("pause", node.name)
+
+    def wake(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.up:
+            node.running = True
+
+    def zombie(self, number: int) -> None:
+        """Another node gets the shard; who had it hears nothing of that and goes on."""
+        if any(node.leading for node in self.world.nodes.values()):
+            self._lead(self.world.node(number))
+            self._done("zombie", "")
+
+    def two_claim(self, number: int) -> None:
+        """Two nodes believe at once that the shard is theirs."""
+        self._lead(self.world.node(number))
+        self._lead(self.world.node(number + 1))
+        self._done("two claim", "")
+
+    # -- brokers as nodes see them -----------------------------------------------------------------------------------
+
+    def cut_off(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.log.end is None:
+            node.log.end = max(node.replica.read_offset + 1, len(self.world.log.entries) - (number >> 4) % 8)
+            self._done("cut off", f"{node.name} sees the log's end at {node.log.end}")
+
+    def connect(self, number: int) -> None:
+        self.world.node(number).log.end = None
+
+    # -- appends and their reports -----------------------------------------------------------------------------------
+
+    def expire_append(self, number: int) -> None:
+        """A record never reaches the broker, though younger ones do: it may be in the middle of the pipeline."""
+        appender = self.world.appender(number)
+        if appender is not None:
+            place = (number >> 8) % len(appender.in_flight)
+            token, _ = appender.in_flight.pop(place)
+            late = bool(number >> 12 & 1)
+            appender.report(token, -1, "timed out", held=late)
+            self._done("expired first" if place == 0 else "expired in the middle", f"{appender.node}, seq {token}")
+
+    def lose_report(self, number: int) -> None:
+        self._land("report lost", number, -1, "timed out")
+
+    def hold_report(self, number: int) -> None:
+        appender = self.world.appender(number)
+        if appender is not None:
+            appender.report(*appender.land(), held=True)
+            self._done("report held", appender.node)
+
+    def release_report(self, number: int) -> None:
+        """A held report arrives: the youngest first, if the number says so."""
+        for appender in self.world.log.appenders:
+            if appender.held:
+                appender.arrived.append(appender.held.pop(-1 if number & 1 else 0))
+                self._done("report late", appender.node)
+
+    def report_without_offset(self, number: int) -> None:
+        self._land("report without offset", number, -1, None)
+
+    def report_too_high(self, number: int) -> None:
+        appender = self.world.appender(number)
+        if appender is not None and not appender.out_of_sequence:
+            token, offset = appender.land()
+            appender.report(token, offset + 1 + (number >> 8) % 3)
+            self._done("report too high", appender.node)
+
+    def report_too_low(self, number: int) -> None:
+        """A report names a place that the leader knows to be taken: it must stop."""
+        appender = self.world.appender(number)
+        if appender is not None and appender.claim_offset >= 0 and not appender.out_of_sequence:
+            token, _ = appender.land()
+            appender.report(token, appender.claim_offset)
+            self.world.invariants.may_stop[appender.node] = "report too low"
+            self._done("report too low", appender.node)
+
+    def _land(self, what: str, number: int, offset: int, error: str | None) -> None:
+        appender = self.world.appender(number)
+        if appender is not None:
+            token, _ = appender.land()
+            appender.report(token, offset, error)
+            self._done(what, f"{appender.node}, seq {token}")
+
+    def append_twice(self, number: int) -> None:
+        """The broker gets a record twice, and the report is that of the one or the other."""
+        appender = self.world.appender(number)
+        if appender is not None and not appender.out_of_sequence:
+            token, value = appender.in_flight[0]
+            first, second = appender.land()[1], self.world.log.append(value)
+            appender.report(token, first if number >> 8 & 1 else second)
+            self._done("appended twice", appender.node)
+
+    def overtake(self, number: int) -> None:
+        """A younger record reaches the broker first; a leader that sees its offsets run backwards must stop."""
+        appender = self.world.appender(number)
+        if appender is not None and len(appender.in_flight) > 1:
+            appender.deliver(1)
+            self.world.invariants.may_stop[appender.node] = "overtaken"
+            self._done("overtaken", appender.node)
+
+    def orphan(self, number: int) -> None:
+        """What a leader that is gone had in flight arrives after all."""
+        orphans = self.world.log.orphans
+        if orphans:
+            self._done("orphan", "")
+            self.world.log.append(orphans.pop(number % len(orphans)))
+
+    def append_again(self, number: int) -> None:
+        entries = self.world.log.entries
+        if entries:
+            self._done("appended again", "")
+            self.world.log.append(entries[-1 - number % min(len(entries), 12)].value)
+
+    def forge_twin(self, number: int) -> None:
+        """A candidate that did not wait to read its own claim writes under the term that another has."""
+        truth = self.world.truth
+        if truth.term:
+            twin = Tick(term=truth.term, nonce=self.world.ids.nonce(), seq=truth.seq + 1 + (number & 1), prev_chain=truth.chain)
+            self._done("twin", "")
+            self.world.log.append(encode(twin))
+
+    # -- requests and responses --------------------------------------------------------------------------------------
+
+    def lose_request(self, _number: int) -> None:
+        self.world.lose_next_request = True
+        self._done("request lost", "")
+
+    def late_request(self, number: int) -> None:
+        """A copy of some earlier request arrives, perhaps much later than its answer."""
+        past = self.world.past_requests
+        if past:
+            self.world.send(past[number % len(past)])
+            self._done("late request", "")
+
+    def reuse_call_id(self, number: int) -> None:
+        past = self.world.past_requests
+        if past:
+            request: Request = decode(past[number % len(past)])
+            body = DeleteKey(volume=VOLUME, bucket=BUCKETS[0], key=KEYS[number >> 8 & 3])
+            if body != request.body:
+                self.world.send(self.world.register(encode(replace(request, body=body))))
+                self._done("call id reused", "")
+
+    def garbage(self, number: int) -> None:
+        self.world.send(number.to_bytes(3, "big") * (1 + number % 5))
+
+    def lose_response(self, number: int) -> None:
+        responses = self.world.responses
+        if responses:
+            responses.pop(number % len(responses))
+            self._done("response lost", "")
+
+    # -- partitions --------------------------------------------------------------------------------------------------
+
+    def cut_requests(self, number: int) -> None:
+        requests = self.world.requests
+        if requests.records:
+            requests.cut(requests.end - 1 - number % 5)
+            self._done("requests cut", "")
+
+    def trim_requests(self, number: int) -> None:
+        requests = self.world.requests
+        requests.trim(requests.end - number % 5)
+        self._done("requests trimmed", "")
+
+    def cut_log(self, number: int) -> None:
+        """All brokers lose the tail of the log, acknowledged or not. Who has applied it must stop, and nobody may be fooled."""
+        world = self.world
+        entries = world.log.entries
+        end = len(entries) - 1 - number % 4
+        if end < 4 or world.truth.halted is not None:
+            return
+        self._done("log cut", f"at {end}")
+        world.invariants.may_halt += ("halt: term missed", "halt: claim missed")  # rightly: a claim is lost
+        world.log.cut(end)
+        old, invariants = world.truth, world.invariants
+        world.truth = Truth(world.registry, world.seen, old.max_batch_requests)
+        for entry in entries:
+            world.truth.read(entry)
+        for appender in world.log.appenders:
+            if appender.out_of_sequence:
+                invariants.diverged[appender.node] = "will apply what was lost"
+        invariants.acknowledged = min(invariants.acknowledged, world.truth.index)
+        for node in world.nodes.values():
+            if max(node.log.read_to, node.stored_offset()) >= end:
+                invariants.diverged[node.name] = "read what was lost"
+            if node.log.end is not None:
+                node.log.end = min(node.log.end, end)
+
+    def poison_log(self, number: int) -> None:
+        """A record that proves a loss, or contradicts what precedes it: every reader must stop there."""
+        truth = self.world.truth
+        if not truth.term or len(self.world.log.entries) < 60:
+            return
+        ahead, kind = truth.term + 2, number % 3
+        header = {"term": truth.term, "nonce": truth.nonce, "seq": truth.seq + 1, "prev_chain": bytes(32)}
+        records = (
+            Tick(**header), Tick(**header | {"term": ahead}),
+            LeaderClaim(term=ahead, nonce=bytes(16), node="n1", address="n1", claimed_at_ms=0),
+        )  # fmt: skip
+        self._done("log poisoned", "")
+        self.world.invariants.may_halt += ("halt: broken", "halt: term missed", "halt: claim missed")
+        self.world.log.append(encode(records[kind]))
+
+    # -- followers ---------------------------------------------------------------------------------------------------
+
+    def skip_records(self, number: int) -> None:
+        """A node's consumer loses its place and leaves records out: the follower must notice, and fetch them."""
+        node = self.world.node(number)
+        if node.ready:
+            node.fetch_offset = min(node.fetch_offset + 1 + (number >> 4) % 3, len(self.world.log.entries))
+            self._done("records skipped", node.name)
+
+    def rewind(self, number: int) -> None:
+        """A node's consumer gets records again."""
+        node = self.world.node(number)
+        if node.ready:
+            node.fetch_offset = max(0, node.fetch_offset - 1 - (number >> 4) % 6)
+            self._done("records again", node.name)
+
+    def miss_records(self, number: int) -> None:
+        """A record is offered to a replica that has not seen the one before: it must stop, and change nothing."""
+        node = self.world.node(number)
+        offset = node.replica.read_offset + 2
+        if node.ready and offset < len(self.world.log.entries):
+            before = node.replica.position
+            self.world.invariants.may_stop[node.name] = "missed records"
+            node._start("miss", lambda: [node.replica.offer(offset, self.world.log.entries[offset].value)] and None)
+            self._done("records missed", f"{node.name} at {before.offset}")
+
+    # -- clocks ------------------------------------------------------------------------------------------------------
+
+    def jump_node(self, number: int) -> None:
+        self.world.node(number).clock.skew_ms = self._jump("node's clock", number >> 4)
+
+    def jump_broker(self, number: int) -> None:
+        self.world.broker_skew_ms = self._jump("broker's clock", number >> 4)
+        if number & 1:  # the nodes' clocks follow the same wrong time server
+            for node in self.world.nodes.values():
+                node.clock.skew_ms = self.world.broker_skew_ms
+
+    def jump_client(self, number: int) -> None:
+        world = self.world
+        world.clients[number % len(world.clients)].skew_ms = self._jump("client's clock", number >> 4)
+
+    def _jump(self, whose: str, number: int) -> int:
+        jump_ms = JUMPS_MS[number % len(JUMPS_MS)]
+        self._done(f"{whose} {'a year' if abs(jump_ms) == YEAR_MS else 'seconds'}", f"{jump_ms} ms")
+        return jump_ms
+
+    def long_time(self, number: int) -> None:
+        self.world.scheduler.now_ms += LONG_MS[number % len(LONG_MS)]
+        self._done("long time", "")
+
+    # -- disks -------------------------------------------------------------------------------------------------------
+
+    def damage_row(self, number: int) -> None:
+        """A row of a follower changes behind its back."""
+        world = self.world
+        node = world.node(number)
+        if not node.ready or node.leading or world.invariants.tainted or world.invariants.diverged:
+            return
+        families = (KEY_TABLE, USAGE_TABLE, USAGE_TABLE, BUCKET_TABLE, VOLUME_TABLE)
+        family = families[(number >> 4) % len(families)]
+        rows = list(node.store.iterate(family, b""))
+        if rows:
+            key, value = rows[(number >> 8) % len(rows)]
+            damaged = encode_int64(decode_int64(value) + 1) if family == USAGE_TABLE else value + b"!"
+            node.store.damage(family, key, damaged)
+            world.invariants.tainted[node.name] = (family, key)
+            self._done("row damaged", f"{node.name}: {family} {key!r}")
+
+    def _done(self, what: str, detail: str) -> None:
+        self.world.note(what)
+        self.world.tell(f"{what} {detail}".rstrip())
+
+

@@ -1,0 +1,166 @@
+"""What must always hold (design, section 10), checked at every step against what the log means (``truth``).
+
+1. An acknowledged write is in every later linearizable read: a read sees at least the index of every answer that had left
+   and of every read that had ended before it began, and the very row that the log gives at its position.
+2. A request has one effect and one first answer (``truth``), and what leaves a node is that answer, effective and applied there.
+3. Replicas at one record have one digest, equal to the log's; at a barrier it is published so, at a scrub a full scan agrees.
+4. Nothing stale has an effect, no answer is wrong: the above, for every node, whoever believes to lead.
+5. A damaged row is found by the first operation that touches it; nobody else finds evidence.
+6. A replica stops only for a reason; a replica that is ahead of the log, or has missed part of it, never goes on.
+7. Queues are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicated_db.column_families import RETRY_EXPIRY
+from replicated_db.leader import Reply
+from replicated_db.ports import OffsetOutOfRange
+from replicated_db.replica import MAX_COUNTED, Outcome
+from schemas.codec import decode
+from schemas.log import Batch
+from schemas.result_codes import REQUEST_TOO_LARGE
+from tests.simulation.cluster import LIMITS, Node, Watch
+from tests.simulation.truth import Truth, Violation
+
+MOST_IN_FLIGHT = LIMITS.max_in_flight + 5
+"""Batches in flight, the one being sealed, a tick, a barrier, and Genesis."""
+
+
+class Invariants(Watch):
+    """Listens to all nodes."""
+
+    def __init__(self, truth: Callable[[], Truth], deliver: Callable[[Reply], None], hear: Callable[..., None]) -> None:
+        self._truth = truth
+        self._deliver = deliver
+        self._hear = hear
+        self.acknowledged = 0
+        self.diverged: dict[str, str] = {}
+        """Nodes that have applied what the log has lost since; they must stop, and their answers may be of a lost past."""
+        self.tainted: dict[str, tuple[str, bytes]] = {}
+        """Nodes with a damaged row that no operation has touched yet, or that have found it."""
+        self.may_stop: dict[str, str] = {}
+        self.may_halt: tuple[str, ...] = ()
+        self._checked: dict[str, Any] = {}
+
+    @property
+    def truth(self) -> Truth:
+        return self._truth()
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def replied(self, node: Node, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            if node.name not in self.diverged:
+                self._check_answer(node, reply)
+            self._deliver(reply)
+
+    def _check_answer(self, node: Node, reply: Reply) -> None:
+        proposal = reply.proposal
+        call = (proposal.client_id, int.from_bytes(proposal.call_id, "big"))
+        index = self.truth.answers.get((call, proposal.request_hash), {}).get(reply.response)
+        if index is None:
+            raise Violation(f"{node.name} answers call {call[1]} of {call[0].hex()} with what is not in the log: "
+                            f"{decode(reply.response)}")  # fmt: skip
+        if node.replica.position.index < index:
+            raise Violation(f"{node.name} answers index {index} before it has applied it")
+        self.acknowledged = max(self.acknowledged, index)
+
+    def refused_at_once(self, node: Node, reply: Reply) -> None:
+        if decode(reply.response).status != REQUEST_TOO_LARGE:
+            raise Violation(f"{node.name} refuses at once what depends on state: {decode(reply.response)}")
+
+    def check_read(self, node: Node, required: int, row: tuple[str, bytes]) -> None:
+        """A linearizable read of ``row`` ends here and now; ``required`` is what had been acknowledged when it began."""
+        position = node.replica.position
+        if position.index < required:
+            raise Violation(f"a linearizable read at {node.name} sees index {position.index}, but {required} was acknowledged")
+        if node.name not in self.tainted and node.store.get(*row) != self.truth.row_at(row, position.offset):
+            raise Violation(f"a linearizable read at {node.name} sees another {row} than the log gives at {position.offset}")
+        self.acknowledged = max(self.acknowledged, position.index)
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def published(self, node: Node, outcome: Outcome) -> None:
+        self._hear(node, outcome)
+        if node.name in self.diverged:
+            return
+        if isinstance(outcome.record, Batch):
+            self._check_evidence(node, outcome)
+        moment = self.truth.moments.get(outcome.position.offset)
+        if outcome.digests is not None and node.name not in self.tainted:
+            if moment is None or outcome.digests.total() != moment.total:
+                raise Violation(f"{node.name} publishes another digest at {outcome.position.offset} than the log gives")
+            if outcome.snapshot is not None and node.replica.scan(outcome.snapshot) != outcome.digests:
+                raise Violation(f"{node.name}: a full scan at {outcome.position.offset} differs from its digest")
+        if outcome.snapshot is not None:
+            self.truth.seen["scrub"] += 1
+            outcome.snapshot.close()
+
+    def _check_evidence(self, node: Node, outcome: Outcome) -> None:
+        damaged = self.tainted.get(node.name)
+        if outcome.evidence is not None and damaged is None:
+            raise Violation(f"{node.name} finds evidence, but nobody's rows were touched: {outcome.evidence}")
+        if damaged is None or node.replica.evidence is not None:
+            return
+        assert isinstance(outcome.record, Batch)
+        if any((getattr(one, "cf", ""), getattr(one, "key", b"")) == damaged for one in outcome.record.operations):
+            raise Violation(f"{node.name}: an operation has touched the damaged {damaged}, and it found nothing")
+
+    def check_nodes(self, nodes: Sequence[Node]) -> None:
+        """Compare every replica that has moved with the log."""
+        if self.truth.halted is not None and self.truth.reading not in self.may_halt:
+            raise Violation(f"the record at {self.truth.halted} stops every reader for good: {self.truth.reading}")
+        for node in nodes:
+            position = node.replica.position
+            if not node.up or node.name in self.diverged or self._checked.get(node.name) is position:
+                continue
+            self._checked[node.name] = position
+            if position.offset >= 0:
+                self._check_position(node)
+
+    def _check_position(self, node: Node) -> None:
+        position = node.replica.position
+        moment = self.truth.moments.get(position.offset)
+        if moment is None:
+            raise Violation(f"{node.name} has applied the record at {position.offset}, which has no effect")
+        if (moment.term, moment.seq, moment.index, moment.chain) != (
+            position.term, position.seq, position.index, position.chain,
+        ):  # fmt: skip
+            raise Violation(f"{node.name} stands elsewhere at {position.offset} than the log says: {position}")
+        if node.name not in self.tainted:
+            if node.replica.digests.total() != moment.total:
+                raise Violation(f"{node.name} has another digest at {position.offset} than the log gives")
+            if node.replica.evidence is not None:
+                raise Violation(f"{node.name} is flagged, but nobody's rows were touched: {node.replica.evidence}")
+        if len(node.replica._counted) > MAX_COUNTED:
+            raise Violation(f"{node.name} remembers {len(node.replica._counted)} records")
+
+    def check_whole(self, node: Node) -> None:
+        """Compare every row: at the end."""
+        found = {
+            (cf, key): value for cf in node.replica.families.names for key, value in node.store.iterate(cf, b"")
+        }
+        if found != self.truth.rows:
+            raise Violation(f"{node.name} holds other rows than the log gives")
+        if node.replica.scan(node.store) != node.replica.digests:
+            raise Violation(f"{node.name}: a full scan differs from its digest")
+        if sum(1 for _ in node.store.iterate(RETRY_EXPIRY, b"")) > len(self.truth.moments):
+            raise Violation(f"{node.name} keeps more expiry rows than there were batches")
+
+    # -- stops -------------------------------------------------------------------------------------------------------
+
+    def stopped(self, node: Node, error: BaseException) -> None:
+        self.truth.seen[f"stop: {type(error).__name__}"] += 1
+        cut_off = node.log.end is not None
+        if self.truth.halted is not None or self.may_stop.pop(node.name, None) is not None or node.name in self.diverged:
+            return
+        if cut_off and (isinstance(error, OffsetOutOfRange) or "the log ends before" in str(error)):
+            return
+        raise Violation(f"{node.name} stops without a reason: {type(error).__name__}: {error}")
+
+    def check_queues(self, most_in_flight: int, node: str) -> None:
+        if most_in_flight > MOST_IN_FLIGHT:
+            raise Violation(f"{most_in_flight} records of {node} in flight at once, over {MOST_IN_FLIGHT}")

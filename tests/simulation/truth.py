@@ -1,0 +1,218 @@
+"""What the log means, said a second time: the reading rule, the state, the answers, checked as each record lands.
+
+Nothing of ``replicated_db`` decides here (a planted bug must not deceive the judge): the rule is written from the design, rows are a
+dict, the requests are executed by the model of ``tests/support/om_model``. The codec and the row hash are shared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from xxhash import xxh64_intdigest
+
+from replicated_db.ports import Entry
+from schemas.codec import decode
+from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.log import Barrier, Batch, Delete, DigestBase, LeaderClaim, Merge, Put, Result
+from schemas.messages import Request, Response
+from tests.support.om_model import Model, Refusal
+
+LIFETIME_MS = 300_000
+BLOCK_BYTES = 256 * 1024 * 1024
+RETRY = OM_COLUMN_FAMILIES[0]
+SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES}
+MASK = (1 << 64) - 1
+SIGN = 1 << 63
+
+Call = tuple[bytes, int]
+Row = tuple[str, bytes]
+
+
+class Violation(Exception):
+    """Something that must always hold did not. The message says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The state right after a record that took effect."""
+
+    offset: int
+    term: int
+    seq: int
+    index: int
+    chain: bytes
+    total: int
+    timestamp_ms: int
+
+
+class Truth:
+    """Reads every record as it lands. ``requests`` holds every request ever sent, by the hash of its bytes."""
+
+    def __init__(self, requests: dict[bytes, Request], seen: Counter[str], max_batch_requests: int) -> None:
+        self.requests = requests
+        self.seen = seen
+        self.max_batch_requests = max_batch_requests
+        self.term = self.seq = self.index = self.total = self.timestamp_ms = 0
+        self.nonce = bytes(16)
+        self.leader = ""
+        self.chain = bytes(32)
+        self.halted: int | None = None
+        self.reading = ""
+        self.moments: dict[int, Moment] = {}
+        self.rows: dict[Row, bytes] = {}
+        self.versions: dict[Row, list[tuple[int, bytes | None]]] = {}
+        self.effects: dict[Call, Result] = {}
+        self.answers: dict[tuple[Call, bytes], dict[bytes, int]] = {}
+        self.model = Model(BLOCK_BYTES)
+
+    # -- the reading rule --------------------------------------------------------------------------------------------
+
+    def read(self, entry: Entry) -> None:
+        if self.halted is not None:
+            return
+        record = decode(entry.value)
+        self.reading = reading = self._judge(record)
+        self.seen[reading] += 1
+        if reading.startswith("halt"):
+            self.halted = entry.offset
+            return
+        if reading not in ("claim", "counts"):
+            return
+        self.chain = hashlib.sha256(self.chain + entry.value).digest()
+        if reading == "claim":
+            self.term, self.nonce, self.seq, self.leader = record.term, record.nonce, 0, record.node
+        else:
+            self.seq = record.seq
+            if isinstance(record, Batch):
+                self._batch(record, entry.offset)
+        self.moments[entry.offset] = Moment(
+            offset=entry.offset, term=self.term, seq=self.seq, index=self.index, chain=self.chain,
+            total=self.total, timestamp_ms=self.timestamp_ms,
+        )  # fmt: skip
+
+    def _judge(self, record: Any) -> str:
+        if isinstance(record, LeaderClaim):
+            if record.term == self.term + 1:
+                return "claim"
+            return "void: lost claim" if record.term <= self.term else "halt: claim missed"
+        if record.term > self.term:
+            return "halt: term missed"
+        if record.term < self.term or self.term == 0:
+            return "void: stale term"
+        if record.nonce != self.nonce:
+            return "void: twin"
+        if record.seq <= self.seq:
+            return "void: duplicate"
+        if record.seq > self.seq + 1:
+            return "void: gap"
+        return "counts" if self._continues(record) else "halt: broken"
+
+    def _continues(self, record: Any) -> bool:
+        if record.prev_chain != self.chain:
+            return False
+        if isinstance(record, Batch):
+            return record.first_index == self.index + 1 and record.timestamp_ms >= self.timestamp_ms
+        return not isinstance(record, Barrier | DigestBase) or record.index == self.index
+
+    # -- the state ---------------------------------------------------------------------------------------------------
+
+    def _batch(self, batch: Batch, offset: int) -> None:
+        if len(batch.results) > self.max_batch_requests:
+            raise Violation(f"a batch of {len(batch.results)} requests at {offset}, over {self.max_batch_requests}")
+        for operation in batch.operations:
+            if isinstance(operation, Put):
+                self._change((operation.cf, operation.key), operation.value, operation.prev, offset)
+            elif isinstance(operation, Delete):
+                self.seen["retry row removed"] += operation.cf == RETRY
+                self._change((operation.cf, operation.key), None, operation.prev, offset)
+            elif isinstance(operation, Merge):
+                row = (operation.cf, operation.key)
+                old = int.from_bytes(self.rows.get(row, b""), "big")
+                new = ((old + int.from_bytes(operation.operand, "big")) & MASK).to_bytes(8, "big")
+                if operation.next != self._hash(row, new):
+                    raise Violation(f"a false `next` at {offset}: {row}")
+                self._change(row, new, operation.prev, offset)
+        self._settle_results(batch)
+        for result in batch.results:
+            if result.recorded:
+                key = result.client_id + result.call_id
+                self._change((RETRY, key), result.request_hash + result.response, None, offset)
+        self.index, self.timestamp_ms = batch.last_index, batch.timestamp_ms
+
+    @staticmethod
+    def _hash(row: Row, value: bytes) -> int:
+        return (xxh64_intdigest(value, xxh64_intdigest(row[1], SEEDS[row[0]])) ^ SIGN) - SIGN
+
+    def _change(self, row: Row, value: bytes | None, claimed: int | None, offset: int) -> None:
+        old = self.rows.get(row)
+        found = None if old is None else self._hash(row, old)
+        if found != claimed:
+            raise Violation(f"a false `prev` at {offset}: {row} holds {old!r}")
+        made = 0 if value is None else self._hash(row, value)
+        self.total = (self.total + made - (found or 0)) & MASK
+        self.versions.setdefault(row, []).append((offset, value))
+        if value is None:
+            self.rows.pop(row, None)
+        else:
+            self.rows[row] = value
+
+    def row_at(self, row: Row, offset: int) -> bytes | None:
+        """Return the row as of the record at ``offset``."""
+        versions = self.versions.get(row, [])
+        found = bisect_right(versions, offset, key=lambda version: version[0])
+        return versions[found - 1][1] if found else None
+
+    # -- the answers -------------------------------------------------------------------------------------------------
+
+    def _settle_results(self, batch: Batch) -> None:
+        """Check that each request has one effect, the right one, and remember the answer."""
+        index = batch.first_index - 1
+        for result in batch.results:
+            index += 1
+            if result.index != index:
+                raise Violation(f"index {result.index} where {index} follows")
+            call = (result.client_id, int.from_bytes(result.call_id, "big"))
+            request = self.requests[result.request_hash]
+            self.answers.setdefault((call, result.request_hash), {}).setdefault(result.response, index)
+            expired = abs(batch.timestamp_ms - result.first_sent_at_ms) >= LIFETIME_MS
+            if result.recorded:
+                self._check_effect(call, result, request, batch.timestamp_ms, expired=expired)
+            else:
+                self._check_refusal(call, result, expired=expired)
+        if index != batch.last_index:
+            raise Violation(f"a batch to index {batch.last_index} has results to {index}")
+
+    def _check_effect(self, call: Call, result: Result, request: Request, now_ms: int, *, expired: bool) -> None:
+        if call in self.effects:
+            raise Violation(f"call {call[1]} of {call[0].hex()} has two effects: {self.effects[call].index}, {result.index}")
+        if expired or call[1] < self._floor(call[0]):
+            raise Violation(f"call {call[1]} of {call[0].hex()} was executed though it had expired")
+        self.effects[call] = result
+        response: Response = decode(result.response)
+        try:
+            self.model.do(request.body, request.caller, result.index, now_ms)
+            expected = "OK"
+        except Refusal as refusal:
+            expected = str(refusal)
+        if response.status != expected:
+            raise Violation(f"{request.body} at index {result.index}: {response.status}, should be {expected}")
+        self.seen["executed"] += 1
+        self.seen["refused"] += expected != "OK"
+
+    def _check_refusal(self, call: Call, result: Result, *, expired: bool) -> None:
+        status = decode(result.response).status
+        self.seen[status] += 1
+        if status == "REQUEST_EXPIRED":
+            below = call[1] < self._floor(call[0])
+            self.seen["below answered_below"] += below
+            if not expired and not below:
+                raise Violation(f"call {call[1]} of {call[0].hex()} was refused as expired and is not")
+        elif status != "CALL_ID_REUSED" or self.effects[call].request_hash == result.request_hash:
+            raise Violation(f"call {call[1]} of {call[0].hex()} was refused with {status}")
+
+    def _floor(self, client_id: bytes) -> int:
+        return int.from_bytes(self.rows.get((RETRY, client_id), b"")[:8], "big")

@@ -1,0 +1,280 @@
+"""A simulated cluster: brokers, three nodes, two clients, one scheduler; and what ends a run: healing, and the last checks.
+
+A run is a list of actions ``(name, number)``; what an action does depends on nothing but its number and the world, so a list replays to
+the same trace, and any part of it is a run too (``trace`` shrinks failures by that).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from replicated_db.leader import Reply
+from replicated_db.memory import SequenceIds
+from replicated_db.ports import Entry
+from replicated_db.replica import Outcome
+from schemas.codec import decode_as
+from schemas.column_families import KEY_TABLE
+from schemas.messages import Request
+from tests.simulation.broker import Appender, LogPartition, LogView, RequestPartition
+from tests.simulation.clients import BUCKETS, KEYS, VOLUME, Client
+from tests.simulation.cluster import LIMITS, NAMES, START_MS, Node
+from tests.simulation.invariants import Invariants
+from tests.simulation.scheduler import Scheduler
+from tests.simulation.truth import Truth, Violation
+
+CLIENTS = 2
+STEP_MS = 1
+HEAL_ROUNDS = 150
+"""After the faults have ceased, every call must be answered within so many rounds."""
+MAX_PAST_REQUESTS = 200
+
+Action = tuple[str, int]
+
+
+class World:
+    """``say`` receives one line for each thing that happens, if a trace is wanted."""
+
+    def __init__(self, say: Any = None) -> None:
+        self.seen: Counter[str] = Counter()
+        self.say = say
+        self.scheduler = Scheduler()
+        self.broker_skew_ms = 0
+        self.registry: dict[bytes, Request] = {}
+        self.truth = Truth(self.registry, self.seen, LIMITS.max_batch_requests)
+        self.log = LogPartition(self.scheduler, self.broker_ms, self._landed)
+        self.requests = RequestPartition(self.broker_ms)
+        self.invariants = Invariants(lambda: self.truth, self._reply, self._hear)
+        self.ids = SequenceIds(seed=1)
+        self.nodes = {
+            name: Node(
+                name, self.scheduler, LogView(self.log, name), self.requests, self.invariants, self.seen, self.ids
+            )
+            for name in NAMES
+        }
+        self.names = list(NAMES)
+        self.clients = [Client(number + 1) for number in range(CLIENTS)]
+        self.responses: list[tuple[bytes, bytes]] = []
+        self.past_requests: list[bytes] = []
+        self.lose_next_request = False
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def broker_ms(self) -> int:
+        return START_MS + self.scheduler.now_ms + self.broker_skew_ms
+
+    def node(self, number: int) -> Node:
+        return self.nodes[self.names[number % len(self.names)]]
+
+    def appender(self, number: int) -> Appender | None:
+        """Return one with records in flight."""
+        busy = [appender for appender in self.log.appenders if appender.in_flight]
+        return busy[number % len(busy)] if busy else None
+
+    def note(self, what: str) -> None:
+        self.seen[what] += 1
+
+    def tell(self, line: str) -> None:
+        if self.say is not None:
+            self.say(f"{self.scheduler.now_ms:>9} ms  {line}")
+
+    def _landed(self, entry: Entry) -> None:
+        if self.say is not None:
+            self.tell(f"lands at {entry.offset}: {describe(entry.value)}")
+        self.truth.read(entry)
+
+    def _reply(self, reply: Reply) -> None:
+        self.responses.append((reply.proposal.client_id, reply.response))
+
+    def _hear(self, sender: Node, outcome: Outcome) -> None:
+        if outcome.evidence is None and outcome.digests is None:
+            return
+        for node in self.nodes.values():
+            node.hear(sender.name, sender.replica, outcome)
+
+    def send(self, value: bytes) -> None:
+        """A request reaches ``om.requests``."""
+        self.requests.append(value)
+
+    def register(self, value: bytes) -> bytes:
+        """Remember a request that somebody may send, now or later, once or often."""
+        self.registry[xxh3_128_digest(value)] = decode_as(Request, value)
+        self.past_requests.append(value)
+        del self.past_requests[:-MAX_PAST_REQUESTS]
+        return value
+
+    # -- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, faults: Any, action: Action) -> None:
+        """Do one action, then check everything that has moved."""
+        name, number = action
+        self.scheduler.now_ms += STEP_MS
+        getattr(faults, name)(number)
+        self.invariants.check_nodes(list(self.nodes.values()))
+        for appender in self.log.appenders:
+            self.invariants.check_queues(appender.most_in_flight, appender.node)
+
+    def run(self, number: int, times: int) -> None:
+        """Let runnable tasks go on, one port call each."""
+        for _ in range(times):
+            task = self.scheduler.pick(number >> 4)
+            if task is None:
+                return
+            self.scheduler.resume(task)
+            if task.done:
+                self.tell(f"{task.name} ends{f': {task.error!r}' if task.error else ''}")
+                task.owner.ended(task)
+            number = number * 69069 + 1 & 0xFFFFFFFF
+
+    def begin(self, client: Client, number: int) -> None:
+        value = client.begin(client.body(number), self.scheduler.now_ms, START_MS + self.scheduler.now_ms + client.skew_ms)
+        if value is None:
+            return
+        self.register(value)
+        lost, self.lose_next_request = self.lose_next_request, False
+        if not lost:
+            self.send(value)
+
+    def respond(self, number: int) -> None:
+        """A response reaches its client."""
+        if self.responses:
+            client_id, value = self.responses.pop(number % min(len(self.responses), 3))
+            self.clients[client_id[0] - 1].take(value, self.scheduler.now_ms)
+
+    def resend(self) -> None:
+        for client in self.clients:
+            for value in client.due(self.scheduler.now_ms):
+                self.send(value)
+
+    def read(self, node: Node, number: int) -> None:
+        required = self.invariants.acknowledged
+        row = (KEY_TABLE, f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number % len(KEYS)]}".encode())
+
+        def done(at: Node, result: str) -> None:
+            self.note(f"linearizable: {result}")
+            if result == "read":
+                self.invariants.check_read(at, required, row)
+
+        node.read(self.nodes, done)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Stop all faults; then everybody must get on, answer, and agree."""
+        if self.truth.halted is not None:
+            self._end_halted()
+            return
+        self._repair()
+        for client in self.clients:
+            client.calls.abandon()
+            client.ended = client.begun
+            self.begin(client, 100 * client.number)
+        for _ in range(HEAL_ROUNDS):
+            self._round()
+            if all(client.ended == client.begun for client in self.clients) and self._settled():
+                break
+        else:
+            raise Violation(f"no answer, or no rest, within {HEAL_ROUNDS} rounds after the last fault")
+        self._read_everywhere()
+        for node in self.nodes.values():
+            self.invariants.check_whole(node)
+
+    def _repair(self) -> None:
+        self.broker_skew_ms = 0
+        self.lose_next_request = False
+        for client in self.clients:
+            client.skew_ms = 0
+        for appender in self.log.appenders:
+            appender.arrived += appender.held
+            appender.held.clear()
+        for node in self.nodes.values():
+            node.clock.skew_ms, node.log.end = 0, None
+            if node.name in self.invariants.tainted or node.name in self.invariants.diverged:
+                self.rebuild(node)
+            elif not node.up:
+                node.boot()
+            node.running = True
+
+    def rebuild(self, node: Node) -> None:
+        self.invariants.tainted.pop(node.name, None)
+        self.invariants.diverged.pop(node.name, None)
+        self.invariants.may_stop.pop(node.name, None)
+        node.rebuild()
+
+    def _round(self) -> None:
+        """What happens while nothing goes wrong."""
+        nodes = list(self.nodes.values())
+        for node in nodes:
+            if not node.up:
+                node.boot()
+        if not any(node.leading for node in nodes):
+            next((node for node in nodes if node.lead()), None)
+        self.run(self.seen["round"] * 7919, 12)
+        for appender in self.log.appenders:
+            while appender.in_flight:
+                appender.deliver()
+        while self.responses:
+            self.respond(0)
+        self.scheduler.now_ms += 50
+        self.resend()
+        self.note("round")
+        self.invariants.check_nodes(nodes)
+
+    def _settled(self) -> bool:
+        last = max(self.truth.moments, default=-1)
+        return all(node.ready and node.replica.position.offset == last for node in self.nodes.values())
+
+    def _read_everywhere(self) -> None:
+        before = self.seen["linearizable: read"]
+        for _ in range(HEAL_ROUNDS):
+            if self.seen["linearizable: read"] >= before + len(self.nodes):
+                break
+            for node in self.nodes.values():
+                self.read(node, 0)
+            for _ in range(4):
+                self._round()
+        else:
+            raise Violation("no linearizable reads after the last fault")
+        for _ in range(HEAL_ROUNDS):
+            if self._settled():
+                return
+            self._round()
+        raise Violation("the replicas do not come to rest")
+
+    def _end_halted(self) -> None:
+        """The log itself proves that part of it was lost: nobody may go past that record."""
+        for node in self.nodes.values():
+            if node.up:
+                node.running, node.log.end = True, None
+        for _ in range(20):
+            self.run(1, 20)
+            self.scheduler.now_ms += 1000
+            self.invariants.check_nodes(list(self.nodes.values()))
+
+    def close(self) -> None:
+        self.scheduler.close()
+
+    def fingerprint(self) -> str:
+        """Return one figure for everything that has happened."""
+        total = hashlib.sha256()
+        for entry in self.log.entries:
+            total.update(entry.timestamp_ms.to_bytes(8, "big", signed=True) + entry.value)
+        total.update(repr(sorted(self.seen.items())).encode())
+        total.update(repr([node.replica.position for node in self.nodes.values()]).encode())
+        return total.hexdigest()
+
+
+def describe(value: bytes) -> str:
+    """Return a record of the log in one line."""
+    from schemas.codec import decode
+    from schemas.log import Batch
+
+    record = decode(value)
+    where = f"{type(record).__name__} of term {record.term}"
+    if isinstance(record, Batch):
+        calls = ", ".join(f"{result.client_id[0]}/{int.from_bytes(result.call_id, 'big')}" for result in record.results)
+        return f"{where}, seq {record.seq}, indexes {record.first_index}..{record.last_index}, calls {calls}"
+    return f"{where}, seq {record.seq}" if hasattr(record, "seq") else f"{where} by {record.node}"
