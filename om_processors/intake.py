@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from xxhash import xxh3_128_digest
 
 from om_processors.backlog import Backlog
 from om_processors.gateway import Gateway, Received, resume_offset

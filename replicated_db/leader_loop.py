@@ -195,8 +195,8 @@ class LeaderLoop:
 
     def _claim(self, appender: Appender, stop: Event) -> Leader | None:
         self._read_to(self.log.bounds()[1])
-        before, known = self.replica.read_offset, self.replica.position
-        self._compare_with_log(known)
+        self._compare_with_log(self.replica.position)
+        before, anchor = self.replica.read_offset, self.replica.anchor
         nonce = self._ids.nonce()
         self._claims.append(nonce)
         claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
@@ -222,11 +222,11 @@ class LeaderLoop:
         # The leader has read the position once; looking again here could see another's claim, applied meanwhile.
         if leader.nonce != nonce:
             return None
-        self._read_again(known, leader, report.offset)
+        self._read_again(anchor, leader, report.offset)
         return leader
 
     def _read_again(self, position: Position, leader: Leader, claim_offset: int) -> None:
-        """Judge once more what lies between ``position``, known before the claim, and the claim; raises AheadOfLog if it differs.
+        """Judge once more what lies between ``position``, the anchor before the claim, and the claim; raises AheadOfLog if it differs.
 
         If the log lost its tail meanwhile, what this replica had read of that tail must not stand: a leader whose chain is not the
         log's would write a record that stops every replica for good.

@@ -3,6 +3,7 @@
 Rows of ``transactionInfoTable`` (replica-local, in no digest)::
 
     #POSITION      this module's encoding of Position
+    #ANCHOR        Position after the last counting record, written with a claim: claims do not commit to what precedes them
     #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's
     #DIGEST/<cf>   256 sums of 8 bytes big-endian: the incremental digest of one family
     #GENESIS       the Genesis record's value
@@ -21,6 +22,7 @@ from replicated_db.digests import FIRST_CHAIN
 from schemas.log import RequestPosition
 
 POSITION_KEY = b"#POSITION"
+ANCHOR_KEY = b"#ANCHOR"
 KEY_INDEX_KEY = b"#KEYINDEX"
 GENESIS_KEY = b"#GENESIS"
 MEMBERS_KEY = b"#MEMBERS"

@@ -30,6 +30,7 @@ from replicated_db.late import Executor
 from replicated_db.late_apply import MAX_CACHED_ROWS, LateApply
 from replicated_db.ports import Snapshot, Store, View, Write
 from replicated_db.position import (
+    ANCHOR_KEY,
     DIGEST_PREFIX,
     FLAG_KEY,
     GENESIS_KEY,
@@ -55,6 +56,7 @@ from schemas.log import (
     DigestBase,
     FeatureLevel,
     Genesis,
+    LeaderClaim,
     LogRecord,
     Members,
     Mode,
@@ -123,6 +125,9 @@ class Replica:
         self.late = LateApply(families, store, executor, writing if writing is not None else nullcontext())
         stored = store.get(TRANSACTION_INFO, POSITION_KEY)
         self.position = Position() if stored is None else Position.decode(stored)
+        anchor = store.get(TRANSACTION_INFO, ANCHOR_KEY) if self.position.seq == 0 else None
+        self.anchor = self.position if anchor is None else Position.decode(anchor)
+        """Position after the last counting record, whose prev_chain commits to all before it; a claim commits to nothing."""
         self.digests = Digests(families)
         for number, name in enumerate(families.names):
             if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
@@ -244,7 +249,9 @@ class Replica:
             return Outcome(reading=reading, record=record, position=position, evidence=evidence)
         writes: list[Write] = []
         evidence = None
-        if isinstance(record, Genesis):
+        if isinstance(record, LeaderClaim):
+            writes.append((TRANSACTION_INFO, ANCHOR_KEY, self.anchor.encode()))
+        elif isinstance(record, Genesis):
             self._check_genesis(record)
             writes.append((TRANSACTION_INFO, GENESIS_KEY, value))
         elif isinstance(record, DigestBase):
@@ -336,6 +343,8 @@ class Replica:
         writes.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
         self.store.write(writes)
         self.position = position
+        if position.seq:
+            self.anchor = position
 
     def prune(self) -> None:
         """Forget expiry rows whose retry rows are gone; call now and then, it looks at a few rows only."""

@@ -23,13 +23,13 @@ from schemas.messages import (
     SetBucketProperty,
 )
 
-MAX_IN_FLIGHT = 6
+MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12
 BLOCK_BYTES = 256 * 1024 * 1024
 VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
 KEYS = ("a", "b", "c", "d")
-SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, -1)
+SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,20 +78,26 @@ class Client:
     def body(self, pick: int) -> RequestBody:
         """Choose what to ask for. The first calls make a volume and a bucket, as programs do."""
         kind, pick = pick % 100, pick // 100
-        bucket, pick = BUCKETS[pick % 5 == 0], pick // 5
+        bucket, pick = BUCKETS[pick % 8 == 0], pick // 8
         key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
-        if self.begun < 2 or kind < 5:
-            return self._container(bucket, pick if self.begun >= 2 else self.begun)
+        if self.begun < 2:
+            return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
+        if kind < 5:
+            return self._container(bucket, pick)
         if kind < 40:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
         if kind < 72 and self.sessions:
-            bucket, key, session = self.sessions[pick % len(self.sessions)]
-            if kind < 67:
-                return CommitKey(volume=VOLUME, bucket=bucket, key=key, session_id=session, size=max(0, SIZES[pick % 5]))
+            place = pick % len(self.sessions)
+            bucket, key, session = self.sessions[place]
+            if kind < 69:
+                if pick % 5:  # else it will be committed twice
+                    del self.sessions[place]
+                size = SIZES[pick % 4] if pick % 7 == 0 else pick % 3
+                return CommitKey(volume=VOLUME, bucket=bucket, key=key, session_id=session, size=size)
             return AllocateBlock(volume=VOLUME, bucket=bucket, key=key, session_id=session)
-        if kind < 80:
+        if kind < 77:
             return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
-        if kind < 92:
+        if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
         return self._property(bucket, pick)
 

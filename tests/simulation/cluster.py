@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from typing import Any
 
-from om_processors.config import NodeConfig
 from om_processors.follower import Follower
 from om_processors.gateway import Gateway, resume_offset
 from om_processors.intake import RESUME_BACK_MS
@@ -43,14 +41,13 @@ READ_DEADLINE_MS = 5_000
 FETCH_WAIT_MS = 500
 START_MS = 1_750_000_000_000
 
-CONFIGS = {
-    name: NodeConfig(
-        node=name, cluster=CLUSTER, address_host=name, address_port=1, bootstrap_servers="", shards=1, replicas=NAMES,
-        data_dir=Path(), pipelines=PIPELINES, session_timeout_ms=1, barrier_interval_ms=1000, scrub_interval_ms=60_000,
-        log_level="INFO",
-    )
-    for name in NAMES
-}  # fmt: skip
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the follower reads of a node's settings."""
+
+    node: str
+    replicas: tuple[str, ...] = NAMES
 
 
 class Store(MemoryStore):
@@ -210,8 +207,9 @@ class Node:
             outbox=outbox, intake=lambda hint: Intake(self, hint), cluster=CLUSTER, replicas=NAMES,
             hint=lambda: self.replica.request_position,
         )  # fmt: skip
+        settings: Any = Settings(node=self.name)
         self.follower = Follower(
-            CONFIGS[self.name], {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda _: None, self._fatal
+            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda _: None, self._fatal
         )
         self.up, self.ready, self.running = True, False, True
         self._start("follow", self._follow)

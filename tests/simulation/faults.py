@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from replicated_db.merge import decode_int64, encode_int64
 from schemas.codec import decode, encode
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE, USAGE_TABLE, VOLUME_TABLE
+from schemas.column_families import KEY_TABLE, USAGE_TABLE
 from schemas.log import LeaderClaim, Tick
 from schemas.messages import DeleteKey, Request
 from tests.simulation.clients import BUCKETS, KEYS, VOLUME
@@ -30,18 +30,19 @@ SHORT_MS = (1, 20, 300, 1100)
 LONG_MS = (6_000, 40_000, 250_000, 700_000)
 
 ORDINARY = {
-    "go_on": 42, "deliver": 14, "call": 15, "respond": 7, "resend": 3, "elapse": 4, "assign": 2, "read": 4, "restart": 3,
+    "go_on": 40, "deliver": 16, "call": 16, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
+    "restart": 5, "prune": 1,
 }  # fmt: skip
 
 FAULTS = {
-    "crash": 2, "power_failure": 1, "crash_in_a_write": 2, "pause": 2, "wake": 2, "cut_off": 2, "connect": 2,
-    "zombie": 2, "two_claim": 2,
+    "crash": 2, "power_failure": 1, "crash_in_a_write": 2, "pause": 2, "wake": 5, "cut_off": 2, "connect": 5,
+    "zombie": 2, "two_claim": 1,
     "expire_append": 3, "lose_report": 3, "hold_report": 4, "release_report": 4, "report_without_offset": 1,
     "report_too_high": 1, "report_too_low": 1, "append_twice": 2, "overtake": 3, "orphan": 4, "append_again": 2, "forge_twin": 2,
     "lose_request": 2, "late_request": 6, "reuse_call_id": 2, "garbage": 1, "lose_response": 2,
     "cut_requests": 1, "trim_requests": 1, "cut_log": 1,
     "skip_records": 2, "rewind": 2, "miss_records": 1,
-    "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 3, "damage_row": 1, "poison_log": 1,
+    "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 2, "damage_row": 3, "poison_log": 1,
 }  # fmt: skip
 
 
@@ -49,8 +50,8 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
     """Return the actions of a seed."""
     rng = random.Random(seed)
     chosen = {name: weight * rng.choice((1, 1, 3)) for name, weight in FAULTS.items() if rng.random() < SHARE_OF_FAULTS}
-    if chosen.pop("poison_log", None) and rng.random() < 0.7:
-        chosen["wake"] = 1
+    if "poison_log" in chosen and rng.random() < 0.7:  # it ends a run
+        del chosen["poison_log"]
     weights = ORDINARY | chosen
     names = rng.choices(list(weights), list(weights.values()), k=steps)
     prelude = [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
@@ -96,6 +97,16 @@ class Faults:
             if node.leading is not None:
                 node.stop.set()
         self._lead(world.node(number))
+
+    def prune(self, number: int) -> None:
+        node = self.world.node(number)
+        if node.ready and not node.store.crash:
+            node.replica.prune()
+
+    def rebalance(self, number: int) -> None:
+        """The coordinator notices that nobody leads."""
+        if not any(node.leading and node.running for node in self.world.nodes.values()):
+            self._lead(self.world.node(number))
 
     def _lead(self, node: Node) -> None:
         world = self.world
@@ -309,6 +320,7 @@ class Faults:
         if end < 4 or world.truth.halted is not None:
             return
         self._done("log cut", f"at {end}")
+        world.invariants.log_lost = True
         world.invariants.may_halt += ("halt: term missed", "halt: claim missed")  # rightly: a claim is lost
         world.log.cut(end)
         old, invariants = world.truth, world.invariants
@@ -321,14 +333,23 @@ class Faults:
         invariants.acknowledged = min(invariants.acknowledged, world.truth.index)
         for node in world.nodes.values():
             if max(node.log.read_to, node.stored_offset()) >= end:
-                invariants.diverged[node.name] = "read what was lost"
+                self._survive_loss(node, number)
             if node.log.end is not None:
                 node.log.end = min(node.log.end, end)
+
+    def _survive_loss(self, node: Node, number: int) -> None:
+        """A node has read what is lost: its consumer is told so (out of range) and the process ends, unless it was paused too long for that."""
+        invariants = self.world.invariants
+        invariants.diverged[node.name] = "read what was lost"
+        if number >> 8 & 1 and node.up:
+            node.crash()
+        elif node.up:
+            invariants.may_halt += ("halt: broken",)
 
     def poison_log(self, number: int) -> None:
         """A record that proves a loss, or contradicts what precedes it: every reader must stop there."""
         truth = self.world.truth
-        if not truth.term or len(self.world.log.entries) < 60:
+        if not truth.term or len(self.world.log.entries) < 30:
             return
         ahead, kind = truth.term + 2, number % 3
         header = {"term": truth.term, "nonce": truth.nonce, "seq": truth.seq + 1, "prev_chain": bytes(32)}
@@ -398,9 +419,8 @@ class Faults:
         node = world.node(number)
         if not node.ready or node.leading or world.invariants.tainted or world.invariants.diverged:
             return
-        families = (KEY_TABLE, USAGE_TABLE, USAGE_TABLE, BUCKET_TABLE, VOLUME_TABLE)
-        family = families[(number >> 4) % len(families)]
-        rows = list(node.store.iterate(family, b""))
+        family = (KEY_TABLE, USAGE_TABLE)[number >> 4 & 1]
+        rows = list(node.store.iterate(family, f"/{VOLUME}/{BUCKETS[0]}/".encode()))
         if rows:
             key, value = rows[(number >> 8) % len(rows)]
             damaged = encode_int64(decode_int64(value) + 1) if family == USAGE_TABLE else value + b"!"

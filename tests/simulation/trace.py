@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.simulation.faults import Faults, actions_of
-from tests.simulation.truth import Violation
 from tests.simulation.world import Action, World
 
 MAX_SHRINK_RUNS = 1500
@@ -102,6 +101,3 @@ def simulate(seed: int) -> tuple[World, Failure | None]:
     """Run a seed."""
     world = World()
     return world, run(actions_of(seed), world)
-
-
-__all__ = ["Failure", "Violation", "explain", "run", "shrink", "simulate", "told"]

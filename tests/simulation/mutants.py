@@ -1,0 +1,190 @@
+"""Planted bugs: each takes one rule out of the product while a block runs, by putting a changed function in its place.
+
+The judge (``truth``) shares nothing with what is changed here. A simulation that does not find each of them within a bounded number of seeds
+proves little when it finds nothing in the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from replicated_db import apply, leader, replica, retry
+from replicated_db.leader import Leader, Reply
+from replicated_db.leader_loop import ReadIndex
+from replicated_db.overlay import Overlay
+from replicated_db.ports import View
+from replicated_db.reading import Reading, judge
+from schemas.codec import decode
+from tests.simulation.cluster import Node
+
+MUTANTS: dict[str, Callable[[], Any]] = {}
+
+
+def mutant(make: Callable[[], Iterator[None]]) -> Callable[[], Any]:
+    """Register a context manager under the words of its name."""
+    MUTANTS[make.__name__.replace("_", " ")] = found = contextmanager(make)
+    return found
+
+
+def _reads(wrong: dict[Reading, Reading]) -> Any:
+    """Make every replica read some of what is void as counting."""
+
+    def judged(position: Any, record: Any) -> Reading:
+        found = judge(position, record)
+        return wrong.get(found, found)
+
+    return patch.object(replica, "judge", judged)
+
+
+@mutant
+def nonce_check_off() -> Iterator[None]:
+    with _reads({Reading.TWIN: Reading.COUNTS}):
+        yield
+
+
+@mutant
+def seq_check_off() -> Iterator[None]:
+    with _reads({Reading.GAP: Reading.COUNTS, Reading.DUPLICATE: Reading.COUNTS}):
+        yield
+
+
+@mutant
+def void_rule_off() -> Iterator[None]:
+    """What a stale leader appends counts."""
+    with _reads({Reading.STALE_TERM: Reading.COUNTS}):
+        yield
+
+
+@mutant
+def contiguity_check_off() -> Iterator[None]:
+    """A leader takes an error-free report for effective wherever the record lies, and the replica does not mind the gap."""
+    settle, advance = Leader._settle, Leader._advance
+
+    def without_reading(self: Leader) -> Any:
+        entry = self._in_flight[0] if self._in_flight else None
+        if entry is not None and entry.report is not None:
+            self._last_offset = entry.report.offset - 1
+        return advance(self)
+
+    def settled(self: Leader, entry: Any, offset: int) -> Any:
+        self.replica.read_offset = max(self.replica.read_offset, offset - 1)
+        return settle(self, entry, offset)
+
+    with patch.object(Leader, "_advance", without_reading), patch.object(Leader, "_settle", settled):
+        yield
+
+
+@mutant
+def error_answered_before_its_batch_is_effective() -> Iterator[None]:
+    execute = Leader.execute
+
+    def hasty(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | None:
+        before = self.building
+        reply = execute(self, proposal, elapsed_ms)
+        if reply is not None or self._building is None or self.building == before:
+            return reply
+        last = self._building.replies[-1]
+        return last if decode(last.response).status != "OK" else None
+
+    with patch.object(Leader, "execute", hasty):
+        yield
+
+
+@mutant
+def merge_without_in_batch_visibility() -> Iterator[None]:
+    merge = apply._Planner.merge
+
+    def blind(self: Any, number: int, operation: Any) -> None:
+        self.rows.pop((operation.cf, operation.key), None)
+        merge(self, number, operation)
+
+    with patch.object(apply._Planner, "merge", blind):
+        yield
+
+
+@mutant
+def retry_rows_not_in_the_batch() -> Iterator[None]:
+    with patch.object(apply, "rows_of", lambda batch: []):
+        yield
+
+
+@mutant
+def prev_not_compared_on_apply() -> Iterator[None]:
+    with patch.object(apply._Planner, "_contradict", lambda *_: None):
+        yield
+
+
+@mutant
+def expiry_by_local_clock() -> Iterator[None]:
+    """The leader asks its own wall clock, instead of the batch's time, whether a request has expired."""
+    lead = Node._lead
+
+    def leading(self: Node) -> None:
+        self.service.clock = self.clock  # type: ignore[attr-defined]
+        lead(self)
+
+    def execute(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | None:
+        local_ms = self._service.clock.wall_ms()  # type: ignore[attr-defined]
+        with patch.object(leader, "is_expired", lambda sent_ms, _: retry.is_expired(sent_ms, local_ms)):
+            return original(self, proposal, elapsed_ms)
+
+    original = Leader.execute
+    with patch.object(Node, "_lead", leading), patch.object(Leader, "execute", execute):
+        yield
+
+
+@mutant
+def non_monotonic_timestamp() -> Iterator[None]:
+    with patch.object(Leader, "timestamp_ms", lambda self, elapsed_ms: self._clock_offset_ms + elapsed_ms):
+        yield
+
+
+@mutant
+def overlay_kept_after_step_down() -> Iterator[None]:
+    """The next claim of a node begins with what its last one had not seen effective."""
+    kept: dict[int, dict[Any, Any]] = {}
+
+    class Kept(Overlay):
+        def __init__(self, base: View) -> None:
+            super().__init__(base)
+            self._rows = {row: (value, -1) for row, (value, _) in kept.get(id(base), {}).items()}
+            kept[id(base)] = self._rows
+
+        def layer_of(self, cf: str, key: bytes) -> int | None:
+            number = super().layer_of(cf, key)
+            return None if number == -1 else number
+
+    with patch.object(leader, "Overlay", Kept):
+        yield
+
+
+@mutant
+def overlay_layer_dropped_before_its_write_is_visible() -> Iterator[None]:
+    """A layer goes when its batch is appended."""
+
+    class Hasty(Overlay):
+        def open_layer(self, number: int) -> None:
+            while self._layers:
+                super().drop_layer(self._layers[0][0])
+            super().open_layer(number)
+
+        def drop_layer(self, number: int) -> None:
+            if self._layers and self._layers[0][0] == number:
+                super().drop_layer(number)
+
+    with patch.object(leader, "Overlay", Hasty):
+        yield
+
+
+@mutant
+def read_index_from_a_stale_broker() -> Iterator[None]:
+    """A replica takes the log's end, as its own broker gives it, for the read index, and asks no leader."""
+
+    def own_end(self: Node, *_: Any) -> ReadIndex:
+        return ReadIndex(offset=self.log._end() - 1, record_hash=b"")
+
+    with patch.object(Node, "_read_index", own_end), patch.object(replica.Replica, "has_counted", lambda *_: True):
+        yield

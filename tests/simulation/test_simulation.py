@@ -1,0 +1,147 @@
+"""Whole clusters under faults, by seed: the suite's share of the seeds, determinism, coverage, and that planted bugs are found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.faults import Faults, actions_of
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.trace import explain, run, shrink, simulate, told
+from tests.simulation.world import World
+
+SEEDS = 2_000
+CHUNK = 250
+MOST_SEEDS_FOR_A_MUTANT = 400
+ROOT = Path(__file__).parents[2]
+
+SEEN: Counter[str] = Counter()
+
+WANTED = {
+    # the reading rule
+    "claim", "counts", "void: stale term", "void: lost claim", "void: twin", "void: duplicate", "void: gap",
+    "halt: broken", "halt: claim missed", "halt: term missed",
+    # processes
+    "crash", "crash in a write", "power failure", "pause", "zombie", "two claim", "cut off",
+    "lead: seq", "lead: stopped", "lead: another candidate was faster", "lead: log unavailable", "lead: unfit to lead",
+    # appends
+    "expired first", "expired in the middle", "report lost", "report held", "report late", "report without offset",
+    "report too high", "report too low", "appended twice", "overtaken", "orphan", "appended again", "twin",
+    # requests and answers
+    "request lost", "late request", "call id reused", "rejected", "response lost", "executed", "refused",
+    "REQUEST_EXPIRED", "CALL_ID_REUSED", "retry row removed",
+    "hint trusted", "resumed ten minutes back", "requests cut", "requests trimmed", "requests truncated under a leader",
+    # the log's tail, readers that miss part of it
+    "log cut", "log poisoned", "records skipped", "gap filled", "records again", "records missed", "stop: AheadOfLog",
+    # clocks
+    "node's clock seconds", "node's clock a year", "broker's clock seconds", "broker's clock a year",
+    "client's clock seconds", "client's clock a year", "long time",
+    # reads and divergence
+    "linearizable: read", "linearizable: no leader", "linearizable: not caught up", "linearizable: flagged", "row damaged",
+    "scrub",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("start", range(1, SEEDS + 1, CHUNK))
+def test_nothing_that_must_hold_is_broken(start: int):
+    for seed in range(start, start + CHUNK):
+        world, failure = simulate(seed)
+        SEEN.update(world.seen)
+        if failure is not None:
+            pytest.fail(explain(seed, failure), pytrace=False)
+
+
+def test_the_seeds_reach_every_fault_and_every_reading():
+    """Otherwise they prove little. Run alone, this test runs its own seeds."""
+    seed = 0
+    while len(SEEN) < len(WANTED) or (WANTED - set(+SEEN) and seed < SEEDS):
+        seed += 1
+        SEEN.update(simulate(seed)[0].seen)
+    assert set(+SEEN) >= WANTED
+
+
+@pytest.mark.parametrize("seed", [1, 77, 2024])
+def test_a_seed_gives_the_same_trace_each_time(seed: int):
+    one, other = simulate(seed)[0], simulate(seed)[0]
+    assert [entry.value for entry in one.log.entries] == [entry.value for entry in other.log.entries]
+    assert one.fingerprint() == other.fingerprint()
+    assert told(actions_of(seed)) == told(actions_of(seed))
+    assert simulate(seed + 1)[0].fingerprint() != one.fingerprint()
+
+
+def test_a_seed_gives_the_same_trace_in_other_processes():
+    """Nothing depends on the order of sets, on addresses, or on what has run before."""
+    found = {
+        subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--fingerprint", "5"],
+            cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": hash_seed}, check=True, capture_output=True, text=True,
+        ).stdout.strip()
+        for hash_seed in ("1", "2")
+    }  # fmt: skip
+    assert found == {simulate(5)[0].fingerprint()}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name: str):
+    with MUTANTS[name]():
+        seeds = range(1, MOST_SEEDS_FOR_A_MUTANT + 1)
+        assert any(simulate(seed)[1] is not None for seed in seeds), f"{name}: not found within {len(seeds)} seeds"
+
+
+def test_every_rule_that_matters_has_its_mutant():
+    assert set(MUTANTS) == {
+        "nonce check off", "seq check off", "void rule off", "contiguity check off",
+        "error answered before its batch is effective", "merge without in batch visibility", "retry rows not in the batch",
+        "prev not compared on apply", "expiry by local clock", "non monotonic timestamp", "overlay kept after step down",
+        "overlay layer dropped before its write is visible", "read index from a stale broker",
+    }  # fmt: skip
+
+
+def test_a_failure_tells_its_seed_a_short_trace_and_the_command():
+    with MUTANTS["nonce check off"]():
+        seed, failure = next((seed, found) for seed in range(1, 100) if (found := simulate(seed)[1]) is not None)
+        small = shrink(failure)
+        again = run(small.actions, World())
+        text = explain(seed, failure)
+    assert len(small.actions) < len(failure.actions) / 4
+    assert again is not None
+    assert str(again.error) == str(small.error)
+    assert f"seed {seed} fails" in text
+    assert "lands at" in text
+    assert f"make simulate SEEDS=1 START={seed}" in text
+    assert run(small.actions, World()) is None, "without the planted bug the same trace is harmless"
+
+
+def test_a_candidate_that_has_read_a_lost_tail_does_not_claim_on_top_of_it():
+    """Void records were read, lost and replaced by ones that count: its chain is not the log's, and a record of its own would stop everybody."""
+    world = World()
+    faults = Faults(world)
+
+    def settle() -> None:
+        for _ in range(12):
+            world.run(1, 20)
+            faults.deliver(3)
+
+    try:
+        world.nodes["n1"].lead()
+        settle()
+        end = len(world.log.entries)
+        faults.forge_twin(0)
+        settle()
+        world.log.cut(end)
+        faults.call(0)
+        settle()
+        assert world.truth.index == 1
+        assert {node.replica.position.index for node in world.nodes.values()} == {0}, "all have read past that offset"
+        world.invariants.may_stop["n2"] = "read a lost tail"
+        world.nodes["n2"].lead()
+        settle()
+        assert world.truth.halted is None
+        assert world.seen["stop: AheadOfLog"] == 1
+    finally:
+        world.close()
