@@ -19,15 +19,19 @@ TREE ?=
 DEEP ?=
 # Variable of `make test-full`: how often each fault is injected.
 ROUNDS ?= 10
+# Variables of `make simulate`: how many seeds, from which on.
+SEEDS ?= 10000
+START ?= 1
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full bench model demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo BROKERS=3 TREE=DIR KEEP=1   three brokers, your own tree, leave the stack running"
+	@echo "  make simulate SEEDS=100000 START=1    a night of simulated clusters"
 	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
 
 check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
@@ -77,6 +81,9 @@ test-full: install lint typecheck ## everything, each fault ROUNDS times
 
 model: ## Spin on the fencing protocol: every state within bounds, and a counterexample for each rule switched off (DEEP=1)
 	@$(PYTHON) tests/model/check.py $(if $(filter-out 0,$(DEEP)),--deep)
+
+simulate: install ## whole clusters under faults in one process, SEEDS seeds from START on; the first failure is shrunk and told
+	$(BIN)/python -m tests.simulation $(SEEDS) $(START)
 
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000

@@ -23,7 +23,7 @@ from replicated_db.errors import StopProcess
 from replicated_db.leader import Limits, Proposal, Reply
 from replicated_db.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
 from replicated_db.memory import MemoryStore
-from replicated_db.ports import LogUnavailable, OffsetOutOfRange, Write
+from replicated_db.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
 from replicated_db.position import POSITION_KEY, Position
 from replicated_db.replica import Identity, Outcome, Replica
 from schemas.codec import encode
@@ -169,7 +169,14 @@ class Node:
     """One Object Manager node with one shard."""
 
     def __init__(
-        self, name: str, scheduler: Scheduler, view: LogView, requests: RequestPartition, watch: Watch, seen: Any, ids: Any
+        self,
+        name: str,
+        scheduler: Scheduler,
+        view: LogView,
+        requests: RequestPartition,
+        watch: Watch,
+        seen: Any,
+        ids: Any,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
@@ -209,7 +216,7 @@ class Node:
         )  # fmt: skip
         settings: Any = Settings(node=self.name)
         self.follower = Follower(
-            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda _: None, self._fatal
+            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal
         )
         self.up, self.ready, self.running = True, False, True
         self._start("follow", self._follow)
@@ -266,7 +273,11 @@ class Node:
         while True:
             with suppress(LogUnavailable):
                 check_replica(
-                    self.replica, self.log, lambda _: None, now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep
+                    self.replica,
+                    self.log,
+                    lambda *_, **__: None,
+                    now_s=lambda: self.scheduler.now_ms / 1000,
+                    sleep=self._sleep,
                 )
                 break
             self._sleep(1)
@@ -284,6 +295,14 @@ class Node:
     def _wait_for_records(self) -> None:
         while self.log._end() <= self.fetch_offset:
             self.scheduler.wait(lambda: self.log._end() > self.fetch_offset, EVER_MS)
+
+    def offer_out_of_turn(self, entry: Entry) -> None:
+        """Offer a record to the replica that is not the next one."""
+
+        def offer() -> None:
+            self.replica.offer(entry.offset, entry.value)
+
+        self._start("miss", offer)
 
     # -- leading -----------------------------------------------------------------------------------------------------
 
@@ -313,7 +332,7 @@ class Node:
 
     def _read(self, nodes: dict[str, Node]) -> str:
         deadline_ms = self.scheduler.now_ms + READ_DEADLINE_MS
-        if self.replica.evidence is not None:
+        if self._flagged():
             return "flagged"
         found = self._read_index(nodes, deadline_ms)
         if found is None:
@@ -321,10 +340,15 @@ class Node:
         while self.replica.read_offset < found.offset:
             if self.scheduler.now_ms > deadline_ms:
                 return "not caught up"
-            self.scheduler.wait(lambda: self.replica.read_offset >= found.offset, deadline_ms + 1 - self.scheduler.now_ms)
+            self.scheduler.wait(
+                lambda: self.replica.read_offset >= found.offset, deadline_ms + 1 - self.scheduler.now_ms
+            )
         if not self.replica.has_counted(found.offset, found.record_hash):
             return "too long ago"
-        return "flagged" if self.replica.evidence is not None else "read"
+        return "flagged" if self._flagged() else "read"
+
+    def _flagged(self) -> bool:
+        return self.replica.evidence is not None
 
     def _read_index(self, nodes: dict[str, Node], deadline_ms: int) -> ReadIndex | None:
         asked = self if self.loop.leading else nodes.get(self.replica.position.leader)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 from replicated_db.merge import decode_int64, encode_int64
 from schemas.codec import decode, encode
@@ -264,7 +265,9 @@ class Faults:
         """A candidate that did not wait to read its own claim writes under the term that another has."""
         truth = self.world.truth
         if truth.term:
-            twin = Tick(term=truth.term, nonce=self.world.ids.nonce(), seq=truth.seq + 1 + (number & 1), prev_chain=truth.chain)
+            twin = Tick(
+                term=truth.term, nonce=self.world.ids.nonce(), seq=truth.seq + 1 + (number & 1), prev_chain=truth.chain
+            )
             self._done("twin", "")
             self.world.log.append(encode(twin))
 
@@ -352,7 +355,12 @@ class Faults:
         if not truth.term or len(self.world.log.entries) < 30:
             return
         ahead, kind = truth.term + 2, number % 3
-        header = {"term": truth.term, "nonce": truth.nonce, "seq": truth.seq + 1, "prev_chain": bytes(32)}
+        header: dict[str, Any] = {
+            "term": truth.term,
+            "nonce": truth.nonce,
+            "seq": truth.seq + 1,
+            "prev_chain": bytes(32),
+        }
         records = (
             Tick(**header), Tick(**header | {"term": ahead}),
             LeaderClaim(term=ahead, nonce=bytes(16), node="n1", address="n1", claimed_at_ms=0),
@@ -384,7 +392,7 @@ class Faults:
         if node.ready and offset < len(self.world.log.entries):
             before = node.replica.position
             self.world.invariants.may_stop[node.name] = "missed records"
-            node._start("miss", lambda: [node.replica.offer(offset, self.world.log.entries[offset].value)] and None)
+            node.offer_out_of_turn(self.world.log.entries[offset])
             self._done("records missed", f"{node.name} at {before.offset}")
 
     # -- clocks ------------------------------------------------------------------------------------------------------
@@ -431,5 +439,3 @@ class Faults:
     def _done(self, what: str, detail: str) -> None:
         self.world.note(what)
         self.world.tell(f"{what} {detail}".rstrip())
-
-

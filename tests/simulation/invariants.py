@@ -77,9 +77,13 @@ class Invariants(Watch):
         """A linearizable read of ``row`` ends here and now; ``required`` is what had been acknowledged when it began."""
         position = node.replica.position
         if position.index < required:
-            raise Violation(f"a linearizable read at {node.name} sees index {position.index}, but {required} was acknowledged")
+            raise Violation(
+                f"a linearizable read at {node.name} sees index {position.index}, but {required} was acknowledged"
+            )
         if node.name not in self.tainted and node.store.get(*row) != self.truth.row_at(row, position.offset):
-            raise Violation(f"a linearizable read at {node.name} sees another {row} than the log gives at {position.offset}")
+            raise Violation(
+                f"a linearizable read at {node.name} sees another {row} than the log gives at {position.offset}"
+            )
         self.acknowledged = max(self.acknowledged, position.index)
 
     # -- replicas ----------------------------------------------------------------------------------------------------
@@ -141,9 +145,7 @@ class Invariants(Watch):
 
     def check_whole(self, node: Node) -> None:
         """Compare every row: at the end."""
-        found = {
-            (cf, key): value for cf in node.replica.families.names for key, value in node.store.iterate(cf, b"")
-        }
+        found = {(cf, key): value for cf in node.replica.families.names for key, value in node.store.iterate(cf, b"")}
         if found != self.truth.rows:
             raise Violation(f"{node.name} holds other rows than the log gives")
         if node.replica.scan(node.store) != node.replica.digests:
@@ -156,7 +158,11 @@ class Invariants(Watch):
     def stopped(self, node: Node, error: BaseException) -> None:
         self.truth.seen[f"stop: {type(error).__name__}"] += 1
         cut_off = node.log.end is not None
-        if self.truth.halted is not None or self.may_stop.pop(node.name, None) is not None or node.name in self.diverged:
+        if (
+            self.truth.halted is not None
+            or self.may_stop.pop(node.name, None) is not None
+            or node.name in self.diverged
+        ):
             return
         if cut_off and (isinstance(error, OffsetOutOfRange) or "the log ends before" in str(error)):
             return

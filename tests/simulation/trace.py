@@ -29,16 +29,17 @@ class Failure:
 
 def run(actions: Sequence[Action], world: World) -> Failure | None:
     """Do the actions, heal, check; return what failed. Anything that is raised and not foreseen is a failure, too."""
-    step = 0
+    done = 0
     try:
         faults = Faults(world)
-        for step, action in enumerate(actions):
+        for action in actions:
             world.step(faults, action)
+            done += 1
             if world.truth.halted is not None:
                 break
         world.heal()
     except Exception as error:  # whatever it is, it has a seed and will be told
-        return Failure(error=error, actions=actions, step=step)
+        return Failure(error=error, actions=actions, step=done)
     finally:
         world.close()
     return None

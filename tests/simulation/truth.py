@@ -188,7 +188,9 @@ class Truth:
 
     def _check_effect(self, call: Call, result: Result, request: Request, now_ms: int, *, expired: bool) -> None:
         if call in self.effects:
-            raise Violation(f"call {call[1]} of {call[0].hex()} has two effects: {self.effects[call].index}, {result.index}")
+            raise Violation(
+                f"call {call[1]} of {call[0].hex()} has two effects: {self.effects[call].index}, {result.index}"
+            )
         if expired or call[1] < self._floor(call[0]):
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though it had expired")
         self.effects[call] = result

@@ -130,7 +130,9 @@ class World:
             number = number * 69069 + 1 & 0xFFFFFFFF
 
     def begin(self, client: Client, number: int) -> None:
-        value = client.begin(client.body(number), self.scheduler.now_ms, START_MS + self.scheduler.now_ms + client.skew_ms)
+        value = client.begin(
+            client.body(number), self.scheduler.now_ms, START_MS + self.scheduler.now_ms + client.skew_ms
+        )
         if value is None:
             return
         self.register(value)
