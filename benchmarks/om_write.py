@@ -1,15 +1,16 @@
 """createKey + commitKey through the whole system: one shard, one broker, three nodes applying, on this machine.
 
-    python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--json]
+    python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--mode leader late]
 
 Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table, and one
-JSON object a line: `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`, `cpu_us_per_request` by process,
+JSON object a line: `mode`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`, `cpu_us_per_request` by process,
 and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -24,12 +25,15 @@ from rich.console import Console
 from rich.table import Table
 
 from producers import Client
+from schemas.log import LEADER_MODE, REQUEST_MODES
+from stratolog.commands.modes import set_modes
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.stack import LocalKafka, TestStack
 
 VOLUME, BUCKET = "bench", "bucket"
 LOAD_TIMEOUT_S = 3600
 MIB = 1024 * 1024
+MEASURED = ("CreateKey", "CommitKey")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,11 @@ class System:
             peaks[name] = round(peak_kib / 1024, 1)
         return peaks
 
+    def set_mode(self, mode: str) -> None:
+        """Have what is measured executed by the leader, or by every replica."""
+        with Client(self.stack.settings.bootstrap_servers) as client:
+            set_modes(client, [0], MEASURED, mode)
+
     def measure(self, spec: Spec) -> dict[str, Any]:
         """Run the load generator in a process of its own and return its figures with the system's."""
         cpu_before, counts_before = self.cpu_s(), self.leader_counts()
@@ -100,11 +109,11 @@ class System:
 
 def print_table(rows: Iterable[dict[str, Any]]) -> None:
     """Print the figures for people."""
-    table = Table("in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request")
+    table = Table("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "requests/batch", "processor us/request")
     for row in rows:
         cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
         table.add_row(
-            str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}",
+            row["mode"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}",
             f"{row['requests_per_batch']:.1f}", cpu,
         )  # fmt: skip
     Console(stderr=True).print(table)
@@ -121,6 +130,10 @@ def main() -> None:
         default=60.0,
         help="seconds of load before anything is measured: a broker's JVM needs them",
     )
+    parser.add_argument(
+        "--mode", nargs="+", choices=REQUEST_MODES, default=[LEADER_MODE],
+        help="who executes: the leader, or every replica (late validation); with both, they run in turn at each level",
+    )  # fmt: skip
     parser.add_argument("--keys", type=int, default=0, help="load so many keys in the end and report peak memory")
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
     parser.add_argument("--durability", choices=("replicated", "fsync"), default="replicated")
@@ -142,10 +155,13 @@ def run(system: System, arguments: argparse.Namespace) -> None:
     if arguments.warm_up:
         system.measure(Spec(in_flight=500, seconds=arguments.warm_up, warm_up_seconds=0))
     rows = []
-    for in_flight in arguments.in_flight:
-        rows.append(system.measure(Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=2)))
+    for in_flight, mode in itertools.product(arguments.in_flight, arguments.mode):
+        system.set_mode(mode)
+        measured = system.measure(Spec(in_flight=in_flight, seconds=arguments.seconds, warm_up_seconds=2))
+        rows.append({"mode": mode, **measured})
         print(json.dumps(rows[-1]), flush=True)
     print_table(rows)
+    system.set_mode(LEADER_MODE)
     if arguments.keys:
         loaded = system.measure(Spec(in_flight=4000, seconds=LOAD_TIMEOUT_S, warm_up_seconds=0, pairs=arguments.keys))
         print(json.dumps({"keys_loaded": arguments.keys, **loaded, "peak_rss_mib": system.peak_rss_mib()}), flush=True)

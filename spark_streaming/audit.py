@@ -49,7 +49,7 @@ FINDING_SCHEMA = T.StructType(
     ]
 )
 """A verdict (``value``: single-object encoded Verdict), or the log's digest at a barrier (``value``: all sums as
-little-endian unsigned 64-bit integers; ``chain``)."""
+little-endian unsigned 64-bit integers, null where late validation keeps the log from saying it; ``chain``)."""
 
 TIMER_GRAIN_MS = 500
 """Deadlines are rounded up to it, so that one timer serves many."""
@@ -205,7 +205,8 @@ def _frames(shard: int, findings: Iterable[Finding]) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
 
 
-def _finding_row(shard: int, finding: Finding) -> tuple[str, int, int, int, bytes, bytes | None]:
+def _finding_row(shard: int, finding: Finding) -> tuple[str, int, int, int, bytes | None, bytes | None]:
     if isinstance(finding, KeptBarrier):
-        return BARRIER_ROW, shard, finding.offset, finding.index, sums_bytes(finding.sums), finding.chain
+        sums = None if finding.blind else sums_bytes(finding.sums)
+        return BARRIER_ROW, shard, finding.offset, finding.index, sums, finding.chain
     return VERDICT_ROW, shard, finding.barrier_offset, finding.index, encode(finding), None

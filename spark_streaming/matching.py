@@ -10,7 +10,10 @@ No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operato
 3. ``equal`` needs the same slots, chain and index, and a replica that is not flagged. Evidence makes ``diverged``.
 4. Once the log is broken nothing can be derived: every replica is ``diverged`` on basis ``log``, there and at every
    later barrier.
-5. State is bounded: KEPT_BARRIERS sums and EARLY_REPORTS reports a shard; beyond them the oldest goes, with its
+5. After a RequestBatch, and until a DigestBase, the log does not say what the rows are (``Core.blind``). At a barrier there
+   the replicas are compared with each other (:mod:`peers`): what a majority of the members reports stands for the log's sums,
+   and the verdict's basis says so.
+6. State is bounded: KEPT_BARRIERS sums and EARLY_REPORTS reports a shard; beyond them the oldest goes, with its
    missing reports judged ``unknown``.
 """
 
@@ -23,7 +26,18 @@ from typing import Protocol
 from schemas.messages import Difference, Evidence, Verdict
 from spark_streaming import digests
 from spark_streaming.digests import Hashes, Sums
-from spark_streaming.reading import BARRIER, BATCH, DIGEST_BASE, Header, LogBroken, Outcome, Position, read
+from spark_streaming.peers import agreed, alone_basis
+from spark_streaming.reading import (
+    BARRIER,
+    BATCH,
+    DIGEST_BASE,
+    REQUEST_BATCH,
+    Header,
+    LogBroken,
+    Outcome,
+    Position,
+    read,
+)
 
 KEPT_BARRIERS = 256
 """Barriers whose sums are kept for reports to come: over four minutes at one a second, 14 KiB each."""
@@ -87,21 +101,27 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptBarrier:
-    """What the log says at a barrier."""
+    """What the log says at a barrier; of a ``blind`` one, ``sums`` are what a majority of the replicas has reported."""
 
     offset: int
     index: int
     chain: bytes
     sums: Sums
+    blind: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they were judged unknown."""
+    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they were judged unknown.
+
+    At a blind barrier ``held`` are the reports kept until enough of them agree; ``voters`` is None once they did.
+    """
 
     deadline_ms: int | None
     index: int
     missing: set[Key]
+    voters: int | None = None
+    held: set[Key] = field(default_factory=set)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +135,7 @@ class Core:
     sums: Sums
     waiting: dict[int, Waiting] = field(default_factory=dict)
     early: dict[tuple[int, str, str], int | None] = field(default_factory=dict)
+    blind: bool = False
     broken_at: int | None = None
     broken_reason: str = ""
 
@@ -201,8 +222,9 @@ class ShardAudit:
         elif report.basis == EVIDENCE:
             yield self._verdict(report, DIVERGED, EVIDENCE, "the replica found another row than the log claims", now_ms)
         elif report.barrier_offset in core.waiting:
-            core.waiting[report.barrier_offset].missing.discard(report.key)
-            yield self._judge(self._store.get_barrier(report.barrier_offset), report, now_ms)
+            waiting = core.waiting[report.barrier_offset]
+            waiting.missing.discard(report.key)
+            yield from self._match(self._store.get_barrier(report.barrier_offset), waiting, report, now_ms)
         elif core.broken_at is not None and report.barrier_offset >= core.broken_at:
             yield self._verdict(report, DIVERGED, LOG, self._broken_reason(), now_ms)
         elif report.barrier_offset < core.position.next_offset:
@@ -223,6 +245,32 @@ class ShardAudit:
             return f"{report.node!r} is no replica of this shard"
         return None
 
+    def _match(self, barrier: KeptBarrier, waiting: Waiting, report: Report, now_ms: int) -> Iterator[Verdict]:
+        """Judge a report of a kept barrier, or hold it until a majority of the replicas agrees there."""
+        if waiting.voters is None or self._foreign(report):
+            yield self._judge(barrier, report, now_ms)
+            return
+        self._store.put_report(report)
+        waiting.held.add(report.key)
+        held = [self._store.get_report(barrier.offset, key) for key in sorted(waiting.held)]
+        found = agreed(held, len(self.families), waiting.voters)
+        if found is not None:
+            barrier = replace(barrier, sums=found)
+            self._store.put_barrier(barrier)
+            waiting.voters = None
+            yield from (self._judge(barrier, one, now_ms) for one in held)
+        elif not waiting.missing:
+            reason = "no majority of the replicas holds the same"
+            yield from (self._verdict(one, DIVERGED, alone_basis(one.basis), reason, now_ms) for one in held)
+        else:
+            return
+        self._release(barrier.offset, waiting)
+
+    def _release(self, offset: int, waiting: Waiting) -> None:
+        for key in waiting.held:
+            self._store.drop_report(offset, key)
+        waiting.held.clear()
+
     def _judge(self, barrier: KeptBarrier, report: Report, now_ms: int) -> Verdict:
         """Compare a report with its barrier."""
         wrong = self._foreign(report)
@@ -238,12 +286,14 @@ class ShardAudit:
         if report.flagged or report.evidence is not None:
             reasons.append("the replica is flagged")
         if len(differing):
-            reasons.append(f"{len(differing)} slots differ from the log's sums")
+            others = "what a majority of the replicas holds" if barrier.blind else "the log's sums"
+            reasons.append(f"{len(differing)} slots differ from {others}")
         if report.chain != barrier.chain:
             reasons.append(f"chain {report.chain.hex()[:16]}, the log's is {barrier.chain.hex()[:16]}")
         if report.index != barrier.index:
             reasons.append(f"index {report.index}, the log's is {barrier.index}")
-        basis = EVIDENCE if report.flagged or report.evidence is not None else report.basis
+        basis = alone_basis(report.basis) if barrier.blind else report.basis
+        basis = EVIDENCE if report.flagged or report.evidence is not None else basis
         verdict = self._verdict(report, DIVERGED if reasons else EQUAL, basis, "; ".join(reasons) or "", now_ms)
         return replace(verdict, index=barrier.index, differences=differences, differing_slots=len(differing))
 
@@ -302,7 +352,10 @@ class ShardAudit:
             if row.unknown_families:
                 raise LogBroken(header.offset, f"unknown column families: {', '.join(row.unknown_families)}")
             digests.add_changes(self.core.sums, row.slot, row.next, row.prev)
+        elif header.kind == REQUEST_BATCH:
+            self.core.blind = True
         elif header.kind == DIGEST_BASE:
+            self.core.blind = False
             try:
                 self.core.sums = digests.from_sparse(len(self.families), row.base_slots, row.base_sums)
             except ValueError as error:
@@ -311,18 +364,20 @@ class ShardAudit:
     def _reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
         position = self.core.position
         barrier = KeptBarrier(
-            offset=header.offset, index=header.index, chain=position.chain, sums=self.core.sums.copy()
-        )
+            offset=header.offset, index=header.index, chain=position.chain, sums=self.core.sums.copy(),
+            blind=self.core.blind,
+        )  # fmt: skip
         bases = (INCREMENTAL, SCRUBBED) if header.scrub else (INCREMENTAL,)
         missing = {(node, basis) for node in position.members for basis in bases}
         deadline_ms = now_ms + self.limits.report_timeout_ms
-        waiting = Waiting(deadline_ms=deadline_ms, index=header.index, missing=missing)
+        voters = len(position.members) if barrier.blind else None
+        waiting = Waiting(deadline_ms=deadline_ms, index=header.index, missing=missing, voters=voters)
         self.core.waiting[header.offset] = waiting
         self._store.put_barrier(barrier)
         yield barrier
         for report in self._early_of(header.offset):
             waiting.missing.discard(report.key)
-            yield self._judge(barrier, report, now_ms)
+            yield from self._match(self._store.get_barrier(header.offset), waiting, report, now_ms)
         while len(self.core.waiting) > self.limits.kept_barriers:
             yield from self._drop_barrier(min(self.core.waiting), now_ms)
 
@@ -340,6 +395,7 @@ class ShardAudit:
         self._store.drop_barrier(offset)
         if waiting.deadline_ms is not None:
             yield from self._missing(offset, waiting, "no report while the barrier was kept", now_ms)
+        self._release(offset, waiting)
 
     def _break(self, broken: LogBroken, now_ms: int) -> Iterator[Verdict]:
         self.core.broken_at, self.core.broken_reason = broken.offset, broken.reason
@@ -358,6 +414,10 @@ class ShardAudit:
     def _missing(self, offset: int, waiting: Waiting, reason: str, now_ms: int) -> Iterator[Verdict]:
         for node, basis in sorted(waiting.missing):
             yield self._plain_verdict(node, offset, waiting.index, UNKNOWN, basis, reason, now_ms)
+        for key in sorted(waiting.held):
+            held = self._store.get_report(offset, key)
+            reason = "no majority of the replicas has reported the same"
+            yield self._verdict(held, UNKNOWN, alone_basis(held.basis), reason, now_ms)
 
     def _unknown(self, report: Report, reason: str, now_ms: int) -> Verdict:
         return self._verdict(report, UNKNOWN, report.basis, reason, now_ms)

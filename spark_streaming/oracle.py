@@ -24,7 +24,7 @@ from spark_streaming import digests
 from spark_streaming.audit import log_row
 from spark_streaming.decode import column_of, decoded
 from spark_streaming.digests import Sums
-from spark_streaming.reading import BARRIER, BATCH, LogBroken, Outcome, Position, read
+from spark_streaming.reading import BARRIER, BATCH, REQUEST_BATCH, LogBroken, Outcome, Position, read
 from spark_streaming.transforms import header_rows, operation_family, operation_key, retry_key, retry_value, slot_of
 
 MAX_COUNTER_DIFFERENCES = 64
@@ -111,6 +111,12 @@ def ends(effective: DataFrame, at: str = "end") -> dict[int, tuple[int, int]]:
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
     return {row.shard: (row.at, row["last"]) for row in rows}
+
+
+def first_logged_requests(effective: DataFrame) -> dict[int, int]:
+    """Return the offset of the first RequestBatch of each shard that has one: no oracle can say what rows came of it."""
+    late = effective.where(F.col("kind") == REQUEST_BATCH).groupBy("shard").agg(F.min("offset").alias("at"))
+    return {row.shard: row.at for row in late.collect()}
 
 
 def operations(records: DataFrame, effective: DataFrame, until: Mapping[int, int]) -> DataFrame:
@@ -220,6 +226,8 @@ def check(
     records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, tuple[int, int]]
 ) -> tuple[dict[int, ShardDigest], list[CounterDifference]]:
     """Return each shard's digest after ``until``, and counters that the log claims falsely there.
+
+    Not for shards with a RequestBatch before that (:func:`first_logged_requests`).
 
     ``until`` gives for a shard (offset, index) of an effective record (see :func:`ends`). At most
     MAX_COUNTER_DIFFERENCES counters for each shard, by column family and key. Raises OracleError for a row in an

@@ -68,8 +68,11 @@ def verdict_fields(findings: DataFrame) -> DataFrame:
 
 def barrier_fields(session: SparkSession, barriers: list[Row]) -> DataFrame:
     """Return the log's digests at barriers as a frame for Parquet."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for row in barriers:
+        if row.value is None:  # after a RequestBatch the log has no digest
+            rows.append((row.shard, row.offset, row["index"], bytes(row.chain), None, None, None))
+            continue
         sums = sums_from(row.value)
         slots, values = digests.to_sparse(sums)
         # A Row is a tuple: its attribute ``index`` is a method.

@@ -13,6 +13,7 @@ A later version must read the state of an earlier one, or be started with a new 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -26,7 +27,7 @@ from spark_streaming.reading import Genesis, Position
 
 CORE_SCHEMA = "json string, sums binary"
 BARRIER_KEY = "offset long"
-BARRIER_SCHEMA = "index long, chain binary, sums binary"
+BARRIER_SCHEMA = "index long, chain binary, sums binary, blind boolean"
 REPORT_KEY = "offset long, node string, basis string"
 REPORT_SCHEMA = "offset long, value binary"
 
@@ -45,12 +46,15 @@ def core_row(core: Core) -> tuple[str, bytes]:
     """Return the core as a row of CORE_SCHEMA."""
     position = asdict(core.position)
     position |= {"nonce": core.position.nonce.hex(), "chain": core.position.chain.hex()}
-    waiting = [[at, w.deadline_ms, w.index, sorted(w.missing)] for at, w in core.waiting.items()]
+    waiting = [
+        [at, w.deadline_ms, w.index, sorted(w.missing), w.voters, sorted(w.held)] for at, w in core.waiting.items()
+    ]
     early = [[*at, deadline_ms] for at, deadline_ms in core.early.items()]
     document = {
         "position": position,
         "waiting": waiting,
         "early": early,
+        "blind": core.blind,
         "broken_at": core.broken_at,
         "broken_reason": core.broken_reason,
     }
@@ -75,13 +79,26 @@ def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
         position=Position(**position),
         sums=sums_from(row[1]),
         waiting={
-            at: Waiting(deadline_ms=deadline_ms, index=index, missing={(node, basis) for node, basis in missing})
-            for at, deadline_ms, index, missing in document["waiting"]
+            at: _waiting(deadline_ms, index, missing, *alone)
+            for at, deadline_ms, index, missing, *alone in document["waiting"]
         },
+        blind=document.get("blind", False),
         early={(at, node, basis): deadline_ms for at, node, basis, deadline_ms in document["early"]},
         broken_at=document["broken_at"],
         broken_reason=document["broken_reason"],
     )
+
+
+def _waiting(
+    deadline_ms: int | None,
+    index: int,
+    missing: list[list[str]],
+    voters: int | None = None,
+    held: Sequence[list[str]] = (),
+) -> Waiting:
+    """Restore what a barrier waits for; the state of before late validation has neither voters nor held reports."""
+    keys = [{(node, basis) for node, basis in pairs} for pairs in (missing, held)]
+    return Waiting(deadline_ms=deadline_ms, index=index, missing=keys[0], voters=voters, held=keys[1])
 
 
 def report_value(report: Report) -> bytes:
@@ -122,13 +139,13 @@ class SparkStore:
 
     def put_barrier(self, barrier: KeptBarrier) -> None:
         """Keep a barrier under its offset."""
-        value = (barrier.index, barrier.chain, sums_bytes(barrier.sums))
+        value = (barrier.index, barrier.chain, sums_bytes(barrier.sums), barrier.blind)
         self._barriers.updateValue((barrier.offset,), value)
 
     def get_barrier(self, offset: int) -> KeptBarrier:
         """Return a kept barrier."""
-        index, chain, sums = self._barriers.getValue((offset,))
-        return KeptBarrier(offset=offset, index=index, chain=bytes(chain), sums=sums_from(sums))
+        index, chain, sums, blind = self._barriers.getValue((offset,))
+        return KeptBarrier(offset=offset, index=index, chain=bytes(chain), sums=sums_from(sums), blind=bool(blind))
 
     def drop_barrier(self, offset: int) -> None:
         """Forget a kept barrier."""

@@ -36,11 +36,14 @@ from schemas.registry import registry
 from spark_streaming import sources
 from spark_streaming.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
 from spark_streaming.jobs.config import AuditConfig
-from spark_streaming.reading import BATCH, LOG_RECORD_TYPES
+from spark_streaming.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
 from spark_streaming.transforms import REPORT
 
 WATERMARK_SECONDS = 5
 """How long a window stays open for records of other partitions."""
+
+LOGGED = "LOGGED"
+"""Status of a request under late validation: what became of it is not in the log."""
 
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
 _ACCURACY = 1000
@@ -53,8 +56,8 @@ def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
 
 def log_samples(records: DataFrame) -> DataFrame:
     """Samples of log records; values and keys of operations are skipped over."""
-    frame = decoded(records, LOG_RECORD_TYPES, {BATCH: _light_batch()})
-    batch = F.col(column_of(BATCH))
+    frame = decoded(records, LOG_RECORD_TYPES, {BATCH: _light_batch(), REQUEST_BATCH: _light_request_batch()})
+    batch, late = F.col(column_of(BATCH)), F.col(column_of(REQUEST_BATCH))
     size = F.coalesce(F.length("value"), F.lit(0))
     per_record = F.array(_sample("record", F.coalesce(RECORD_TYPE, F.lit("undecodable")), "", size))
     counts = [
@@ -75,8 +78,19 @@ def log_samples(records: DataFrame) -> DataFrame:
             "request", result["request_type"], _status(result["response"]), appended_ms - result["first_sent_at_ms"]
         ),
     )
-    is_batch = F.col(RECORD_TYPE) == BATCH
-    found = F.when(is_batch, F.concat(per_record, per_batch, per_request)).otherwise(per_record)
+    per_late = F.array(
+        _sample("batch", "requests", "", F.size(late["requests"])), _sample("log_index", "", "", late["last_index"])
+    )
+    per_logged = F.transform(
+        late["requests"],
+        lambda request: _sample("request", request["request_type"], LOGGED, appended_ms - request["first_sent_at_ms"]),
+    )
+    kind = F.col(RECORD_TYPE)
+    found = (
+        F.when(kind == BATCH, F.concat(per_record, per_batch, per_request))
+        .when(kind == REQUEST_BATCH, F.concat(per_record, per_late, per_logged))
+        .otherwise(per_record)
+    )
     return frame.select("shard", F.col("timestamp").alias("time"), F.explode(found).alias("s")).select(
         "shard", "time", "s.*"
     )
@@ -187,6 +201,16 @@ def _projected(name: str, wanted: tuple[str, ...]) -> str:
     schema = json.loads(schema_text(name))
     schema["fields"] = [field for field in schema["fields"] if field["name"] in wanted]
     return json.dumps(schema)
+
+
+def _light_request_batch() -> Any:
+    """RequestBatch's schema without the requests themselves."""
+    schema = json.loads(schema_text(REQUEST_BATCH))
+    for field in schema["fields"]:
+        if field["name"] == "requests":
+            request = field["type"]["items"]
+            request["fields"] = [f for f in request["fields"] if f["name"] in ("first_sent_at_ms", "request_type")]
+    return schema
 
 
 def _light_batch() -> Any:

@@ -5,8 +5,11 @@ and judges every replica at the last barrier of its shard; the oracle then compu
 Progress goes to stderr; the last line of stdout is one JSON object::
 
     {"ok": bool, "shards": [{"shard", "barrier_offset", "index", "log_digest" (hex16), "log_chain" (hex),
-      "oracle_digest", "oracle_rows", "oracle_agrees", "broken" (reason or null), "false_counters": [...],
+      "oracle_digest", "oracle_rows", "oracle_agrees" (null if "late"), "late", "broken" (reason or null), "false_counters": [...],
       "replicas": [{"node", "verdict", "basis", "differing_slots", "differences", "evidence", "reason"}]}]}
+
+"late": the log holds requests to be executed by each replica (late validation), so nobody can compute its rows from it; then
+``log_digest`` is null until a DigestBase, and the verdicts say in ``basis`` that they rest on the replicas alone.
 
 Exit status 0 only if every shard of the cluster has a barrier, all its replicas are ``equal`` there (a replica that
 has not reported is ``unknown``), the oracle agrees with the log's sums, and no log is broken. 1 otherwise, 2 for a
@@ -79,7 +82,9 @@ class _Gathered:
         ]
         rank = {DIVERGED: 0, UNKNOWN: 1, EQUAL: 2}
         # Of equally bad ones the one that rests on a scrub says more.
-        return min(found, key=lambda verdict: (rank[verdict.verdict], verdict.basis != SCRUBBED), default=None)
+        return min(
+            found, key=lambda verdict: (rank[verdict.verdict], not verdict.basis.endswith(SCRUBBED)), default=None
+        )
 
     def settled(self) -> bool:
         """Whether every replica has a verdict at the barrier of its shard."""
@@ -111,7 +116,11 @@ def audit_once(session: SparkSession, config: AuditConfig) -> dict[str, Any]:
         while not gathered.settled() and time.monotonic() < deadline:
             time.sleep(PAUSE_SECONDS)
             start(session, once, sink, once=True).awaitTermination()
-        until = {shard: (row.offset, row["index"]) for shard, row in gathered.barriers.items()}
+        until = {
+            shard: (row.offset, row["index"])
+            for shard, row in gathered.barriers.items()
+            if not _is_late(facts.get(shard, _ShardFacts()), row.offset)
+        }
         computed, counters = oracle.check(records, config.column_families, effective, until)
         effective.unpersist()
     finally:
@@ -119,7 +128,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> dict[str, Any]:
     shards = max((fact.shards for fact in facts.values()), default=0)
     results = []
     for shard in sorted(set(range(shards)) | set(facts)):
-        entry = _shard_result(shard, gathered, computed.get(shard), facts[shard].broken if shard in facts else None)
+        entry = _shard_result(shard, gathered, computed.get(shard), facts.get(shard, _ShardFacts()))
         entry["false_counters"] = [_counter(difference) for difference in counters if difference.shard == shard]
         results.append(entry)
     return {"ok": bool(results) and all(map(_is_ok, results)), "shards": results}
@@ -132,6 +141,8 @@ class _ShardFacts:
     shards: int = 0
     replicas: list[str] = dataclasses.field(default_factory=list)
     broken: str | None = None
+    late_from: int | None = None
+    """Offset of its first RequestBatch: from there on the oracle cannot compute it."""
 
 
 def _shard_facts(effective: DataFrame) -> dict[int, _ShardFacts]:
@@ -145,14 +156,21 @@ def _shard_facts(effective: DataFrame) -> dict[int, _ShardFacts]:
             fact.replicas = list(row.replicas)
             if row.kind == GENESIS:
                 fact.shards = row.shards
+    for shard, offset in oracle.first_logged_requests(effective).items():
+        facts.setdefault(shard, _ShardFacts()).late_from = offset
     return facts
 
 
+def _is_late(fact: _ShardFacts, offset: int) -> bool:
+    return fact.late_from is not None and fact.late_from < offset
+
+
 def _shard_result(
-    shard: int, gathered: _Gathered, computed: oracle.ShardDigest | None, broken: str | None
+    shard: int, gathered: _Gathered, computed: oracle.ShardDigest | None, fact: _ShardFacts
 ) -> dict[str, Any]:
     barrier = gathered.barriers.get(shard)
-    sums = sums_from(barrier.value) if barrier is not None else None
+    late = barrier is not None and _is_late(fact, barrier.offset)
+    sums = sums_from(barrier.value) if barrier is not None and barrier.value is not None else None
     return {
         "shard": shard,
         "barrier_offset": barrier.offset if barrier is not None else None,
@@ -161,8 +179,11 @@ def _shard_result(
         "log_chain": bytes(barrier.chain).hex() if barrier is not None else None,
         "oracle_digest": computed.digest if computed is not None else None,
         "oracle_rows": computed.rows if computed is not None else None,
-        "oracle_agrees": computed is not None and sums is not None and bool((computed.sums == sums).all()),
-        "broken": broken,
+        "oracle_agrees": None
+        if late
+        else computed is not None and sums is not None and bool((computed.sums == sums).all()),
+        "late": late,
+        "broken": fact.broken,
         "replicas": [_replica_result(shard, node, gathered) for node in gathered.replicas.get(shard, [])],
     }
 
@@ -199,7 +220,7 @@ def _is_ok(entry: dict[str, Any]) -> bool:
     verdicts: Iterable[str] = [replica["verdict"] for replica in entry["replicas"]]
     return (
         entry["broken"] is None
-        and entry["oracle_agrees"]
+        and entry["oracle_agrees"] is not False
         and not entry["false_counters"]
         and bool(entry["replicas"])
         and all(verdict == EQUAL for verdict in verdicts)

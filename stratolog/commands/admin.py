@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import members, operations, upgrades
+from stratolog.commands import members, modes, operations, replica_base, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
@@ -44,6 +44,7 @@ def register(app: typer.Typer) -> None:
     operations.register(group)
     members.register(group)
     upgrades.register(group)
+    modes.register(group)
     app.add_typer(group, name="admin")
 
 
@@ -55,15 +56,25 @@ def digest_base(
     shard: Shard,
     *,
     attempts: Annotated[int, typer.Option(min=1, max=100, help="Tries while the shard is being written.")] = 5,
+    from_replicas: Annotated[
+        bool,
+        typer.Option(
+            "--from-replicas", help="From equal full scans of a majority, instead of the log: after late validation."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restart a shard's digest sums from its live rows, recomputed by Spark with no claim of the log's used.
 
     To be done after a repair, when the log itself claimed wrong rows. The sums are valid at one index: if the shard is
-    written meanwhile, the command tries again; stop the writers if it does not succeed.
+    written meanwhile, the command tries again; stop the writers if it does not succeed. After late validation the log does not
+    say what the rows are: then --from-replicas.
     """
     settings = connected_settings_of(context)
     operations.check_shard(settings, shard)
+    if from_replicas:
+        _digest_base_from_replicas(settings, shard, attempts, as_json=as_json)
+        return
     check_spark()
     with progress(as_json) as report:
         done = _log_digest_base(settings, shard, attempts, report)
@@ -72,6 +83,18 @@ def digest_base(
     else:
         console.print(
             f"shard {shard}: a digest base of {done['rows']:,} rows at index {done['index']}, digest {done['digest']}, "
+            f"is in the log (attempt {done['attempts']} of {attempts})", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+
+def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, as_json: bool) -> None:
+    with progress(as_json) as report:
+        done = replica_base.log_base(settings, shard, attempts, report)
+    if as_json:
+        print_json(done)
+    else:
+        console.print(
+            f"shard {shard}: a digest base at index {done['index']}, digest {done['digest']}, held by {', '.join(done['agreeing'])}, "
             f"is in the log (attempt {done['attempts']} of {attempts})", highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -144,7 +144,7 @@ def print_result(result: Json) -> None:
     shards = [
         (
             shard["shard"], shard["index"], shard["log_digest"], shard["oracle_digest"], shard["oracle_rows"],
-            "yes" if shard["oracle_agrees"] else "NO", shard["broken"],
+            {True: "yes", None: "n/a (late validation)"}.get(shard["oracle_agrees"], "NO"), shard["broken"],
         )
         for shard in result["shards"]
     ]  # fmt: skip

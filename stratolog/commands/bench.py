@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
+from producers.client import Client
 from producers.keys import ensure_places
 from producers.load import LoadResult, LoadSpec, run_load
+from schemas.log import LEADER_MODE, REQUEST_MODES
+from schemas.sharding import shard_of
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table, progress
 from stratolog.commands.connection import client_of
+from stratolog.commands.modes import set_modes
 from stratolog.errors import EXIT_FAILED, UsageError
 
 MAX_IN_FLIGHT = 100_000
+MEASURED = ("CreateKey", "CommitKey")
 DEFAULT_IN_FLIGHT = "1,50,500,4000"
 
 
@@ -34,6 +40,12 @@ def command(
     size: Annotated[int, typer.Option(min=0, help="Size of each key in bytes.")] = 4096,
     volume: Annotated[str, typer.Option(help="Volume, made if need be; it decides the shard.")] = "bench",
     bucket: Annotated[str, typer.Option(help="Bucket, made if need be.")] = "bench",
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure createKey + commitKey on one shard of the running stack; the keys stay there.
@@ -41,11 +53,13 @@ def command(
     Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request failed.
     """
     levels = _levels(in_flight)
-    results: list[LoadResult] = []
+    modes = _modes(mode)
+    results: list[tuple[str | None, LoadResult]] = []
     with client_of(connected_settings_of(context), in_flight=max(levels)) as client, progress(as_json) as report:
         ensure_places(client, [(volume, bucket)])
-        for level in levels:
-            report(f"{level} in flight, {seconds + warm_up_seconds:g} s")
+        for level, chosen in itertools.product(levels, modes):
+            report(f"{level} in flight, {seconds + warm_up_seconds:g} s{f', {chosen} mode' if chosen else ''}")
+            _set_mode(client, volume, chosen)
             spec = LoadSpec(
                 volume=volume,
                 bucket=bucket,
@@ -54,20 +68,38 @@ def command(
                 warm_up_seconds=warm_up_seconds,
                 size=size,
             )
-            results.append(run_load(client, spec))
+            try:
+                result = run_load(client, spec)
+            finally:
+                _set_mode(client, volume, chosen and LEADER_MODE)
+            results.append((chosen, result))
             if as_json:
-                print_json(asdict(results[-1]))
+                print_json(asdict(result) | ({"mode": chosen} if chosen else {}))
     if not as_json:
-        columns = ("in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
-        print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(result) for result in results])
-    if any(result.failures for result in results):
+        columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
+        print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results])
+    if any(result.failures for _, result in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _row(result: LoadResult) -> tuple[str, ...]:
+def _modes(given: list[str] | None) -> list[str | None]:
+    """Return the modes to run in; None = as it is."""
+    for name in given or []:
+        if name not in REQUEST_MODES:
+            raise UsageError(f"--mode {name!r} is none of {', '.join(REQUEST_MODES)}")
+    return [*given] if given else [None]
+
+
+def _set_mode(client: Client, volume: str, mode: str | None) -> None:
+    """Set the mode of what is measured, on the shard that is measured."""
+    if mode is not None:
+        set_modes(client, [shard_of(volume, client.shards)], MEASURED, mode)
+
+
+def _row(mode: str | None, result: LoadResult) -> tuple[str | None, ...]:
     failures = ", ".join(f"{count} {status}" for status, count in sorted(result.failures.items()))
     return (
-        f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}",
+        mode, f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}",
         f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
     )  # fmt: skip
 

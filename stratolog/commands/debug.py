@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import httpx
 import typer
@@ -12,12 +13,18 @@ import typer
 from replicated_db.errors import StopProcess
 from replicated_db.ports import Entry
 from replicated_db.reading import Reading
-from schemas.log import Batch, LogRecord
+from schemas.codec import decode_as
+from schemas.log import Batch, LogRecord, RequestBatch
+from schemas.messages import PreparedRequest
+from schemas.result_codes import OK
 from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.settings import Settings
 from stratolog.shard_log import read_judged
+
+if TYPE_CHECKING:
+    from stratolog.commands.late_replay import Replay
 
 DEFAULT_RECORDS = 50
 SCAN_TIMEOUT_S = 600.0
@@ -39,6 +46,12 @@ def log(
     start: Annotated[int, typer.Option("--from", help="First offset to print.", min=0)] = 0,
     stop: Annotated[int | None, typer.Option("--to", help="Last offset to print.", min=0)] = None,
     limit: Annotated[int, typer.Option(help="At most so many records.", min=1)] = DEFAULT_RECORDS,
+    execute: Annotated[
+        bool,
+        typer.Option(
+            "--execute", help="Execute logged requests (late validation) on a replica in memory: which were invalid."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print a range of a shard's log, decoded; void records are marked with the reason.
@@ -50,14 +63,18 @@ def log(
     _check_shard(settings, shard)
     printed: list[Json] = []
     broken = None
+    replay = _replay(settings, shard) if execute else None
     for entry, record, verdict in read_judged(settings, shard):
+        statuses = None
+        if replay is not None and record is not None and isinstance(verdict, Reading):
+            statuses = replay.offer(entry.offset, entry.value, record)
         if entry.offset < start:
             continue
         if (stop is not None and entry.offset > stop) or len(printed) == limit:
             break
         if isinstance(verdict, StopProcess):
             broken = verdict
-        printed.append(_described(entry, record, verdict))
+        printed.append(_described(entry, record, verdict, statuses))
         if as_json:
             print_json({**printed[-1], "record": _plain(asdict(record)) if record is not None else None})
     if not as_json:
@@ -68,7 +85,16 @@ def log(
         raise typer.Exit(EXIT_FAILED)
 
 
-def _described(entry: Entry, record: LogRecord | None, verdict: Reading | StopProcess) -> Json:
+def _replay(settings: Settings, shard: int) -> Replay:
+    # Needs what nodes need, which a client's installation has not.
+    from stratolog.commands.late_replay import Replay
+
+    return Replay(cluster=settings.cluster, shard=shard, shards=settings.shards)
+
+
+def _described(
+    entry: Entry, record: LogRecord | None, verdict: Reading | StopProcess, statuses: Sequence[str] | None = None
+) -> Json:
     """Return one line of the table."""
     line: Json = dict.fromkeys(("index", "operations", "results", "term", "seq"))
     line |= {"offset": entry.offset, "appended_at_ms": entry.timestamp_ms, "bytes": len(entry.value)}
@@ -76,12 +102,24 @@ def _described(entry: Entry, record: LogRecord | None, verdict: Reading | StopPr
     line["reading"] = f"STOP: {verdict}" if isinstance(verdict, StopProcess) else verdict.value
     if record is not None:
         line |= {"term": record.term, "seq": getattr(record, "seq", None), "index": getattr(record, "index", None)}
+    if isinstance(record, RequestBatch):
+        line["index"] = f"{record.first_index}..{record.last_index}"
+        line["operations"] = "each replica's own"
+        line["results"] = _late_results(record, statuses)
     if isinstance(record, Batch):
         kinds = Counter(type(operation).__name__ for operation in record.operations)
         line["index"] = f"{record.first_index}..{record.last_index}"
         line["operations"] = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "none"
         line["results"] = len(record.results)
     return line
+
+
+def _late_results(record: RequestBatch, statuses: Sequence[str] | None) -> str:
+    """Say what became of logged requests, as far as it is known: what preExecute refused is in the log."""
+    if statuses is not None:
+        return ", ".join(f"{count} {status}" for status, count in sorted(Counter(statuses).items()))
+    refused = sum(decode_as(PreparedRequest, request.prepared).status != OK for request in record.requests)
+    return f"{len(record.requests)} requests" + (f", {refused} refused before they were logged" if refused else "")
 
 
 def _plain(value: Any) -> Any:

@@ -98,10 +98,10 @@ def by_replica(result: dict[str, Any], shard: int) -> dict[str, tuple[str, str]]
 
 @pytest.mark.timeout(600)
 def test_audit_at_once(topics: Callable[[int], Topics]):
-    """Six shards, each with its own story; the same result with 1 and with 4 shuffle partitions."""
-    sent = topics(6)
-    logs = [ordinary_log(shard, shards=6) for shard in range(6)]
-    true, silent, wrong, false, broken, healed = logs
+    """Eight shards, each with its own story; the same result with 1 and with 4 shuffle partitions."""
+    sent = topics(8)
+    logs = [ordinary_log(shard, shards=8) for shard in range(8)]
+    true, silent, wrong, false, broken, healed, late, based = logs
     sent.send(true, true.all_reports())
     sent.send(silent, silent.all_reports(("om1", "om2")))
     rows = wrong.barriers[-1].rows | {("keyTable", b"/vol/b/forged"): b"x"}
@@ -118,6 +118,16 @@ def test_audit_at_once(topics: Callable[[int], Topics]):
     healed.batch(healed.put("keyTable", b"/v/b/k", b"4"))
     healed.barrier()
     sent.send(healed, healed.all_reports())
+    late.mode()
+    late.request_batch(late.put("keyTable", b"/v/b/late", b"1"), requests=3)
+    at = late.barrier()
+    rows = late.rows | {("keyTable", b"/v/b/late"): b"of other software"}
+    sent.send(late, [late.report(at, "om1"), late.report(at, "om2", rows=rows), late.report(at, "om3")])
+    based.request_batch(based.put("keyTable", b"/v/b/late", b"1"))
+    based.digest_base()
+    based.batch(based.put("keyTable", b"/v/b/late", b"2"))
+    based.barrier()
+    sent.send(based, based.all_reports())
 
     results = []
     # Replicas that never report are waited for in further passes, in one of the runs only.
@@ -138,15 +148,20 @@ def test_audit_at_once(topics: Callable[[int], Topics]):
     assert by_replica(result, 3) == dict.fromkeys(REPLICAS, ("diverged", "incremental"))
     assert by_replica(result, 4) == dict.fromkeys(REPLICAS, ("diverged", "log"))
     assert by_replica(result, 5) == dict.fromkeys(REPLICAS, ("equal", "incremental"))
-    assert [s["oracle_agrees"] for s in result["shards"]] == [True, True, True, False, True, True]
+    alone = "replicas:incremental"
+    assert by_replica(result, 6) == {"om1": ("equal", alone), "om2": ("diverged", alone), "om3": ("equal", alone)}
+    assert by_replica(result, 7) == dict.fromkeys(REPLICAS, ("equal", "incremental"))
+    assert [s["oracle_agrees"] for s in result["shards"]] == [True, True, True, False, True, True, None, None]
+    assert [s["late"] for s in result["shards"]] == [False] * 6 + [True] * 2
     assert result["shards"][4]["broken"].startswith(f"offset {last.offset + 1}: ")
     for shard, log in enumerate(logs):
         found, true_at = result["shards"][shard], log.barriers[-1]
         assert (found["barrier_offset"], found["index"]) == (true_at.offset, true_at.index)
-        assert found["oracle_digest"] == total_hex(true_at.rows)
+        assert found["oracle_digest"] == (None if found["late"] else total_hex(true_at.rows))
         assert found["log_chain"] == true_at.chain.hex()
         assert found["false_counters"] == []
-        assert (found["log_digest"] == total_hex(true_at.rows)) == (shard != 3)
+        assert (found["log_digest"] == total_hex(true_at.rows)) == (shard not in (3, 6))
+    assert result["shards"][6]["log_digest"] is None
 
 
 class Job:

@@ -28,6 +28,8 @@ def odd_log() -> LogBuilder:
     log = ordinary_log()
     log.digest_base()
     log.batch(results=0)
+    log.mode()
+    log.request_batch(requests=3)
     log.batch(Put(cf="newTable", key=b"k", value=b"", prev=-(2**63)), Put(cf="", key=b"", value=b"x", prev=2**63 - 1))
     log.batch(log.put("keyTable", b"", b""), log.put("keyTable", "/v/b/ключ".encode(), bytes(range(256)) * 300))
     for value in (b"", b"\xc3\x01", b"garbage of more than ten bytes", b"\xc3\x01" + b"12345678" + b"body"):
@@ -202,6 +204,7 @@ def test_windows_count_what_is_in_the_log():
     log.batch(log.delete("keyTable", b"/v/a"), results=3, recorded=False)
     at = log.barrier()
     log.batch(results=5)
+    log.request_batch(requests=2)
     reports = raw_records({0: [encode(log.report(at, "om1")), encode(log.report(at, "om2", index=at.index - 2))]})
     found = windows.windowed(windows.samples(raw_records({0: log.values}), reports), seconds=10).persist()
     rows = {(row.metric, row.kind, row.status): row for row in found.collect()}
@@ -212,8 +215,11 @@ def test_windows_count_what_is_in_the_log():
     sent_at_ms = [START_MS + 10 * n - 5 for n in (1, 2, 3) for _ in range({1: 2, 2: 3, 3: 5}[n])]
     assert requests.greatest == APPENDED_AT.timestamp() * 1000 - min(sent_at_ms)
     assert requests.mean == pytest.approx(APPENDED_AT.timestamp() * 1000 - sum(sent_at_ms) / 10)
-    assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""]["count"]) == (10, 3)
+    assert rows["request", "CreateKey", windows.LOGGED]["count"] == 2
+    assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""]["count"]) == (12, 4)
     assert rows["record", "Batch", ""].total == sum(len(log.values[n]) for n in (2, 3, 5))
-    assert {key[1] for key in rows if key[0] == "record"} == {"LeaderClaim", "Genesis", "Batch", "Barrier"}
-    assert {row.node: row.lag for row in windows.lags(found).collect()} == {"om1": 5, "om2": 7}
+    assert {key[1] for key in rows if key[0] == "record"} == {
+        "LeaderClaim", "Genesis", "Batch", "Barrier", "RequestBatch",
+    }  # fmt: skip
+    assert {row.node: row.lag for row in windows.lags(found).collect()} == {"om1": 7, "om2": 9}
     found.unpersist()

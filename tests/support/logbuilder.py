@@ -24,12 +24,15 @@ from schemas.log import (
     DigestBase,
     FeatureLevel,
     Genesis,
+    LateRequest,
     LeaderClaim,
     Members,
     Merge,
+    Mode,
     Operation,
     Prepared,
     Put,
+    RequestBatch,
     Result,
     Tick,
 )
@@ -248,6 +251,38 @@ class LogBuilder:
         offset = self.count(self.batch_of(list(operations), derived, results))
         self.index += results
         return offset
+
+    def request_batch(self, *operations: Operation, requests: int = 1) -> int:
+        """Requests under late validation: the log holds them alone, the model what every replica makes of them."""
+        del operations  # they have changed the model, and are in no record
+        self.timestamp_ms += 10
+        found = [self.result() for _ in range(requests)]
+        offset = self.count(
+            RequestBatch(
+                **self.header(),
+                first_index=self.index + 1,
+                last_index=self.index + requests,
+                timestamp_ms=self.timestamp_ms,
+                request_position=None,
+                requests=[
+                    LateRequest(
+                        client_id=result.client_id,
+                        call_id=result.call_id,
+                        request_hash=result.request_hash,
+                        first_sent_at_ms=result.first_sent_at_ms,
+                        request_type=result.request_type,
+                        index=self.index + 1 + number,
+                        prepared=b"request",
+                    )
+                    for number, result in enumerate(found)
+                ],
+            )
+        )
+        self.index += requests
+        return offset
+
+    def mode(self, request_type: str = "CreateKey", mode: str = "late") -> int:
+        return self.count(Mode(**self.header(), index=self.index, request_type=request_type, mode=mode))
 
     # Records that have no effect.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from replicated_db.shard_state import ShardState
 from replicated_db.transaction import Transaction
 from schemas import features
 from schemas import result_codes as codes
-from schemas.log import DigestBase, FeatureLevel, Members, Prepared
+from schemas.log import LATE_MODE, LEADER_MODE, DigestBase, FeatureLevel, Members, Mode, Prepared
 from schemas.messages import (
     SHARD_COMMANDS,
     AddNode,
@@ -25,6 +25,7 @@ from schemas.messages import (
     LogDigestBase,
     Prepare,
     RemoveNode,
+    SetRequestMode,
     ShardCommand,
 )
 
@@ -106,3 +107,19 @@ def test_a_command_of_a_later_level_waits_for_finalize(body: ShardCommand):
 
 def test_every_command_names_its_shard():
     assert all("shard" in {field.name for field in fields(cls)} for cls in SHARD_COMMANDS)
+
+
+def test_set_request_mode():
+    late = SetRequestMode(shard=1, request_type="CreateKey", mode=LATE_MODE)
+    assert logged(late) == (Mode, {"request_type": "CreateKey", "mode": LATE_MODE})
+    assert logged(SetRequestMode(shard=1, request_type="CreateKey", mode=LEADER_MODE)) is None
+    in_late = replace(STATE, late=frozenset({"CreateKey"}))
+    assert logged(late, in_late) is None
+    assert logged(SetRequestMode(shard=1, request_type="CreateKey", mode=LEADER_MODE), in_late) is not None
+    assert "INVALID_REQUEST: mode 'lazy' is none of leader, late" in refused(
+        SetRequestMode(shard=1, request_type="CreateKey", mode="lazy")
+    )
+    for name in ("Prepare", "SetRequestMode", "", "NoSuch"):
+        assert f"no mode can be set for requests of type {name!r}" in refused(
+            SetRequestMode(shard=1, request_type=name, mode=LATE_MODE)
+        )

@@ -19,6 +19,7 @@ SHELL = [
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
     *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
+    ("admin", "mode"),
 ]  # fmt: skip
 
 
@@ -73,6 +74,14 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
         (("audit",), "give either --once or --follow"),
         (("audit", "--once", "--follow"), "give either --once or --follow"),
         (("admin", "digest-base", "2"), "no shard 2; there are 0..1"),
+        (("admin", "mode"), "a request type and a mode are needed, or --show"),
+        (("admin", "mode", "CreateKey"), "a request type and a mode are needed, or --show"),
+        (("admin", "mode", "NoSuch", "late"), "no request type 'NoSuch'; there are: CreateVolume, "),
+        (("admin", "mode", "Finalize", "late"), "no request type 'Finalize'"),
+        (("admin", "mode", "CreateKey", "lazy"), "mode 'lazy' is none of leader, late"),
+        (("admin", "mode", "CreateKey", "--show"), "--show takes no request type"),
+        (("admin", "mode", "--show", "--shard", "2"), "no shard 2; there are 0..1"),
+        (("bench", "--mode", "lazy"), "--mode 'lazy' is none of leader, late"),
         (("admin", "rebuild", "om1", "2"), "no shard 2; there are 0..1"),
         (("admin", "stop-node", "om7"), "no node 'om7'"),
         (("admin", "start-node", "om7"), "no node 'om7'"),

@@ -1,0 +1,40 @@
+"""What became of logged requests: a replica in memory that executes a shard's log, for ``debug log --execute``.
+
+The log of late validation holds requests, not answers: who wants to see which were invalid has to execute it from the beginning.
+"""
+
+from __future__ import annotations
+
+from om_processors.late import OMExecutor
+from om_processors.service import OM_FAMILIES
+from replicated_db.memory import MemoryStore
+from replicated_db.replica import Identity, Replica
+from schemas.codec import decode_as
+from schemas.log import LogRecord, RequestBatch
+from schemas.messages import Response
+
+
+class Replay:
+    """Executes the records of one shard, from the first on; its memory grows with the shard's rows."""
+
+    def __init__(self, *, cluster: str, shard: int, shards: int) -> None:
+        identity = Identity(cluster=cluster, shard=shard, shards=shards, node="replay")
+        # Pipelines are the leader's choice, made before a request is logged.
+        executor = OMExecutor(shard=shard, shards=shards, pipelines=())
+        self.replica = Replica(identity, OM_FAMILIES, MemoryStore(OM_FAMILIES.names), None, executor)
+
+    def offer(self, offset: int, value: bytes, record: LogRecord) -> list[str] | None:
+        """Execute the next record; return the result code of each request of a RequestBatch that counts.
+
+        Raises StopProcess kinds, as any replica does.
+        """
+        late = self.replica.late
+        late.answer_for(record.nonce)
+        outcome = self.replica.offer(offset, value, record)
+        if outcome.snapshot is not None:
+            outcome.snapshot.close()
+        if not isinstance(record, RequestBatch) or outcome.reading is None or not outcome.reading.takes_effect:
+            return None
+        answers = late.take_answers(offset)
+        self.replica.flush()
+        return [decode_as(Response, answer).status for answer in answers]

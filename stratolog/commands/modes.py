@@ -1,0 +1,120 @@
+"""``stratolog admin mode``: which request types are executed by the leader and which are validated late. Registered by ``admin``.
+
+Each shard's log says it for itself (Mode records), so the command is given to each; giving it again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table
+from stratolog.commands.connection import client_of
+from stratolog.commands.operations import check_shard, shard_views
+from stratolog.errors import Unavailable, UsageError
+from stratolog.settings import Settings
+
+if TYPE_CHECKING:
+    from producers.client import Client
+
+ALL = "all"
+"""In place of a request type: every one."""
+
+
+def register(group: typer.Typer) -> None:
+    """Add the command to the group ``admin``."""
+    group.command("mode")(mode)
+
+
+def request_types() -> tuple[str, ...]:
+    """Return the names of the request types that have a mode."""
+    from typing import get_args
+
+    from schemas.messages import SHARD_COMMANDS, RequestBody
+
+    return tuple(body.__name__ for body in get_args(RequestBody) if body not in SHARD_COMMANDS)
+
+
+def set_modes(client: Client, shards: Iterable[int], types: Sequence[str], wanted: str) -> list[dict[str, Any]]:
+    """Set the mode of request types on shards; return from which index on each holds."""
+    from schemas.messages import SetRequestMode
+
+    done = []
+    for shard in shards:
+        for request_type in types:
+            response = client.call(SetRequestMode(shard=shard, request_type=request_type, mode=wanted))
+            done.append({"shard": shard, "request_type": request_type, "mode": wanted, "index": response.index})
+    return done
+
+
+def mode(
+    context: typer.Context,
+    request_type: Annotated[str | None, typer.Argument(help="Request type, as CreateKey, or 'all'.")] = None,
+    wanted: Annotated[
+        str | None, typer.Argument(metavar="leader|late", help="Who executes requests of the type.")
+    ] = None,
+    *,
+    show: Annotated[
+        bool, typer.Option("--show", help="Change nothing: print the modes, and what late validation did.")
+    ] = False,
+    shard: Annotated[int | None, typer.Option(help="Only this shard.", min=0)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Have requests of a type executed by the leader, or validated late by every replica.
+
+    Late validation is there to be compared with: it is slower, its log holds invalid requests, and replicas with different software
+    diverge under it. After it, only a digest base from the replicas (admin digest-base --from-replicas) lets the audit sum again.
+    """  # fmt: skip
+    settings = connected_settings_of(context)
+    if shard is not None:
+        check_shard(settings, shard)
+    shards = range(settings.shards) if shard is None else [shard]
+    if show:
+        if request_type is not None:
+            raise UsageError("--show takes no request type")
+        _show(settings, shards, as_json)
+        return
+    types = _checked(request_type, wanted)
+    with client_of(settings) as client:
+        done = set_modes(client, shards, types, str(wanted))
+    if as_json:
+        print_json(done)
+        return
+    for line in done:
+        text = f"shard {line['shard']}: {line['request_type']} is in {wanted} mode after index {line['index'] - 1}"
+        console.print(text, highlight=False)
+
+
+def _checked(request_type: str | None, wanted: str | None) -> Sequence[str]:
+    from schemas.log import REQUEST_MODES
+
+    known = request_types()
+    if request_type is None or wanted is None:
+        raise UsageError("a request type and a mode are needed, or --show")
+    if request_type not in (ALL, *known):
+        raise UsageError(f"no request type {request_type!r}; there are: {', '.join(known)}, and {ALL!r}")
+    if wanted not in REQUEST_MODES:
+        raise UsageError(f"mode {wanted!r} is none of {', '.join(REQUEST_MODES)}")
+    return known if request_type == ALL else [request_type]
+
+
+def _show(settings: Settings, shards: Iterable[int], as_json: bool) -> None:
+    lines = []
+    for shard in shards:
+        views = shard_views(settings, shard)
+        if not views:
+            raise Unavailable(f"no node says anything of shard {shard}")
+        for node, view in views.items():
+            counts = {"executed": view["late_requests"], "invalid": view["late_invalid"]}
+            lines.append({"shard": shard, "node": node, "late": view["late_types"], **counts})
+    if as_json:
+        print_json(lines)
+        return
+    columns = ("shard", "node", "late", "executed", "invalid")
+    rows = [
+        (line["shard"], line["node"], ", ".join(line["late"]) or None, line["executed"], line["invalid"])
+        for line in lines
+    ]
+    print_table("Request types validated late; logged requests executed by each replica since its start", columns, rows)
