@@ -1,0 +1,242 @@
+"""Records histories of a real stack under faults, one fault each, and has them checked.
+
+    python -m tests.linearizability.campaign --histories 200 --seed 1 --out DIR     what `make linearizability` does
+
+Three nodes, two shards, one broker. A history has two fresh volumes, one on each shard, three writers and a reader on each node at
+``linearizable``. Its fault hits one shard's leader (or a node that leads nothing) in the middle of it; it goes on until the shard's volume
+has been written again, and ends with a reading of everything on every node that runs. Faults take turns, moments are
+random, from the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from producers import Client
+from tests.linearizability.checker import LINEARIZABLE, CheckerError, Verdict, build, check
+from tests.linearizability.history import History
+from tests.linearizability.recorder import BUCKETS, Crowd, Reader, Writer
+from tests.support.faults import bystander, fresh_volume
+from tests.support.stack import TestStack
+
+SHARDS = 2
+SESSION_TIMEOUT_MS = 1_500
+WRITERS_DEADLINE_MS = (1_000, 30_000, 30_000)
+CALM_S = (0.2, 0.7)
+"""How long a history runs before its fault."""
+LEAST_AFTER_S = 0.7
+WRITTEN_AGAIN = 15
+"""So many writes to the shard that was hit must have succeeded after the fault before a history ends."""
+SETTINGS: dict[str, Any] = {"shards": SHARDS, "barrier_interval_ms": 500, "session_timeout_ms": SESSION_TIMEOUT_MS}
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+def kill_leader(stack: TestStack, shard: int) -> None:
+    victim = stack.wait_leader(shard)
+    stack.kill_node(victim)
+    stack.wait_leader(shard, other_than=victim)
+    stack.start_node(victim)
+
+
+def pause_leader(stack: TestStack, shard: int) -> None:
+    """Freeze a leader until another leads; then it wakes and believes for a moment that it still does."""
+    victim = stack.wait_leader(shard)
+    stack.pause_node(victim)
+    try:
+        stack.wait_leader(shard, other_than=victim)
+    finally:
+        stack.resume_node(victim)
+
+
+def stop_leader(stack: TestStack, shard: int) -> None:
+    victim = stack.wait_leader(shard)
+    stack.stop_node(victim)
+    stack.wait_leader(shard, other_than=victim)
+    stack.start_node(victim)
+
+
+def kill_follower(stack: TestStack, shard: int) -> None:
+    victim = bystander(stack)
+    stack.kill_node(victim)
+    stack.start_node(victim)
+
+
+Fault = Callable[[TestStack, int], None]
+FAULTS: dict[str, Fault] = {
+    "leader SIGKILL": kill_leader,
+    "leader SIGSTOP, SIGCONT": pause_leader,
+    "leader SIGTERM": stop_leader,
+    "follower SIGKILL": kill_follower,
+}
+
+# --------------------------------------------------------------------------------------------------------- recording
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was seen under one fault."""
+
+    histories: int = 0
+    operations: int = 0
+    reads: int = 0
+    unknown: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+
+
+class Campaign:
+    """Histories of one running stack."""
+
+    def __init__(self, stack: TestStack, clients: Sequence[Client], *, out: Path, program: Path, seed: int) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.bad: list[Verdict] = []
+        self._stack = stack
+        self._clients = clients
+        self._out = out
+        self._program = program
+        self._rng = random.Random(seed)
+        self._seed = seed
+
+    def run(self, histories: int) -> Iterator[tuple[str, Verdict]]:
+        """Record and check so many histories, faults in turn; yield (fault, verdict) of each."""
+        for number in range(histories):
+            fault = list(FAULTS)[number % len(FAULTS)]
+            # A killed node that has just come back has not been given a shard yet: let it be there first.
+            self._stack.wait_led()
+            if fault.startswith("follower"):
+                self._stack.wait("a node that leads nothing", self._has_bystander)
+            history = self.record(fault)
+            verdict = self._judge(history, f"seed{self._seed}-{number:04d}")
+            tally = self.tallies.setdefault(fault, Tally())
+            tally.histories += 1
+            tally.operations += verdict.operations
+            tally.reads += sum(bool(one.node) for one in history.operations)
+            tally.unknown += verdict.unknown_outcomes
+            tally.verdicts[verdict.verdict] += 1
+            yield fault, verdict
+
+    def _has_bystander(self) -> bool:
+        leading = {name for shard in range(SHARDS) for name in self._stack.leaders(shard)}
+        return len(self._stack.nodes) > len(leading)
+
+    def record(self, fault: str) -> History:
+        """Record one history with one fault in it."""
+        stack, rng = self._stack, self._rng
+        shard = rng.randrange(SHARDS)
+        volumes = [fresh_volume(one, SHARDS) for one in range(SHARDS)]
+        history = History()
+        writers = self.writers(history, volumes)
+        readers = self.readers(history, volumes)
+        for volume in volumes:
+            writers[-1].write("create_volume", {"volume": volume})
+            for bucket in BUCKETS:
+                writers[-1].write("create_bucket", {"volume": volume, "bucket": bucket})
+        with Crowd(writers, readers):
+            time.sleep(rng.uniform(*CALM_S))
+            FAULTS[fault](stack, shard)
+            healed_ns = time.monotonic_ns()
+            time.sleep(LEAST_AFTER_S)
+            again = f"{WRITTEN_AGAIN} more writes to shard {shard}"
+            stack.wait(again, lambda: history.written_since(healed_ns, volumes[shard]) >= WRITTEN_AGAIN)
+        for reader in readers:
+            if reader.node in stack.nodes:
+                reader.read_all()
+            reader.close()
+        return history
+
+    def writers(self, history: History, volumes: Sequence[str]) -> list[Writer]:
+        sizes = count(1)
+        return [
+            Writer(
+                number=number, client=client, history=history, volumes=volumes, sizes=sizes,
+                rng=random.Random(self._rng.random()),
+            )
+            for number, client in enumerate(self._clients)
+        ]  # fmt: skip
+
+    def readers(self, history: History, volumes: Sequence[str], consistency: str = "linearizable") -> list[Reader]:
+        first = len(self._clients)
+        return [
+            Reader(
+                number=number, node=name, address=self._stack.address(name), history=history, volumes=volumes,
+                rng=random.Random(self._rng.random()), consistency=consistency,
+            )
+            for number, name in enumerate(self._stack.names, start=first)
+        ]  # fmt: skip
+
+    def _judge(self, history: History, name: str) -> Verdict:
+        path = history.save(self._out / f"{name}.jsonl")
+        verdict = check(self._program, [path], report=self._out)[0]
+        if verdict.verdict == LINEARIZABLE:
+            path.unlink()
+        else:
+            self.bad.append(verdict)
+        return verdict
+
+    def table(self) -> str:
+        """Return what was seen, a line for each fault."""
+        rows = [f"{'fault':26} {'histories':>9} {'operations':>10} {'reads':>8} {'unknown':>8}  verdicts"]
+        rows += [
+            f"{fault:26} {tally.histories:>9} {tally.operations:>10} {tally.reads:>8} {tally.unknown:>8}  "
+            + ", ".join(f"{number} {verdict}" for verdict, number in tally.verdicts.items())
+            for fault, tally in self.tallies.items()
+        ]
+        return "\n".join(rows)
+
+
+@contextmanager
+def clients_of(stack: TestStack) -> Iterator[list[Client]]:
+    """Open the writers' clients."""
+    with ExitStack() as opened:
+        found = []
+        for deadline_ms in WRITERS_DEADLINE_MS:
+            client = Client(stack.settings.bootstrap_servers, caller="recorder", deadline_ms=deadline_ms)
+            client.close_timeout_ms = 1_000
+            found.append(opened.enter_context(client))
+        yield found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a campaign on a stack of its own; return the exit status."""
+    parser = argparse.ArgumentParser(description="Record histories under faults and check that they are linearizable.")
+    parser.add_argument("--histories", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="where histories that fail, and the reports on them, are kept")
+    options = parser.parse_args(arguments)
+    out = options.out or Path(tempfile.mkdtemp(prefix="linearizability-"))
+    begin_s = time.monotonic()
+    try:
+        program = build(out / "bin")
+    except CheckerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    stack = TestStack(out / "stack", nodes=3, **SETTINGS)
+    with stack, clients_of(stack) as clients:
+        campaign = Campaign(stack, clients, out=out, program=program, seed=options.seed)
+        for number, (fault, verdict) in enumerate(campaign.run(options.histories), start=1):
+            if verdict.verdict != LINEARIZABLE or number % 10 == 0 or number == options.histories:
+                print(
+                    f"{number:>4}/{options.histories} {time.monotonic() - begin_s:6.0f} s  {fault}: {verdict.verdict}, "
+                    f"{verdict.operations} operations", flush=True,
+                )  # fmt: skip
+    print(campaign.table())
+    for bad in campaign.bad:
+        print(f"{bad.history}: {bad.verdict}: {bad.illegal}", file=sys.stderr)
+    if campaign.bad:
+        print(f"kept in {out}", file=sys.stderr)
+    return 1 if campaign.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

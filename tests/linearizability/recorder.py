@@ -1,0 +1,285 @@
+"""Clients that write and read a small key space at random, and note everything in a history.
+
+Writers use the SDK, each a client of its own; one has a short deadline, so that outcomes become unknown. Readers ask one node each, at a
+consistency of choice, so that every replica is read all the time. A read that is refused (503), or not answered, says nothing
+and is left out. A key's size is unique in its history: it tells one commit from another.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Self
+
+import httpx
+
+from producers import Client
+from producers.errors import OutcomeUnknown, RequestFailed, RetryableError
+from producers.keys import fit_blocks, session_of
+from schemas import messages as m
+from schemas.rows import BlockLocation
+from tests.linearizability.history import History
+
+BUCKETS = ("alpha", "beta")
+KEYS = ("k1", "k2", "k3")
+WRITES = {
+    "put": 40, "commit_again": 4, "delete_key": 14, "rename_key": 14, "create_bucket": 6, "delete_bucket": 8,
+    "create_volume": 2, "delete_volume": 2,
+}  # fmt: skip
+READS = {"key_info": 60, "list_keys": 20, "bucket_info": 10, "volume_info": 5, "list_buckets": 5}
+READ_TIMEOUT_S = 6.0
+READ_PACE_S = 0.01
+WRITE_PACE_S = 0.004
+REFUSED_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """An open key that was given to this writer."""
+
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    blocks: list[BlockLocation]
+    size: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Writer:
+    """One client's writes."""
+
+    number: int
+    client: Client
+    history: History
+    volumes: Sequence[str]
+    sizes: count[int]
+    rng: random.Random
+    _sessions: list[Session] = field(default_factory=list)
+
+    def step(self) -> None:
+        """Do one thing at random."""
+        kind = self.rng.choices(list(WRITES), list(WRITES.values()))[0]
+        place = {"volume": self.rng.choice(self.volumes)}
+        if kind.endswith("_volume"):
+            self.write(kind, place)
+            return
+        place["bucket"] = self.rng.choice(BUCKETS)
+        if kind.endswith("_bucket"):
+            self.write(kind, place)
+        elif kind == "put":
+            self.put(**place, key=self.rng.choice(KEYS))
+        elif kind == "delete_key":
+            self.write(kind, {**place, "key": self.rng.choice(KEYS)})
+        elif kind == "rename_key":
+            from_key, to_key = self.rng.sample(KEYS, 2)
+            self.write(kind, {**place, "key": from_key, "to": to_key})
+        elif self._sessions:
+            self.commit(self.rng.choice(self._sessions))
+
+    def put(self, volume: str, bucket: str, key: str) -> None:
+        """Open a key and commit it."""
+        size = next(self.sizes)
+        operation = self.history.call(self.number, "create_key", volume=volume, bucket=bucket, key=key)
+        try:
+            response = self.client.call(m.CreateKey(volume=volume, bucket=bucket, key=key, size=size))
+        except RequestFailed as error:
+            self.history.returned(operation, error.status)
+            return
+        except OutcomeUnknown:
+            self.history.unknown(operation)
+            return
+        except RetryableError:
+            return
+        opened = session_of(response)
+        self.history.returned(operation, "OK", session=opened.session_id)
+        session = Session(volume, bucket, key, opened.session_id, fit_blocks(opened.blocks, size), size)
+        self._sessions = [*self._sessions[-2:], session]
+        self.commit(session)
+
+    def commit(self, session: Session) -> None:
+        """Commit a session; the second time, or after its bucket's end, it is refused."""
+        self.write(
+            "commit_key",
+            {
+                "volume": session.volume, "bucket": session.bucket, "key": session.key,
+                "session": session.session_id, "size": session.size,
+            },
+            blocks=session.blocks,
+        )  # fmt: skip
+
+    def write(self, op: str, arguments: dict[str, Any], *, blocks: Sequence[BlockLocation] = ()) -> None:
+        """Send a request whose answer is a code alone, and note it."""
+        body = _body(op, arguments, blocks)
+        operation = self.history.call(self.number, op, **arguments)
+        try:
+            self.client.call(body)
+        except RequestFailed as error:
+            self.history.returned(operation, error.status)
+        except OutcomeUnknown:
+            self.history.unknown(operation)
+        except RetryableError:
+            pass  # nothing was sent
+        else:
+            self.history.returned(operation, "OK")
+
+
+def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.RequestBody:
+    match op:
+        case "create_volume":
+            return m.CreateVolume(volume=a["volume"])
+        case "delete_volume":
+            return m.DeleteVolume(volume=a["volume"])
+        case "create_bucket":
+            return m.CreateBucket(volume=a["volume"], bucket=a["bucket"])
+        case "delete_bucket":
+            return m.DeleteBucket(volume=a["volume"], bucket=a["bucket"])
+        case "delete_key":
+            return m.DeleteKey(volume=a["volume"], bucket=a["bucket"], key=a["key"])
+        case "rename_key":
+            return m.RenameKey(volume=a["volume"], bucket=a["bucket"], from_key=a["key"], to_key=a["to"])
+        case "commit_key":
+            return m.CommitKey(
+                volume=a["volume"], bucket=a["bucket"], key=a["key"],
+                session_id=a["session"], size=a["size"], blocks=list(blocks),
+            )  # fmt: skip
+    raise ValueError(op)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reader:
+    """One client's reads, all from one node."""
+
+    number: int
+    node: str
+    address: str
+    history: History
+    volumes: Sequence[str]
+    rng: random.Random
+    consistency: str = "linearizable"
+    answered: int = 0
+    refused: int = 0
+    _http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=READ_TIMEOUT_S, trust_env=False))
+
+    def step(self) -> bool:
+        """Read one thing at random; return whether there was an answer."""
+        op = self.rng.choices(list(READS), list(READS.values()))[0]
+        place = {"volume": self.rng.choice(self.volumes)}
+        if op in ("bucket_info", "list_keys", "key_info"):
+            place["bucket"] = self.rng.choice(BUCKETS)
+        if op == "key_info":
+            place["key"] = self.rng.choice(KEYS)
+        return self.read(op, **place)
+
+    def read(self, op: str, **place: str) -> bool:
+        """Read one thing; return whether there was an answer, which then is in the history."""
+        path, parameters = _path(op, **place)
+        operation = self.history.call(self.number, op, self.node, **place)
+        try:
+            answer = self._http.get(
+                f"http://{self.address}{path}", params={**parameters, "consistency": self.consistency}
+            )
+        except httpx.TransportError:
+            self.refused += 1
+            return False
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            self.refused += 1
+            return False
+        body = answer.json()
+        if answer.status_code == httpx.codes.OK:
+            self.history.returned(operation, "OK", **_result(op, body))
+        else:
+            self.history.returned(operation, body.get("error", f"HTTP_{answer.status_code}"))
+        self.answered += 1
+        return True
+
+    def read_all(self) -> bool:
+        """Read every place once; return whether all were answered."""
+        found = [self.read("list_buckets", volume=volume) for volume in self.volumes]
+        found += [self.read("list_keys", volume=v, bucket=b) for v in self.volumes for b in BUCKETS]
+        return all(found)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def _path(op: str, volume: str, bucket: str = "", key: str = "") -> tuple[str, dict[str, str]]:
+    base = f"/v1/volumes/{volume}"
+    match op:
+        case "volume_info":
+            return base, {}
+        case "list_buckets":
+            return f"{base}/buckets", {"limit": "1000"}
+        case "bucket_info":
+            return f"{base}/buckets/{bucket}", {}
+        case "list_keys":
+            return f"{base}/buckets/{bucket}/keys", {"limit": "1000"}
+        case "key_info":
+            return f"{base}/buckets/{bucket}/key", {"name": key}
+    raise ValueError(op)
+
+
+def _result(op: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what the sequential model says of a read, from a node's JSON."""
+    match op:
+        case "volume_info":
+            return {"count": body["usage"]["used_namespace"]}
+        case "list_buckets":
+            return {"buckets": [entry["bucket"] for entry in body["entries"]]}
+        case "bucket_info":
+            return {"count": body["usage"]["used_namespace"], "bytes": body["usage"]["used_bytes"]}
+        case "list_keys":
+            return {"keys": {entry["key"]: entry["size"] for entry in body["entries"]}}
+    return {"size": body["size"]}
+
+
+class Crowd:
+    """Writers and readers on their own threads, until told to stop."""
+
+    def __init__(self, writers: Sequence[Writer], readers: Sequence[Reader]) -> None:
+        self._stop = threading.Event()
+        self._errors: list[BaseException] = []
+        loops: list[Callable[[], None]] = [self._writes(writer) for writer in writers]
+        loops += [self._reads(reader) for reader in readers]
+        self._threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
+
+    def _writes(self, writer: Writer) -> Callable[[], None]:
+        def loop() -> None:
+            while not self._stop.wait(WRITE_PACE_S):
+                writer.step()
+
+        return self._guarded(loop)
+
+    def _reads(self, reader: Reader) -> Callable[[], None]:
+        def loop() -> None:
+            pause_s = READ_PACE_S
+            while not self._stop.wait(pause_s):
+                pause_s = READ_PACE_S if reader.step() else REFUSED_PAUSE_S
+
+        return self._guarded(loop)
+
+    def _guarded(self, loop: Callable[[], None]) -> Callable[[], None]:
+        def guarded() -> None:
+            try:
+                loop()
+            except BaseException as error:
+                self._errors.append(error)
+                raise
+
+        return guarded
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(120)
+            assert not thread.is_alive(), "a client hangs"
+        if self._errors:
+            raise self._errors[0]
