@@ -43,15 +43,20 @@ JAVA_VERSION = 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """Ports of one broker on the loopback."""
+    """Where one broker listens: its ports, on the loopback unless said otherwise.
+
+    ``launcher`` is put before the broker's command, as in ``ip netns exec NAME``.
+    """
 
     broker: int
     controller: int
+    host: str = "127.0.0.1"
+    launcher: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
         """The address that clients use."""
-        return f"127.0.0.1:{self.broker}"
+        return f"{self.host}:{self.broker}"
 
 
 def allocate_listeners(count: int, preferred: Sequence[int] = ()) -> tuple[Listener, ...]:
@@ -102,7 +107,7 @@ class KafkaCluster:
         """Start broker ``number`` (from 1) of a formatted cluster."""
         heap = 512 if len(self.listeners) == 1 else 400
         command: list[str | Path] = [
-            _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true",
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true",
             *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
         ]  # fmt: skip
         return spawn(command, log=self.log_file(number), detached=detached)
@@ -172,14 +177,14 @@ class KafkaCluster:
 
     def _properties(self, number: int) -> Mapping[str, str]:
         own = self.listeners[number - 1]
-        voters = ",".join(f"{n}@127.0.0.1:{one.controller}" for n, one in enumerate(self.listeners, start=1))
+        voters = ",".join(f"{n}@{one.host}:{one.controller}" for n, one in enumerate(self.listeners, start=1))
         copies = str(self.replication_factor)
         in_sync = str(min_in_sync(self.replication_factor))
         return {
             **_COMMON,
             "node.id": str(number),
             "controller.quorum.voters": voters,
-            "listeners": f"PLAINTEXT://{own.address},CONTROLLER://127.0.0.1:{own.controller}",
+            "listeners": f"PLAINTEXT://{own.address},CONTROLLER://{own.host}:{own.controller}",
             "advertised.listeners": f"PLAINTEXT://{own.address}",
             "log.dirs": str(self._home(number) / "data"),
             "default.replication.factor": copies,

@@ -117,7 +117,7 @@ class Campaign:
             if fault.startswith("follower"):
                 self._stack.wait("a node that leads nothing", self._has_bystander)
             history = self.record(fault)
-            verdict = self._judge(history, f"seed{self._seed}-{number:04d}")
+            verdict = self.judge(history, f"seed{self._seed}-{number:04d}")
             tally = self.tallies.setdefault(fault, Tally())
             tally.histories += 1
             tally.operations += verdict.operations
@@ -134,15 +134,9 @@ class Campaign:
         """Record one history with one fault in it."""
         stack, rng = self._stack, self._rng
         shard = rng.randrange(SHARDS)
-        volumes = [fresh_volume(one, SHARDS) for one in range(SHARDS)]
-        history = History()
-        writers = self.writers(history, volumes)
+        history, volumes = self.begin()
         readers = self.readers(history, volumes)
-        for volume in volumes:
-            writers[-1].write("create_volume", {"volume": volume})
-            for bucket in BUCKETS:
-                writers[-1].write("create_bucket", {"volume": volume, "bucket": bucket})
-        with Crowd(writers, readers):
+        with Crowd(self.writers(history, volumes), readers):
             time.sleep(rng.uniform(*CALM_S))
             FAULTS[fault](stack, shard)
             healed_ns = time.monotonic_ns()
@@ -154,6 +148,18 @@ class Campaign:
                 reader.read_all()
             reader.close()
         return history
+
+    def begin(self) -> tuple[History, list[str]]:
+        """Return a new history and the volumes it is about, one on each shard, which are there with their buckets."""
+        shards = self._stack.settings.shards
+        history = History()
+        volumes = [fresh_volume(shard, shards) for shard in range(shards)]
+        writer = self.writers(history, volumes)[-1]
+        for volume in volumes:
+            writer.write("create_volume", {"volume": volume})
+            for bucket in BUCKETS:
+                writer.write("create_bucket", {"volume": volume, "bucket": bucket})
+        return history, volumes
 
     def writers(self, history: History, volumes: Sequence[str]) -> list[Writer]:
         sizes = count(1)
@@ -175,7 +181,8 @@ class Campaign:
             for number, name in enumerate(self._stack.names, start=first)
         ]  # fmt: skip
 
-    def _judge(self, history: History, name: str) -> Verdict:
+    def judge(self, history: History, name: str) -> Verdict:
+        """Check a history; its file stays if it is not linearizable."""
         path = history.save(self._out / f"{name}.jsonl")
         verdict = check(self._program, [path], report=self._out)[0]
         if verdict.verdict == LINEARIZABLE:

@@ -21,7 +21,7 @@ import httpx
 from confluent_kafka.admin import AdminClient
 
 from stratolog.local.jars import kafka_jars
-from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, allocate_listeners, stop_brokers
+from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
 from stratolog.local.stack import is_led, node_command, node_environment, node_status, topic_plan
 from stratolog.local.topics import ensure_topics
@@ -46,8 +46,12 @@ def _http() -> httpx.Client:
 class LocalKafka:
     """Brokers in ``folder``; broker numbers count from 1."""
 
-    def __init__(self, folder: Path, *, brokers: int = 1, jvm: tuple[str, ...] = QUICK_START_JVM) -> None:
-        self.cluster = KafkaCluster(folder=folder, jars=kafka_jars(), listeners=allocate_listeners(brokers), jvm=jvm)
+    def __init__(
+        self, folder: Path, *, brokers: int = 1, jvm: tuple[str, ...] = QUICK_START_JVM,
+        listeners: tuple[Listener, ...] = (),
+    ) -> None:  # fmt: skip
+        listeners = listeners or allocate_listeners(brokers)
+        self.cluster = KafkaCluster(folder=folder, jars=kafka_jars(), listeners=listeners, jvm=jvm)
         self.processes: dict[int, Process] = {}
         self._admins: dict[str, AdminClient] = {}
 
@@ -124,6 +128,8 @@ class TestStack:
         )
         self.settings_file = folder / "stratolog.toml"
         self.nodes: dict[str, Process] = {}
+        self.launchers: dict[str, tuple[str, ...]] = {}
+        """Words to put before a node's command, as in ``ip netns exec NAME``."""
 
     # ------------------------------------------------------------------------------------------- life
 
@@ -181,7 +187,8 @@ class TestStack:
         if name in self.nodes and self.nodes[name].is_running():
             raise AssertionError(f"{name} runs already")
         environment = node_environment(self.settings_file)
-        process = spawn(command or node_command(name), log=self.log_file(name), detached=False, env=environment)
+        words = [*self.launchers.get(name, ()), *(command or node_command(name))]
+        process = spawn(words, log=self.log_file(name), detached=False, env=environment)
         self.nodes[name] = process
         return process
 
