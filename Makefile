@@ -7,7 +7,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated
 	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
-INTEGRATION := $(wildcard tests/integration tests/chaos)
+INTEGRATION := $(wildcard tests/integration tests/chaos tests/linearizability)
 # The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
 STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
 
@@ -17,6 +17,9 @@ KEEP ?=
 TREE ?=
 # Variable of `make model`: DEEP=1 adds larger bounds, some four minutes and 4 GB.
 DEEP ?=
+# Variables of `make linearizability`: how many histories, from which seed.
+HISTORIES ?= 200
+SEED ?= 1
 # Variable of `make test-full`: how often each fault is injected.
 ROUNDS ?= 10
 # Variables of `make simulate`: how many seeds, from which on.
@@ -25,14 +28,16 @@ START ?= 1
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model linearizability demo audit up down status clean
+
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  make demo BROKERS=3 TREE=DIR KEEP=1   three brokers, your own tree, leave the stack running"
 	@echo "  make simulate SEEDS=100000 START=1    a night of simulated clusters"
 	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
+	@echo "  make linearizability HISTORIES=50 SEED=7"
 
 check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
 	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' not found: install Python 3.11 or newer (or set PYTHON=...)" >&2; exit 1; }
@@ -84,6 +89,9 @@ model: ## Spin on the fencing protocol: every state within bounds, and a counter
 
 simulate: install ## whole clusters under faults in one process, SEEDS seeds from START on; the first failure is shrunk and told
 	$(BIN)/python -m tests.simulation $(SEEDS) $(START)
+
+linearizability: install ## HISTORIES histories of a real stack under faults, checked (needs Go; SEED)
+	$(BIN)/python -m tests.linearizability.campaign --histories $(HISTORIES) --seed $(SEED)
 
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -203,11 +204,11 @@ class Campaign:
 
 
 @contextmanager
-def clients_of(stack: TestStack) -> Iterator[list[Client]]:
+def clients_of(stack: TestStack, deadlines_ms: Sequence[int] = WRITERS_DEADLINE_MS) -> Iterator[list[Client]]:
     """Open the writers' clients."""
     with ExitStack() as opened:
         found = []
-        for deadline_ms in WRITERS_DEADLINE_MS:
+        for deadline_ms in deadlines_ms:
             client = Client(stack.settings.bootstrap_servers, caller="recorder", deadline_ms=deadline_ms)
             client.close_timeout_ms = 1_000
             found.append(opened.enter_context(client))
@@ -242,6 +243,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{bad.history}: {bad.verdict}: {bad.illegal}", file=sys.stderr)
     if campaign.bad:
         print(f"kept in {out}", file=sys.stderr)
+    elif options.out is None:
+        shutil.rmtree(out)
     return 1 if campaign.bad else 0
 
 

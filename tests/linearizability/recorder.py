@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,7 +22,7 @@ from producers.errors import OutcomeUnknown, RequestFailed, RetryableError
 from producers.keys import fit_blocks, session_of
 from schemas import messages as m
 from schemas.rows import BlockLocation
-from tests.linearizability.history import History
+from tests.linearizability.history import History, Operation
 
 BUCKETS = ("alpha", "beta")
 KEYS = ("k1", "k2", "k3")
@@ -34,6 +35,8 @@ READ_TIMEOUT_S = 6.0
 READ_PACE_S = 0.01
 WRITE_PACE_S = 0.004
 REFUSED_PAUSE_S = 0.05
+UNKNOWN_PAUSE_S = 1.0
+"""What a writer waits after an unknown outcome: each doubles what a checker has to consider, and a few are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Writer:
             self.history.returned(operation, error.status)
             return
         except OutcomeUnknown:
-            self.history.unknown(operation)
+            self._lost(operation)
             return
         except RetryableError:
             return
@@ -120,11 +123,15 @@ class Writer:
         except RequestFailed as error:
             self.history.returned(operation, error.status)
         except OutcomeUnknown:
-            self.history.unknown(operation)
+            self._lost(operation)
         except RetryableError:
             pass  # nothing was sent
         else:
             self.history.returned(operation, "OK")
+
+    def _lost(self, operation: Operation) -> None:
+        self.history.unknown(operation)
+        time.sleep(UNKNOWN_PAUSE_S)
 
 
 def _body(op: str, a: dict[str, Any], blocks: Sequence[BlockLocation]) -> m.RequestBody:

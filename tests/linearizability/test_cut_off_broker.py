@@ -33,6 +33,8 @@ ALONE = "om1"
 """The node that reaches the broker that is cut off, and no other."""
 PATIENCE_S = 180.0
 STALE_READS = 10
+DEADLINES_MS = (10_000, 60_000, 60_000)
+"""Of the writers: an outage of some twenty seconds is to leave few unknown outcomes, each of which the checker must consider."""
 
 reason = cache(netns.why_not)
 
@@ -106,7 +108,7 @@ def test_reads_hold_with_a_broker_cut_off_but_reachable_by_one_node(
     stack.wait_converged()
     cut_off = network.hosts[f"kafka{log_leader(stack)}"]
     rest = [host for name, host in network.hosts.items() if name.startswith("kafka") and host is not cut_off]
-    with clients_of(stack) as clients:
+    with clients_of(stack, DEADLINES_MS) as clients:
         campaign = Campaign(stack, clients, out=tmp_path / "histories", program=program, seed=time.time_ns())
         history, volumes = campaign.begin()
         readers = campaign.readers(history, volumes)

@@ -50,6 +50,7 @@ def test_histories_under_faults_are_linearizable(campaign: Campaign, stack: Test
     assert all(tally.reads > 0 for tally in campaign.tallies.values())
 
 
+@pytest.mark.slow
 def test_a_lie_planted_in_a_recorded_history_is_found(campaign: Campaign, stack: TestStack) -> None:
     stack.wait_led()
     history, volumes = campaign.begin()
