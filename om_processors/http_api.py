@@ -63,6 +63,7 @@ class HttpApi:
             "/v1/volumes/{volume}/buckets/{bucket}/key": self.key,
             "/v1/shards/{shard}/digest": self.digest,
             "/v1/shards/{shard}/rows": self.rows,
+            "/v1/shards/{shard}/row": self.row,
         }
 
     # -- reads -----------------------------------------------------------------------------------------------------
@@ -155,9 +156,7 @@ class HttpApi:
     async def rows(self, query: Any, shard: str) -> Answer:
         """Return key and hash of the rows of one digest bucket, to find the rows that differ."""
         replica = self._replica(shard)
-        cf, bucket = query.get("cf", ""), _number(query, "bucket", 0, 0, 255)
-        if cf not in replica.families.names:
-            raise OMError(INVALID_REQUEST, f"cf {cf!r} is not one of {', '.join(replica.families.names)}")
+        cf, bucket = _family(replica, query), _number(query, "bucket", 0, 0, 255)
         position, _, snapshot = replica.snapshot()
         try:
             rows = await asyncio.get_running_loop().run_in_executor(None, _bucket_rows, replica, snapshot, cf, bucket)
@@ -166,10 +165,34 @@ class HttpApi:
         answer = {"offset": position.offset, "index": position.index, "rows": rows[:MAX_ROWS]}
         return 200, {**answer, "truncated": len(rows) > MAX_ROWS}
 
+    async def row(self, query: Any, shard: str) -> Answer:
+        """Return one row of any family, to repair another replica's: its value in hexadecimal, null if it is absent."""
+        replica = self._replica(shard)
+        cf = _family(replica, query)
+        try:
+            key = bytes.fromhex(query.get("key", ""))
+        except ValueError as error:
+            raise OMError(INVALID_REQUEST, f"key {query.get('key')!r} is not hexadecimal") from error
+        position, _, snapshot = replica.snapshot()
+        try:
+            value = snapshot.get(cf, key)
+        finally:
+            snapshot.close()
+        return 200, {
+            "offset": position.offset, "index": position.index, "value": None if value is None else value.hex(),
+        }  # fmt: skip
+
     def _replica(self, shard: str) -> Replica:
         if not shard.isdecimal() or int(shard) not in self._replicas:
             raise OMError(INVALID_REQUEST, f"there is no shard {shard!r}; there are 0..{len(self._replicas) - 1}")
         return self._replicas[int(shard)]
+
+
+def _family(replica: Replica, query: Any) -> str:
+    cf: str = query.get("cf", "")
+    if cf not in replica.families.names:
+        raise OMError(INVALID_REQUEST, f"cf {cf!r} is not one of {', '.join(replica.families.names)}")
+    return cf
 
 
 def _bucket_rows(replica: Replica, view: StoreView, cf: str, bucket: int) -> list[Json]:

@@ -130,6 +130,31 @@ class RocksSnapshot:
         self._cursors = {}
 
 
+class RocksReader(RocksView):
+    """A database that nobody has open, opened to be read. Raises StoreFailure if it does not open."""
+
+    def __init__(self, path: Path, families: Iterable[str]) -> None:
+        cache = Cache(BLOCK_CACHE_BYTES)
+        options = _options(cache)
+        options.create_if_missing(False)
+        names = [*families, *LOCAL_FAMILIES]
+        try:
+            columns = {name: _options(cache) for name in names}
+            self._db = Rdict(str(path), options, columns, AccessType.read_only())
+            super().__init__({name: self._db.get_column_family(name) for name in names})
+        except Exception as error:
+            raise StoreFailure(f"{path} does not open: {error}") from error
+
+    def close(self) -> None:
+        """Close the database; a second call does nothing."""
+        if not self._tables:
+            return
+        for table in self._tables.values():
+            table.close()
+        self._tables = {}
+        self._db.close()
+
+
 class RocksStore(RocksView):
     """A database in ``path``, with ``families`` and the replica-local ones. Raises StoreFailure if it does not open."""
 

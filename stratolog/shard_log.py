@@ -73,7 +73,7 @@ def read_judged(settings: Settings, shard: int, until: int | None = None) -> Ite
 
 def topic_id(settings: Settings) -> str:
     """Return the identity of the log topic's incarnation; raises Unavailable."""
-    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000})
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000, "log_level": 0})
     try:
         found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()
     except Exception as error:

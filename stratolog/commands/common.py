@@ -30,9 +30,10 @@ notes = Console(stderr=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invocation:
-    """Options given before the command's name."""
+    """Options given before the command's name. ``at`` is a state directory to read instead of the running stack."""
 
     config: Path | None
+    at: Path | None = None
 
 
 def settings_of(context: typer.Context) -> Settings:

@@ -90,9 +90,97 @@ def poison_request(
     _run(context, "poison-request", shard, drill.run, report, as_json)
 
 
+def replay(
+    context: typer.Context, *, shard: ShardOption = 0,
+    start: Annotated[
+        int | None,
+        typer.Option("--from", min=0, help="Begin at a checkpoint taken at or before this offset; 0 or nothing: at the first record."),
+    ] = None,
+    stop: Annotated[int | None, typer.Option("--to", min=0, help="The last offset; without, the last barrier.")] = None,
+    oracle: Annotated[
+        bool, typer.Option("--oracle", help="Have Spark's batch oracle recompute the rows too; half a minute or more.")
+    ] = False,
+    report: ReportOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    from stratolog.drills import replay as drill
+
+    wanted = drill.Range(start=start, stop=stop, oracle=oracle)
+    _run(
+        context,
+        "replay",
+        shard,
+        lambda session, cluster, number: drill.run(session, cluster, number, wanted),
+        report,
+        as_json,
+    )
+
+
+def point_in_time(
+    context: typer.Context, *,
+    index: Annotated[int | None, typer.Option(min=0, help="As of this managed index, of one shard: give --shard too.")] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="ISO", help="As of this time, as 2026-05-01T12:00:00Z; without a zone it is local time.")
+    ] = None,
+    shard: Annotated[int | None, typer.Option(min=0, help="Only this shard; without, all of them.")] = None,
+    into: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory to make; without, one in the stack's data directory.")
+    ] = None,
+    report: ReportOption = None, as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    from stratolog.drills import point_in_time as drill
+    from stratolog.drills.cluster import Cluster
+
+    settings = connected_settings_of(context)
+    if (index is None) == (time is None):
+        raise UsageError("give either --index or --time")
+    if shard is None and index is not None and settings.shards > 1:
+        raise UsageError("an index is one shard's: give --shard too")
+    _check_shard(settings, shard or 0)
+    try:
+        time_ms = None if time is None else drill.time_of(time)
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"--time {time!r} is not a time such as 2026-05-01T12:00:00Z") from error
+    moment = drill.Moment(index=index, time_ms=time_ms, into=None if into is None else into.expanduser().absolute())
+    shards = range(settings.shards) if shard is None else [shard]
+    cluster = Cluster(settings=settings)
+    done = _told(
+        settings, "point-in-time", shard, lambda session: drill.run(session, cluster, shards, moment), as_json
+    )  # fmt: skip
+    _finish(done, report, as_json)
+
+
+def corrupt_replica(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import corrupt_replica as drill
+
+    _run(context, "corrupt-replica", shard, drill.run, report, as_json)
+
+
+def lost_broker(
+    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
+    from stratolog.drills import lost_broker as drill
+
+    _run(context, "lost-broker", shard, drill.run, report, as_json)
+
+
+def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
+    from stratolog.drills import rolling_upgrade as drill
+    from stratolog.drills.cluster import Cluster
+
+    settings = connected_settings_of(context)
+    cluster = Cluster(settings=settings)
+    _finish(
+        _told(settings, "rolling-upgrade", None, lambda session: drill.run(session, cluster), as_json), report, as_json
+    )
+
+
 COMMANDS: Mapping[str, Callable[..., None]] = {
     "kill-leader": kill_leader, "zombie-leader": zombie_leader, "kill-follower": kill_follower,
-    "poison-request": poison_request,
+    "poison-request": poison_request, "replay": replay, "point-in-time": point_in_time,
+    "corrupt-replica": corrupt_replica, "lost-broker": lost_broker,
+    "rolling-upgrade": rolling_upgrade,
 }  # fmt: skip
 """The commands of ``stratolog drill`` by the name of the drill."""
 
@@ -107,10 +195,14 @@ def _run(
     from stratolog.drills.cluster import Cluster
 
     settings = connected_settings_of(context)
-    if not 0 <= shard < settings.shards:
-        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
+    _check_shard(settings, shard)
     cluster = Cluster(settings=settings)
     _finish(_told(settings, name, shard, lambda session: drill(session, cluster, shard), as_json), report, as_json)
+
+
+def _check_shard(settings: Settings, shard: int) -> None:
+    if not 0 <= shard < settings.shards:
+        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
 
 
 def _told(

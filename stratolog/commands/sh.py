@@ -8,21 +8,24 @@ at which position, so that a later read with ``--consistency session --session S
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from stratolog.commands import addresses
 from stratolog.commands.addresses import Address
-from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json
+from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
 from stratolog.commands.connection import PATIENCE_MS, client_of, reads_of
 from stratolog.commands.rows import print_fields, print_rows
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from producers.client import Client
+    from producers.reads import Reads
 
 DEFAULT_LENGTH = 100
 NO_QUOTA = -1
@@ -63,6 +66,7 @@ Node = Annotated[str | None, typer.Option(help="Ask this node and no other.")]
 def register(app: typer.Typer) -> None:
     """Add the groups."""
     shell = typer.Typer(no_args_is_help=True, help="Volumes, buckets and keys, in the way of 'ozone sh'.")
+    shell.callback()(_shell)
     groups: Mapping[str, Mapping[str, Any]] = {
         "volume": {
             "create": create_volume, "info": volume_info, "list": list_volumes, "delete": delete_volume,
@@ -88,6 +92,19 @@ def register(app: typer.Typer) -> None:
     app.add_typer(shell, name="sh")
 
 
+def _shell(
+    context: typer.Context, *,
+    at: Annotated[
+        Path | None,
+        typer.Option(
+            "--at", file_okay=False, exists=True, metavar="DIR",
+            help="Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the running stack.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    context.obj = replace(context.ensure_object(Invocation), at=at)
+
+
 # -- volumes -----------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +113,7 @@ def create_volume(
     owner: Owner = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Create a volume."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.create_volume(
             address.volume, owner=owner or "", quota_in_bytes=_quota(quota), quota_in_namespace=_quota(namespace_quota)
         )
@@ -108,7 +125,7 @@ def volume_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a volume and what of its quotas is used."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         print_fields(str(address), reads.volume_info(address.volume, consistency=consistency), as_json)
 
 
@@ -117,21 +134,21 @@ def list_volumes(
     consistency: Consistency = "linearizable", session: Session = None, node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List volumes by name."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         found = reads.list_volumes(prefix=prefix, start_after=start, consistency=consistency)
         _list("Volumes", ("volume", "owner", *QUOTAS, "creation_time_ms"), found, None if every else length, as_json)
 
 
 def delete_volume(context: typer.Context, address: Volume, *, as_json: JsonOption = False) -> None:
     """Delete a volume without buckets."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.delete_volume(address.volume)
         _did("deleted", address, client, as_json)
 
 
 def update_volume(context: typer.Context, address: Volume, *, owner: NewOwner, as_json: JsonOption = False) -> None:
     """Give a volume another owner."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_volume_property(address.volume, owner=owner)
         _did("updated", address, client, as_json)
 
@@ -142,7 +159,7 @@ def set_volume_quota(
 ) -> None:  # fmt: skip
     """Set a volume's quotas: the sum of its buckets' space quotas, the number of its buckets."""
     _check_given(quota, namespace_quota)
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_volume_property(address.volume, quota_in_bytes=quota, quota_in_namespace=namespace_quota)
         _did("quota set on", address, client, as_json)
 
@@ -155,7 +172,7 @@ def clear_volume_quota(
 ) -> None:  # fmt: skip
     """Lift a volume's quotas."""
     _check_given(space or None, namespace or None)
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_volume_property(
             address.volume,
             quota_in_bytes=NO_QUOTA if space else None,
@@ -172,7 +189,7 @@ def create_bucket(
     owner: Owner = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Create a bucket."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.create_bucket(
             address.volume, address.bucket, owner=owner or "",
             quota_in_bytes=_quota(quota), quota_in_namespace=_quota(namespace_quota),
@@ -185,7 +202,7 @@ def bucket_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a bucket and what of its quotas is used."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         print_fields(str(address), reads.bucket_info(address.volume, address.bucket, consistency=consistency), as_json)
 
 
@@ -195,7 +212,7 @@ def list_buckets(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List a volume's buckets by name."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         found = reads.list_buckets(address.volume, prefix=prefix, start_after=start, consistency=consistency)
         columns = ("bucket", "owner", *QUOTAS, "creation_time_ms")
         _list(f"Buckets of {address}", columns, found, None if every else length, as_json)
@@ -203,14 +220,14 @@ def list_buckets(
 
 def delete_bucket(context: typer.Context, address: Bucket, *, as_json: JsonOption = False) -> None:
     """Delete a bucket without keys."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.delete_bucket(address.volume, address.bucket)
         _did("deleted", address, client, as_json)
 
 
 def update_bucket(context: typer.Context, address: Bucket, *, owner: NewOwner, as_json: JsonOption = False) -> None:
     """Give a bucket another owner."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_bucket_property(address.volume, address.bucket, owner=owner)
         _did("updated", address, client, as_json)
 
@@ -221,7 +238,7 @@ def set_bucket_quota(
 ) -> None:  # fmt: skip
     """Set a bucket's quotas: the bytes of its keys, and their number."""
     _check_given(quota, namespace_quota)
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_bucket_property(
             address.volume, address.bucket, quota_in_bytes=quota, quota_in_namespace=namespace_quota
         )
@@ -236,7 +253,7 @@ def clear_bucket_quota(
 ) -> None:  # fmt: skip
     """Lift a bucket's quotas."""
     _check_given(space or None, namespace or None)
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.set_bucket_property(
             address.volume, address.bucket,
             quota_in_bytes=NO_QUOTA if space else None, quota_in_namespace=NO_QUOTA if namespace else None,
@@ -258,7 +275,7 @@ def create_key(
     from producers.keys import fit_blocks
 
     given, length = dict(map(addresses.metadata_item, metadata or [])), size or 0
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         place = (address.volume, address.bucket, address.key)
         opened = client.create_key(*place, size=length, metadata=given)
         client.commit_key(*place, opened.session_id, size=length, blocks=fit_blocks(opened.blocks, length))
@@ -270,7 +287,7 @@ def key_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a key with its blocks and metadata."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         view = reads.key_info(address.volume, address.bucket, address.key, consistency=consistency)
         print_fields(str(address), view, as_json)
 
@@ -281,7 +298,7 @@ def list_keys(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List a bucket's keys by name."""
-    with reads_of(connected_settings_of(context), node=node, positions=session) as reads:
+    with _reads(context, node, session) as reads:
         found = reads.list_keys(
             address.volume, address.bucket, prefix=prefix, start_after=start, consistency=consistency
         )
@@ -291,7 +308,7 @@ def list_keys(
 
 def delete_key(context: typer.Context, address: Key, *, as_json: JsonOption = False) -> None:
     """Delete a key."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.delete_key(address.volume, address.bucket, address.key)
         _did("deleted", address, client, as_json)
 
@@ -303,7 +320,7 @@ def rename_key(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Rename a key within its bucket."""
-    with client_of(connected_settings_of(context), patience_ms=PATIENCE_MS) as client:
+    with _writer(context) as client:
         client.rename_key(address.volume, address.bucket, from_key, to_key)
         old, new = (Address(volume=address.volume, bucket=address.bucket, key=key) for key in (from_key, to_key))
         _did(f"renamed {old} to", new, client, as_json)
@@ -312,6 +329,26 @@ def rename_key(
 # -- what they share ---------------------------------------------------------------------------------------------------
 
 QUOTAS = ("quota_in_bytes", "quota_in_namespace")
+
+
+def _writer(context: typer.Context) -> AbstractContextManager[Client]:
+    """Open a client; raises UsageError if a state directory is to be read."""
+    at = context.ensure_object(Invocation).at
+    if at is not None:
+        raise UsageError(f"the state in {at} can be read only: without --at the command goes to the running stack")
+    return client_of(connected_settings_of(context), patience_ms=PATIENCE_MS)
+
+
+def _reads(context: typer.Context, node: str | None, session: dict[int, int] | None) -> AbstractContextManager[Reads]:
+    """Open reads from the running stack, or from the state directory given."""
+    at = context.ensure_object(Invocation).at
+    if at is None:
+        return reads_of(connected_settings_of(context), node=node, positions=session)
+    if node is not None or session is not None:
+        raise UsageError("--node and --session are about the running stack, not about the state in a directory (--at)")
+    from stratolog.state_directory import reads_at
+
+    return reads_at(at)
 
 
 def _quota(given: int | None) -> int:

@@ -35,10 +35,10 @@ def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, repor
     session.find(
         judgement.nothing_lost(load.journal, listings),
         judgement.nothing_invented(load.journal, listings),
-        judgement.applied_once(seen.calls, listings, counters),
+        judgement.applied_once(seen.calls, seen.late_calls, listings, counters),
         judgement.digests_equal(
-            cluster.names, {name: sums_of(report) for name, report in barrier.items()}, seen.digest,
-            basis=INCREMENTAL, where=f"offset {at}",
+            cluster.names, {name: sums_of(report) for name, report in barrier.items()}, seen.digest_here(),
+            basis=INCREMENTAL,
         ),
         judgement.rules_agree(seen.rules_differ),
     )  # fmt: skip

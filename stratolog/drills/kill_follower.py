@@ -49,6 +49,12 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         session.figures["records_read_after_restart"] = read
 
 
+def offset_in(store: RocksStore) -> int:
+    """Return the offset that a replica has stored, -1 if none."""
+    row = store.get(TRANSACTION_INFO, POSITION_KEY)
+    return -1 if row is None else Position.decode(row).offset
+
+
 def follower_of(cluster: Cluster, shard: int) -> str:
     """Return a node that follows the shard, one that leads nothing if there is one; raises CouldNotRun without any."""
     leader = cluster.wait_leader(shard)
@@ -67,7 +73,6 @@ def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
         shutil.copytree(source, copy)
         store = RocksStore(copy, OM_FAMILIES.names)
         try:
-            row = store.get(TRANSACTION_INFO, POSITION_KEY)
+            return offset_in(store)
         finally:
             store.close()
-    return -1 if row is None else Position.decode(row).offset

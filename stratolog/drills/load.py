@@ -137,7 +137,7 @@ def own_load(session: Session, cluster: Cluster, drill: str, shard: int) -> Iter
     volume = volume_name(drill, shard, settings.shards)
     with client_of(settings) as client:
         with session.step(f"write keys to /{volume}, shard {shard}"):
-            remove = session.touching(f"volume {volume}, of this drill's own", lambda: _removed(settings, volume))
+            remove = session.touching(f"volume {volume}, of this drill's own", lambda: removed(settings, volume))
             load = Load(client, volume)
         try:
             load.wait_more(WRITES_BEFORE)
@@ -148,7 +148,7 @@ def own_load(session: Session, cluster: Cluster, drill: str, shard: int) -> Iter
         remove()
 
 
-def _removed(settings: Settings, volume: str) -> str:
+def removed(settings: Settings, volume: str) -> str:
     """Delete a volume with a client of its own: the drill's may be closed by now."""
     try:
         with client_of(settings) as client:

@@ -19,6 +19,7 @@ from replicated_db.errors import StopProcess
 from replicated_db.reading import Reading
 from schemas.column_families import BUCKETS, RETRY_TABLE
 from schemas.log import (
+    Barrier,
     Batch,
     Checkpoint,
     Delete,
@@ -223,13 +224,26 @@ class Recorded:
     response: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """The log's digest at one of its records: ``known`` unless late validation made it something that the log does not give."""
+
+    offset: int
+    index: int
+    timestamp_ms: int
+    sums: Sums
+    known: bool
+    families: tuple[str, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Survey:
     """What one pass over a log has found.
 
     ``calls`` are the results of one client's calls by call id; ``void`` the void records from ``since`` on, the first MAX_VOID_KEPT of
-    them; ``checkpoints`` name -> offset of the batch that took it last; ``strangers`` whether other clients' results lie
-    behind ``since``; ``rules_differ`` the offset at which the nodes' rule and the auditor's disagree, if they do.
+    them; ``late_calls`` that client's calls which were logged for late validation, how often each; ``checkpoints`` name -> offset
+    of the batch that took it last; ``barrier`` the digest at the last barrier; ``strangers`` whether other clients' results
+    lie behind ``since``; ``rules_differ`` the offset at which the nodes' rule and the auditor's disagree, if they do.
     """
 
     digest: LogDigest = field(default_factory=LogDigest)
@@ -238,7 +252,10 @@ class Survey:
     void: list[VoidRecord] = field(default_factory=list)
     void_records: int = 0
     calls: dict[bytes, list[Recorded]] = field(default_factory=dict)
+    late_calls: dict[bytes, int] = field(default_factory=dict)
     checkpoints: dict[str, int] = field(default_factory=dict)
+    barrier: Digest | None = None
+    end_timestamp_ms: int = 0
     strangers: bool = False
     rules_differ: int | None = None
 
@@ -248,7 +265,7 @@ class Survey:
         effective = self.digest.offer(entry.offset, entry.value, entry.record)
         if effective != entry.reading.takes_effect and self.rules_differ is None:
             self.rules_differ = entry.offset
-        self.end_offset = entry.offset
+        self.end_offset, self.end_timestamp_ms = entry.offset, entry.timestamp_ms
         record = entry.record
         if not entry.reading.takes_effect:
             self._take_void(entry, since)
@@ -258,6 +275,21 @@ class Survey:
             )
         elif isinstance(record, Batch):
             self._take_batch(entry.offset, record, client_id, since)
+        elif isinstance(record, RequestBatch):
+            for request in record.requests:
+                if request.client_id == client_id:
+                    self.late_calls[request.call_id] = self.late_calls.get(request.call_id, 0) + 1
+                elif entry.offset >= since:
+                    self.strangers = True
+        elif isinstance(record, Barrier):
+            self.barrier = self.digest_here()
+
+    def digest_here(self) -> Digest:
+        """Return the log's digest after the last record taken."""
+        return Digest(
+            offset=self.end_offset, index=self.digest.index, timestamp_ms=self.end_timestamp_ms, sums=self.digest.sums(),
+            known=self.digest.known, families=self.digest.families,
+        )  # fmt: skip
 
     def _take_void(self, entry: LogEntry, since: int) -> None:
         if entry.offset < since:

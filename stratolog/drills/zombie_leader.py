@@ -59,7 +59,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             if frozen.appended:
                 break
         seen = judge_load(session, cluster, shard, load, reports, since)
-        session.find(judgement.answers_right(answers.answers(), seen.calls))
+        session.find(judgement.answers_right(answers.answers(), seen.calls, seen.late_calls))
         session.figures["times_frozen"] = attempt
         if not frozen.appended:
             raise CouldNotRun(

@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from producers.keys import ensure_places
+from schemas.messages import CancelPrepare, Prepare
 from stratolog.cli import build_app
-from stratolog.drills import kill_follower, kill_leader, poison_request, zombie_leader
+from stratolog.drills import (
+    corrupt_replica,
+    kill_follower,
+    kill_leader,
+    lost_broker,
+    poison_request,
+    replay,
+    zombie_leader,
+)
 from stratolog.drills.cluster import Cluster
-from stratolog.drills.report import COULD_NOT_RUN, PASSED, Report
+from stratolog.drills.load import BUCKET, client_of, put_key, volume_name
+from stratolog.drills.logview import survey
+from stratolog.drills.replay import Range
+from stratolog.drills.report import COULD_NOT_RUN, FAILED, PASSED, Report, StepFailed
 from stratolog.drills.session import Session, run
-from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE
+from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError
 from stratolog.local import stack
 from stratolog.local.processes import free_ports
 from stratolog.settings import Settings, load_settings
@@ -87,6 +101,71 @@ def test_poison_requests_by_the_command(cluster: Cluster, tmp_path: Path) -> Non
     assert "digest of the data" in done.stderr, "steps and findings are told as they go"
 
 
+def written(cluster: Cluster, name: str, keys: int = 5) -> None:
+    """Write a few keys into a volume of shard SHARD."""
+    with client_of(cluster.settings) as client:
+        ensure_places(client, [(name, BUCKET)])
+        for number in range(keys):
+            put_key(client, name, f"key-{number}", number)
+    for node in cluster.names:
+        cluster.wait_caught_up(node, SHARD)
+
+
+def replaying(wanted: Range) -> Callable[[Session, Cluster, int], None]:
+    return lambda session, cluster, shard: replay.run(session, cluster, shard, wanted)
+
+
+def test_replays_and_states_of_the_past(cluster: Cluster, tmp_path: Path) -> None:
+    volume = volume_name("past", SHARD, SHARDS)
+    written(cluster, volume)
+    index = cluster.view(cluster.wait_leader(SHARD), SHARD)["applied_index"]
+    # From the first record, to the last barrier; from the middle without a checkpoint.
+    report = drilled(cluster, "replay", replaying(Range()))
+    assert report.figures["records_applied"] > 0
+    refused = command(cluster, "replay", "--from", "5")
+    assert refused.exit_code == EXIT_UNAVAILABLE
+    assert "a bare replay from offset 5 is refused" in refused.stdout
+    assert "stratolog admin prepare" in refused.stdout
+    # With a checkpoint, from behind it.
+    with client_of(cluster.settings) as client:
+        client.call(Prepare(shard=SHARD, checkpoint="drill-base"))
+        client.call(CancelPrepare(shard=SHARD))
+    written(cluster, volume_name("later", SHARD, SHARDS))
+    checkpoint = survey(cluster.settings, SHARD).checkpoints["drill-base"]
+    part = drilled(cluster, "replay", replaying(Range(start=checkpoint + 2)))
+    assert "drill-base" in "".join(step.found for step in part.steps)
+    assert part.figures["records_applied"] < report.figures["records_applied"]
+    one = drilled(cluster, "replay", replaying(Range(stop=checkpoint - 1)))
+    assert "rebuilt" in one.findings[0].question
+    # As of the index before the last key was written, and as of now.
+    past, now = tmp_path / "past", tmp_path / "now"
+    done = command(
+        cluster, "point-in-time", "--shard", str(SHARD), "--index", str(index - 1), "--into", str(past), "--json"
+    )
+    assert done.exit_code == EXIT_OK, done.output
+    moment = datetime.now(UTC).isoformat()
+    assert command(cluster, "point-in-time", "--time", moment, "--into", str(now)).exit_code == EXIT_OK
+    assert keys_at(past, volume) == [f"key-{number}" for number in range(4)]
+    assert keys_at(now, volume) == [f"key-{number}" for number in range(5)]
+    for arguments in (("--index", "1"), ("--index", "1", "--time", moment), ("--time", "yesterday")):
+        assert isinstance(command(cluster, "point-in-time", *arguments).exception, UsageError)
+    for arguments in (("--time", "2999-01-01T00:00:00Z"), ("--index", "999999", "--shard", "0")):
+        assert command(cluster, "point-in-time", *arguments).exit_code == EXIT_UNAVAILABLE
+
+
+def keys_at(folder: Path, volume: str) -> list[str]:
+    arguments = ["sh", "--at", str(folder), "key", "list", f"/{volume}/{BUCKET}", "--json"]
+    done = CliRunner().invoke(build_app(), arguments)
+    assert done.exit_code == EXIT_OK, done.output
+    return [json.loads(line)["key"] for line in done.stdout.splitlines()]
+
+
+def test_a_lost_broker_needs_three(cluster: Cluster) -> None:
+    done = command(cluster, "lost-broker")
+    assert done.exit_code == EXIT_UNAVAILABLE
+    assert "the stack has 1 broker" in done.stdout
+
+
 def test_a_shard_that_there_is_not(cluster: Cluster) -> None:
     done = command(cluster, "kill-leader", "--shard", "7")
     assert "no shard 7" in str(done.exception)
@@ -111,6 +190,41 @@ def test_kill_follower(cluster: Cluster, fault_round: int) -> None:
 @pytest.mark.slow
 def test_zombie_leader(cluster: Cluster, fault_round: int) -> None:
     assert drilled(cluster, "zombie-leader", zombie_leader.run).figures["void_records"] > 0
+
+
+@pytest.mark.slow
+def test_corrupt_replica(cluster: Cluster, fault_round: int) -> None:
+    report = drilled(cluster, "corrupt-replica", corrupt_replica.run)
+    assert len(report.findings) == 3
+    assert any("repaired and verified" in text for text in report.restored)
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_not_repaired_gets_its_copy_back(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*_: Any, **__: Any) -> None:
+        raise StepFailed("the peer does not answer")
+
+    monkeypatch.setattr(corrupt_replica, "_repair", give_up)
+    report = run(
+        "corrupt-replica", SHARD, lambda s: corrupt_replica.run(s, cluster, SHARD), data_dir=cluster.settings.data_dir
+    )
+    assert (report.verdict, report.reason) == (FAILED, "the peer does not answer")
+    assert any("put back from the copy" in text for text in report.restored)
+    cluster.check_whole()
+    for name in cluster.names:
+        answer = cluster.get(name, f"/v1/shards/{SHARD}/digest", scrub="true")
+        assert answer["digest"] == answer["incremental"]["digest"], name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_lost_broker(tmp_path: Path) -> None:
+    settings = stack.up(settings_in(tmp_path / "three", brokers=3), detached=False)
+    try:
+        report = drilled(Cluster(settings=settings, detached=False), "lost-broker", lost_broker.run)
+        assert report.figures["back_in_sync_s"] > 0
+    finally:
+        stack.down(settings, remove_data=True)
 
 
 @pytest.mark.slow

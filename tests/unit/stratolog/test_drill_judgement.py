@@ -11,7 +11,7 @@ from schemas.codec import decode
 from stratolog.drills import judgement
 from stratolog.drills.judgement import Answered, Read, Rejection, Standing
 from stratolog.drills.load import Journal, Write
-from stratolog.drills.logview import Claim, LogDigest, Recorded, VoidRecord
+from stratolog.drills.logview import Claim, Digest, LogDigest, Recorded, VoidRecord, total
 from stratolog.drills.report import Finding
 from tests.support.logbuilder import ordinary_log
 
@@ -71,7 +71,7 @@ def test_nothing_invented(one: dict[str, int], other: dict[str, int], holds: boo
     ],
 )
 def test_applied_once(calls: Any, counters: dict[str, int], holds: bool) -> None:
-    assert judgement.applied_once(calls, {"om1": {"a": 1, "b": 2}}, {"om1": counters}).holds is holds
+    assert judgement.applied_once(calls, {}, {"om1": {"a": 1, "b": 2}}, {"om1": counters}).holds is holds
 
 
 def test_failover_is_the_first_acknowledgement_of_a_later_leader() -> None:
@@ -96,21 +96,21 @@ def test_failed_over(successor: str, pause_s: float | None, holds: bool) -> None
     assert judgement.failed_over("om1", successor, pause_s).holds is holds
 
 
-def digest_of_an_ordinary_log() -> LogDigest:
+def digest_of_an_ordinary_log(*, known: bool = True) -> Digest:
     found = LogDigest()
     for offset, value in enumerate(ordinary_log().values):
         found.offer(offset, value, decode(value))
-    return found
+    return Digest(offset=9, index=found.index, timestamp_ms=0, sums=found.sums(), known=known, families=found.families)
 
 
 def test_digests_equal() -> None:
     log = digest_of_an_ordinary_log()
-    truth = log.sums()
+    truth = log.sums
     slot = next(iter(truth))
     wrong = truth | {slot: truth[slot] ^ 1}
 
     def judged(**reported: dict[int, int]) -> Finding:
-        return judgement.digests_equal(NODES, reported, log, basis="incremental", where="offset 9")
+        return judgement.digests_equal(NODES, reported, log, basis="incremental")
 
     assert judged(om1=truth, om2=truth).holds
     assert not judged(om1=wrong, om2=wrong).holds, "they agree with each other and not with the log"
@@ -119,7 +119,7 @@ def test_digests_equal() -> None:
     assert f"om2 differs in {log.families[slot // 256]} bucket {slot % 256}" in different.seen
     assert judged(om1=truth).seen == "no report from om2"
     assert not judged(om1=truth).holds
-    log.known = False
+    log = digest_of_an_ordinary_log(known=False)
     assert judged(om1=wrong, om2=wrong).holds, "the log alone does not say: the replicas are compared with each other"
     assert not judged(om1=wrong, om2=truth).holds
 
@@ -170,7 +170,14 @@ def test_reads_right(reads: list[Read], holds: bool) -> None:
 )
 def test_answers_right(answers: dict[int, list[bytes]], holds: bool) -> None:
     calls = {number.to_bytes(8, "big"): recorded(number) for number in (1, 2)}
-    assert judgement.answers_right(answers, calls).holds is holds
+    assert judgement.answers_right(answers, calls, {}).holds is holds
+
+
+def test_calls_that_were_validated_late() -> None:
+    late = {(7).to_bytes(8, "big"): 2}
+    assert judgement.applied_once({}, late, {"om1": {"a": 1}}, {"om1": {"used_bytes": 1, "used_namespace": 1}}).holds
+    assert judgement.answers_right({7: [b"one", b"one"]}, {}, late).holds
+    assert not judgement.answers_right({7: [b"one", b"two"]}, {}, late).holds
 
 
 def test_stepped_down_and_burst() -> None:
@@ -225,3 +232,56 @@ def test_nothing_stopped() -> None:
 def test_many_are_named_few() -> None:
     assert judgement.named("abc") == "a, b, c"
     assert judgement.named("abcde") == "a, b, c and 2 more"
+
+
+def test_a_rebuilt_replica() -> None:
+    log = digest_of_an_ordinary_log()
+    slot = next(iter(log.sums))
+    wrong = log.sums | {slot: log.sums[slot] ^ 1}
+    assert judgement.rebuilt_equal({"running": log.sums, "scanned": log.sums}, log).holds
+    found = judgement.rebuilt_equal({"running": log.sums, "scanned": wrong}, log)
+    assert not found.holds
+    assert f"scanned digest differs in {log.families[slot // 256]} bucket {slot % 256}" in found.seen
+    assert judgement.scan_equal(log.sums, dict(log.sums)).holds
+    assert not judgement.scan_equal(log.sums, wrong).holds
+    assert judgement.live_equal({"om1": log.sums}, log.sums, log.families, ["om2"]).holds
+    assert "not to be had of om2" in judgement.live_equal({"om1": log.sums}, log.sums, log.families, ["om2"]).seen
+    assert not judgement.live_equal({"om1": log.sums, "om2": wrong}, log.sums, log.families, []).holds
+    assert not judgement.live_equal({}, log.sums, log.families, ["om1", "om2"]).holds
+    assert judgement.no_evidence(None).holds
+    assert not judgement.no_evidence("keyTable b'x' at index 3").holds
+
+
+@pytest.mark.parametrize(("digest", "index", "holds"), [(None, None, True), ("0" * 16, None, False), (None, 1, False)])
+def test_the_oracle(digest: str | None, index: int | None, holds: bool) -> None:
+    log = digest_of_an_ordinary_log()
+    assert judgement.oracle_equal(digest or total(log.sums), index or log.index, log).holds is holds
+
+
+def test_a_damaged_row() -> None:
+    log = digest_of_an_ordinary_log()
+    slot, other = list(log.sums)[:2]
+    damaged = log.sums | {slot: log.sums[slot] ^ 1}
+    assert judgement.scrub_names("om2", {"om1": log.sums, "om2": damaged}, log, [slot]).holds
+    assert not judgement.scrub_names("om2", {"om1": damaged, "om2": damaged}, log, [slot]).holds
+    assert not judgement.scrub_names("om2", {"om1": log.sums, "om2": log.sums}, log, []).holds
+    assert not judgement.scrub_names("om2", {"om1": log.sums, "om2": damaged}, log, [slot, other]).holds
+    assert judgement.audit_names("om2", [("keyTable", 7)], [("keyTable", 7)]).holds
+    assert not judgement.audit_names("om2", [("keyTable", 8)], [("keyTable", 7)]).holds
+    assert not judgement.audit_names("om2", [], []).holds
+    assert judgement.narrowed(b"/v/b/k", [b"/v/b/k"]).holds
+    assert not judgement.narrowed(b"/v/b/k", []).holds
+    assert not judgement.narrowed(b"/v/b/k", [b"/v/b/k", b"/v/b/l"]).holds
+
+
+def test_a_lost_broker() -> None:
+    # Acknowledged at 100, 101 and 102 s.
+    written = journal({"a": 1, "b": 1, "c": 1})
+    assert judgement.pause_after(written, 100.5) == pytest.approx(1.0)
+    assert judgement.pause_after(written, 99.0) == pytest.approx(1.0)
+    assert judgement.pause_after(written, 200.0) == 0.0
+    assert judgement.written_without(2, 30, 2).holds
+    assert not judgement.written_without(2, 30, 3).holds
+    assert judgement.in_sync({0: 3, 1: 3}, 3).holds
+    assert not judgement.in_sync({0: 3, 1: 2}, 3).holds
+    assert not judgement.in_sync({}, 3).holds

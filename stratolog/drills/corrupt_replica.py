@@ -1,0 +1,260 @@
+"""``corrupt-replica``: a row changes behind a replica's back, as a failing disk or a stray hand would do it.
+
+The row is one of the drill's own volume, on a follower that is stopped for it, whose database is copied first; should the drill end
+before the row is repaired and verified, the copy goes back. Found by a scrub (each claim of a leader begins with one, so the leadership is
+moved), compared with the log as the audit does, and by the Spark audit itself if it runs; narrowed to the row by the rows of its digest
+bucket; repaired with a healthy replica's row, if the log holds nothing about that row since; verified by another scrub.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from om_processors.service import OM_FAMILIES
+from producers.client import Client
+from replicated_db.errors import StoreFailure
+from replicated_db.rocks import RocksStore
+from schemas.column_families import BUCKETS, KEY_TABLE
+from schemas.log import Batch, Delete, Merge, Put, RequestBatch
+from stratolog.commands.operations import move
+from stratolog.drills import judgement
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.kill_follower import follower_of, offset_in
+from stratolog.drills.load import BUCKET, client_of, put_key, removed, volume_name
+from stratolog.drills.logview import Digest, Sums, differing, records_of, survey
+from stratolog.drills.rebuild import scratch
+from stratolog.drills.report import CouldNotRun, StepFailed
+from stratolog.drills.session import Session
+from stratolog.drills.taps import SCRUBBED, ReportTap, sums_of
+from stratolog.verdicts import DIVERGED, VerdictReader
+
+KEYS = 8
+AUDIT_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A row by column family and key."""
+
+    cf: str
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrub:
+    """Every node's full scan at a barrier, and the log's digest there."""
+
+    scans: dict[str, Sums]
+    log: Digest
+
+
+def run(session: Session, cluster: Cluster, shard: int) -> None:
+    """Run the drill."""
+    with session.step("check that the stack is whole"):
+        cluster.check_whole()
+    damaged = follower_of(cluster, shard)
+    leader = cluster.wait_leader(shard)
+    healthy = [name for name in cluster.names if name not in (leader, damaged)]
+    if not healthy:
+        raise CouldNotRun(
+            "a third node is needed, to which the leadership can be moved so that all replicas scan themselves"
+        )
+    settings = cluster.settings
+    volume = volume_name("corrupt-replica", shard, settings.shards)
+    with (
+        scratch(session, settings, "corrupt-replica") as folder,
+        client_of(settings) as client,
+        ReportTap(settings.bootstrap_servers, shard) as reports,
+    ):
+        with session.step(f"write {KEYS} keys to /{volume}, shard {shard}"):
+            remove = session.touching(f"volume {volume}, of this drill's own", lambda: removed(settings, volume))
+            row = _write_keys(client, cluster, shard, volume)
+        with _damaged(session, cluster, shard, damaged, folder, row) as verified:
+            found = _scrub(session, cluster, shard, healthy[0], reports)
+            slots = differing(found.scans[damaged], found.log.sums)
+            session.find(judgement.scrub_names(damaged, found.scans, found.log, slots))
+            _ask_the_audit(session, cluster, shard, damaged, slots, found.log)
+            if len(slots) != 1:
+                raise StepFailed(f"the scan of {damaged} differs in {len(slots)} buckets: nothing to repair")
+            keys = _narrow(
+                session, cluster, shard, damaged, healthy[0], found.log.families[slots[0] // BUCKETS], slots[0]
+            )
+            session.find(judgement.narrowed(row.key, keys))
+            _repair(session, cluster, shard, damaged, leader, [Row(cf=row.cf, key=key) for key in keys])
+            after = _scrub(session, cluster, shard, leader, reports)
+            session.find(judgement.digests_equal(cluster.names, after.scans, after.log, basis=SCRUBBED))
+            verified.append(not differing(after.scans[damaged], after.log.sums))
+        with session.step("delete the drill's volume"):
+            remove()
+
+
+# -- the damage --------------------------------------------------------------------------------------------------------
+
+
+def _write_keys(client: Client, cluster: Cluster, shard: int, volume: str) -> Row:
+    """Write a few keys, wait until every node has them, and return the row of one of them."""
+    client.create_volume(volume)
+    client.create_bucket(volume, BUCKET)
+    for number in range(KEYS):
+        put_key(client, volume, f"key-{number}", 1 + number)
+    for name in cluster.names:
+        cluster.wait_caught_up(name, shard)
+    return Row(cf=KEY_TABLE, key=f"/{volume}/{BUCKET}/key-{KEYS // 2}".encode())
+
+
+@contextmanager
+def _damaged(
+    session: Session, cluster: Cluster, shard: int, name: str, folder: Path, row: Row
+) -> Iterator[list[bool]]:  # fmt: skip
+    """Damage a row of a node, whose database is copied first; the copy goes back unless True is put into what is yielded."""
+    verified: list[bool] = []
+    database, copy = _database(cluster, shard, name), folder / "saved"
+    with session.step(f"stop {name}, copy its database of shard {shard}, flip a bit of a row, start it again"):
+        start_again = cluster.stop(session, name)
+        shutil.copytree(database, copy)
+
+        def put_back() -> str:
+            if verified and all(verified):
+                return f"{name}'s row was repaired and verified; the copy was not needed"
+            cluster.stop(session, name)
+            shutil.rmtree(database)
+            shutil.copytree(copy, database)
+            cluster.start(name)
+            return f"{name}'s database of shard {shard} was put back from the copy; it replays the log from there"
+
+        done = session.touching(f"one row of {name}'s database of shard {shard}, which was copied first", put_back)
+        _flip(cluster, shard, name, row)
+        start_again()
+        cluster.wait_led()
+    yield verified
+    done()
+
+
+def _flip(cluster: Cluster, shard: int, name: str, row: Row) -> None:
+    """Change a row of a node that does not run."""
+    with _opened(cluster, shard, name) as store:
+        value = store.get(row.cf, row.key)
+        if value is None:
+            raise StepFailed(f"{name} does not have the row {row.key!r}")
+        store.write([(row.cf, row.key, value[:-1] + bytes([value[-1] ^ 1]))])
+
+
+@contextmanager
+def _opened(cluster: Cluster, shard: int, name: str) -> Iterator[RocksStore]:
+    try:
+        store = RocksStore(_database(cluster, shard, name), OM_FAMILIES.names)
+        try:
+            yield store
+        finally:
+            store.close()
+    except StoreFailure as error:
+        raise StepFailed(f"{name}: {error}") from error
+
+
+def _database(cluster: Cluster, shard: int, name: str) -> Path:
+    return cluster.settings.node_config(name).data_dir / f"shard-{shard}"
+
+
+# -- finding it --------------------------------------------------------------------------------------------------------
+
+
+def _scrub(session: Session, cluster: Cluster, shard: int, new_leader: str, reports: ReportTap) -> Scrub:
+    """Have every replica scan itself in full at one barrier: move the leadership, for a claim begins with such a barrier."""
+    with session.step(
+        f"move the leadership of shard {shard} to {new_leader}: every replica scans itself in full"
+    ) as found:
+        after = int(cluster.view(cluster.wait_leader(shard), shard)["applied_offset"])
+        move(cluster.settings, shard, new_leader)
+        at = cluster.wait("a scrub by every replica", lambda: reports.barrier(SCRUBBED, cluster.names, after))
+        offset = next(iter(at.values())).barrier_offset
+        log = survey(cluster.settings, shard, until=offset).digest_here()
+        found(f"barrier at offset {offset}, index {log.index}")
+    return Scrub(scans={name: sums_of(report) for name, report in at.items()}, log=log)
+
+
+def _ask_the_audit(
+    session: Session, cluster: Cluster, shard: int, damaged: str, slots: Sequence[int], log: Digest
+) -> None:  # fmt: skip
+    """Wait for the running Spark audit's verdict on that scan, if it runs."""
+    if not cluster.has_audit():
+        return
+    with session.step("wait for the Spark audit's verdict on that scan"):
+        with VerdictReader(cluster.settings.bootstrap_servers, since_ms=log.timestamp_ms) as verdicts:
+            seen = cluster.wait(
+                f"a verdict on {damaged} at offset {log.offset}",
+                lambda: next(
+                    (
+                        verdict for verdict in verdicts.poll(0.5)
+                        if (verdict.shard, verdict.node, verdict.basis) == (shard, damaged, SCRUBBED)
+                        and verdict.barrier_offset == log.offset and verdict.verdict == DIVERGED
+                    ), None,
+                ),
+                AUDIT_TIMEOUT_S,
+            )  # fmt: skip
+    places = [(difference.cf, difference.bucket) for difference in seen.differences]
+    expected = [(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
+    session.find(judgement.audit_names(damaged, places, expected))
+
+
+def _narrow(
+    session: Session, cluster: Cluster, shard: int, damaged: str, peer: str, cf: str, slot: int
+) -> list[bytes]:  # fmt: skip
+    """Compare the rows of a digest bucket on two nodes at one index; return the keys that differ."""
+    with session.step(f"compare the rows of {cf} bucket {slot % BUCKETS} on {damaged} and {peer}") as found:
+        path = f"/v1/shards/{shard}/rows"
+
+        def both() -> tuple[dict[str, int], dict[str, int]] | None:
+            one, other = (cluster.get(name, path, cf=cf, bucket=slot % BUCKETS) for name in (damaged, peer))
+            if one["index"] != other["index"]:
+                return None
+            rows = [{row["key"]: row["hash"] for row in answer["rows"]} for answer in (one, other)]
+            return rows[0], rows[1]
+
+        mine, theirs = cluster.wait("both nodes at one index", both)
+        keys = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+        found(f"{len(keys)} of {len(theirs)} rows differ")
+    return [bytes.fromhex(key) for key in keys]
+
+
+# -- repairing it ------------------------------------------------------------------------------------------------------
+
+
+def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: str, rows: Sequence[Row]) -> None:
+    """Give a replica a healthy one's rows, while it does not run."""
+    with session.step(f"stop {damaged}, give it {len(rows)} row of {peer}, start it again") as found:
+        start_again = cluster.stop(session, damaged)
+        values, offset = [], -1
+        for row in rows:
+            answer = cluster.get(peer, f"/v1/shards/{shard}/row", cf=row.cf, key=row.key.hex())
+            values.append(None if answer["value"] is None else bytes.fromhex(answer["value"]))
+            offset = max(offset, int(answer["offset"]))
+        with _opened(cluster, shard, damaged) as store:
+            _check_untouched(cluster, shard, offset_in(store), offset, rows)
+            store.write([(row.cf, row.key, value) for row, value in zip(rows, values, strict=True)])
+        start_again()
+        cluster.wait_led()
+        cluster.wait_caught_up(damaged, shard)
+        found("the running digest never left out the right row, so it needs no repair")
+
+
+def _check_untouched(cluster: Cluster, shard: int, since: int, until: int, rows: Sequence[Row]) -> None:
+    """Raise StepFailed if the log changes one of the rows behind the damaged replica's position: it is not that old row's state then."""
+    wanted = {(row.cf, row.key) for row in rows}
+    for entry in records_of(cluster.settings, shard, until):
+        record = entry.record
+        if entry.offset <= since or not entry.reading.takes_effect:
+            continue
+        if isinstance(record, RequestBatch):
+            raise StepFailed(
+                f"requests are validated late at offset {entry.offset}: what they change is not in the log"
+            )
+        operations = record.operations if isinstance(record, Batch) else []
+        touched = [one for one in operations if isinstance(one, Put | Delete | Merge) and (one.cf, one.key) in wanted]
+        if touched:
+            raise StepFailed(
+                f"the log changes {touched[0].key!r} at offset {entry.offset}: rebuild the replica instead"
+            )

@@ -1,0 +1,128 @@
+"""``point-in-time``: the state as of a managed index or a time, rebuilt beside the stack, to be looked at with ``stratolog sh --at DIR``.
+
+A batch takes effect as a whole, so the state as of an index is that after the last batch which ends at or before it; as of a time, after
+the last batch whose timestamp (the leader's) is not later. A checkpoint before it, if a replica has one, saves replaying what came before.
+The directory stays, for it is what was asked for: nothing of the stack depends on it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.log import Batch, RequestBatch
+from stratolog import state_directory
+from stratolog.drills import judgement
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.logview import Digest, LogEntry, survey, total
+from stratolog.drills.rebuild import FOLDER, bases_for, checkpoints_of, copy_base, rebuild
+from stratolog.drills.report import CouldNotRun
+from stratolog.drills.session import Session
+from stratolog.state_directory import ShardPosition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """As of what: a managed ``index`` of one shard, or a time in milliseconds since the epoch. ``into``: the directory to make."""
+
+    index: int | None = None
+    time_ms: int | None = None
+    into: Path | None = None
+
+    def __str__(self) -> str:
+        """Say it for people."""
+        if self.time_ms is None:
+            return f"index {self.index}"
+        return datetime.fromtimestamp(self.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+    def is_past(self, entry: LogEntry) -> bool:
+        """Whether a record is a batch that counts and belongs to what came later. Pure."""
+        record = entry.record
+        if not entry.reading.takes_effect or not isinstance(record, Batch | RequestBatch):
+            return False
+        if self.time_ms is not None:
+            return record.timestamp_ms > self.time_ms
+        return self.index is not None and record.last_index > self.index
+
+
+def time_of(text: str) -> int:
+    """Read an ISO 8601 time as milliseconds since the epoch; without a zone it is this machine's local time. Raises ValueError."""
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def run(session: Session, cluster: Cluster, shards: Sequence[int], moment: Moment) -> None:
+    """Run the drill for these shards."""
+    _check(moment)
+    settings = cluster.settings
+    folder = (
+        moment.into or settings.data_dir / FOLDER / f"point-in-time-{datetime.now(UTC).strftime('%Y%m%dT%H%M%S%fZ')}"
+    )
+    if folder.exists():
+        raise CouldNotRun(f"{folder} is there already: name another directory")
+    goals = {shard: _goal(session, cluster, shard, moment) for shard in shards}
+    _make(folder)
+    discard = session.touching(f"directory {folder}, of this drill's own", lambda: _keep_or_discard(session, folder))
+    for shard, (goal, checkpoints) in goals.items():
+        taken = checkpoints_of(settings, shard, checkpoints)
+        with session.step(f"rebuild shard {shard} up to offset {goal.offset}, index {goal.index}") as found:
+            usable = [one for one in taken if one.offset <= goal.offset]
+            base = copy_base(settings, shard, folder, bases_for(goal.offset, usable), goal.offset) if usable else None
+            rebuilt = rebuild(settings, shard, folder, goal.offset)
+            began = f"from checkpoint {base.name} of {base.node}" if base else "from the log's first record"
+            found(f"{began}, {rebuilt.applied} records took effect")
+        if goal.known:
+            digests = {"running": rebuilt.incremental, "scanned": rebuilt.scrubbed}
+            session.find(judgement.rebuilt_equal(digests, goal))
+        else:
+            session.find(judgement.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
+    state_directory.write_manifest(
+        folder, cluster=settings.cluster, shards=settings.shards, as_of=str(moment),
+        positions={
+            shard: ShardPosition(index=goal.index, offset=goal.offset, digest=total(goal.sums))
+            for shard, (goal, _) in goals.items()
+        },
+    )  # fmt: skip
+    discard()
+
+
+def _check(moment: Moment) -> None:
+    """Raise CouldNotRun for a moment that has not come."""
+    if moment.time_ms is not None and moment.time_ms > time.time_ns() // 1_000_000:
+        raise CouldNotRun(f"{moment} has not come yet")
+
+
+def _goal(session: Session, cluster: Cluster, shard: int, moment: Moment) -> tuple[Digest, dict[str, int]]:
+    """Return the log's digest at a shard's last record before what came later, and the checkpoints up to there."""
+    with session.step(f"find {moment} in the log of shard {shard}, and add up its claims") as found:
+        seen = survey(cluster.settings, shard, stop=moment.is_past)
+        goal = seen.digest_here()
+        found(f"offset {goal.offset}, index {goal.index}")
+    if moment.index is not None and goal.index < moment.index and not _reaches(cluster, shard, moment.index):
+        raise CouldNotRun(f"shard {shard} is at index {goal.index}: there is no index {moment.index} yet")
+    if goal.offset < 0:
+        raise CouldNotRun(f"shard {shard} has no record before {moment}")
+    return goal, seen.checkpoints
+
+
+def _reaches(cluster: Cluster, shard: int, index: int) -> bool:
+    """Whether the log goes on behind an index: then the index lies within a batch, and the state is that before the batch."""
+    return survey(cluster.settings, shard).digest.index >= index
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise CouldNotRun(f"{folder} cannot be made: {error.strerror}") from error
+
+
+def _keep_or_discard(session: Session, folder: Path) -> str:
+    """Leave a whole state to be looked at; delete one that was not finished or does not hold."""
+    if state_directory.is_state(folder) and all(finding.holds for finding in session.findings):
+        return f"{folder} stays, to be looked at ('stratolog sh --at {folder} volume list') and deleted when it is no more needed"
+    shutil.rmtree(folder, ignore_errors=True)
+    return f"{folder} is deleted"

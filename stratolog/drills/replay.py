@@ -1,0 +1,127 @@
+"""``replay``: rebuild a replica beside the stack and compare it with what the log says, and with the live ones.
+
+From the log's first record, or (``--from N``) from a checkpoint at or before offset N that some replica has; to offset M (``--to M``),
+or to the last barrier, at which every live replica has published its digest. A replay that begins in the middle of the log
+without a checkpoint is refused: digests are sums over all rows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stratolog.drills import judgement
+from stratolog.drills.cluster import Cluster
+from stratolog.drills.logview import Digest, Sums, Survey, survey, unsigned
+from stratolog.drills.rebuild import Rebuilt, Taken, bases_for, checkpoints_of, copy_base, rebuild, scratch
+from stratolog.drills.report import CouldNotRun, StepFailed
+from stratolog.drills.session import Session
+from stratolog.drills.taps import INCREMENTAL, ReportTap
+from stratolog.spark_oracle import open_oracle
+
+REPORTS_SLACK_MS = 60_000
+"""Reports of a barrier are looked for from so long before its append time on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """What to replay: offsets, None for the first record and the last barrier. ``oracle``: ask Spark too."""
+
+    start: int | None = None
+    stop: int | None = None
+    oracle: bool = False
+
+
+def run(session: Session, cluster: Cluster, shard: int, wanted: Range) -> None:
+    """Run the drill."""
+    settings = cluster.settings
+    if wanted.oracle and importlib.util.find_spec("pyspark") is None:
+        raise CouldNotRun("pyspark is not installed, which --oracle needs: install stratolog with the extra 'spark'")
+    if wanted.start is not None and wanted.stop is not None and wanted.start > wanted.stop:
+        raise CouldNotRun(f"--from {wanted.start} is behind --to {wanted.stop}")
+    with session.step("read the log by both rules, and add up its claims") as found:
+        seen = survey(settings, shard, until=wanted.stop)
+        goal = _goal(seen, wanted)
+        found(f"to offset {goal.offset}, index {goal.index}")
+    bases = bases_for(wanted.start, checkpoints_of(settings, shard, seen.checkpoints)) if wanted.start else []
+    with scratch(session, settings, "replay") as folder:
+        if bases:
+            _copy_base(session, cluster, shard, folder, bases, goal)
+        with session.step(f"apply the log up to offset {goal.offset} in {folder}, and scan the rows") as found:
+            begun_s = time.monotonic()
+            rebuilt = rebuild(settings, shard, folder, goal.offset)
+            session.figures["records_applied"] = rebuilt.applied
+            session.figures["replay_s"] = time.monotonic() - begun_s
+            found(f"{rebuilt.applied} records took effect")
+    _judge(session, cluster, shard, rebuilt, goal, seen, everybody=wanted.stop is None)
+    if wanted.oracle and goal.known:
+        _ask_the_oracle(session, cluster, shard, goal)
+
+
+def _goal(seen: Survey, wanted: Range) -> Digest:
+    """Return the log's digest where the replay is to end; raises CouldNotRun if that is not in the log."""
+    if wanted.stop is not None:
+        if seen.end_offset < wanted.stop:
+            raise CouldNotRun(f"the log ends at offset {seen.end_offset}: there is no offset {wanted.stop}")
+        return seen.digest_here()
+    if seen.barrier is None:
+        raise CouldNotRun("the log has no barrier yet, so no replica has published a digest: write something first")
+    if wanted.start is not None and wanted.start > seen.barrier.offset:
+        raise CouldNotRun(f"the last barrier is at offset {seen.barrier.offset}: --from {wanted.start} is behind it")
+    return seen.barrier
+
+
+def _copy_base(
+    session: Session, cluster: Cluster, shard: int, folder: Path, bases: Sequence[Taken], goal: Digest
+) -> None:  # fmt: skip
+    """Put a copy of the checkpoint to begin at into ``folder``."""
+    with session.step(f"copy a checkpoint taken at or before offset {bases[0].offset}") as found:
+        base = copy_base(cluster.settings, shard, folder, bases, goal.offset)
+        if base is None:
+            raise StepFailed(f"none of the checkpoints {', '.join(one.name for one in bases)} holds what its name says")
+        found(f"{base.name} of {base.node}, taken at offset {base.offset}")
+
+
+def _judge(
+    session: Session, cluster: Cluster, shard: int, rebuilt: Rebuilt, goal: Digest, seen: Survey, *, everybody: bool
+) -> None:  # fmt: skip
+    """Compare with the log, and with the live replicas as far as their digest at that index is to be had."""
+    if goal.known:
+        digests = {"running": rebuilt.incremental, "scanned": rebuilt.scrubbed}
+        session.find(judgement.rebuilt_equal(digests, goal))
+    else:
+        session.find(judgement.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
+    session.find(judgement.no_evidence(rebuilt.evidence), judgement.rules_agree(seen.rules_differ))
+    with session.step(f"look for the live replicas' digests at index {goal.index}") as found:
+        live = live_digests(cluster, shard, goal)
+        silent = [name for name in cluster.names if name not in live]
+        found(", ".join(sorted(live)) or "none has reported there, and none stands there: not compared")
+    if live or everybody:
+        session.find(judgement.live_equal(live, rebuilt.scrubbed, goal.families, silent))
+
+
+def live_digests(cluster: Cluster, shard: int, goal: Digest) -> dict[str, Sums]:
+    """Return nodes' digests at an index: as they have reported them at a barrier there, or as they stand."""
+    since_ms = max(0, goal.timestamp_ms - REPORTS_SLACK_MS)
+    with ReportTap(cluster.settings.bootstrap_servers, shard, since_ms) as reports:
+        live = reports.at_index(INCREMENTAL, goal.index)
+    for name in _answering(cluster, shard, [name for name in cluster.names if name not in live]):
+        answer = cluster.get(name, f"/v1/shards/{shard}/digest")
+        if answer["index"] == goal.index:
+            live[name] = unsigned(answer["slots"], answer["sums"])
+    return live
+
+
+def _answering(cluster: Cluster, shard: int, names: Sequence[str]) -> list[str]:
+    return [name for name in names if cluster.view(name, shard)]
+
+
+def _ask_the_oracle(session: Session, cluster: Cluster, shard: int, goal: Digest) -> None:
+    with session.step(f"have Spark recompute the rows at offset {goal.offset} the long way") as found:
+        with open_oracle(cluster.settings, lambda _: None) as oracle:
+            computed = oracle(shard, goal.offset)
+        found(f"{computed.rows} rows")
+    session.find(judgement.oracle_equal(computed.digest, computed.index, goal))
