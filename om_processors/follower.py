@@ -36,8 +36,8 @@ FILL_WAIT_S = 1.0
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
-def make_app(config: NodeConfig, incarnation: str) -> faust.App:
-    """Return the Faust app of this process; ``incarnation`` makes its group id fresh."""
+def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
+    """Return the Faust app of this process; ``incarnation`` makes its group id fresh, ``fatal`` ends the process."""
     app = faust.App(
         f"om-follower-{config.node}-{incarnation}",
         broker=";".join(f"kafka://{server}" for server in config.bootstrap_servers.split(",")),
@@ -55,7 +55,7 @@ def make_app(config: NodeConfig, incarnation: str) -> faust.App:
         stream_wait_empty=False,
         broker_commit_interval=60.0,
     )
-    app.transport = FollowerTransport(app.conf.broker_consumer, app)
+    app.transport = FollowerTransport(app.conf.broker_consumer, app, fatal=fatal)
     return app
 
 

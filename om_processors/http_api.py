@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import faust
@@ -19,6 +20,7 @@ from om_processors.context import ReadView
 from om_processors.errors import OMError
 from om_processors.node_status import NodeStatus
 from om_processors.views import Json
+from replicated_db.errors import StoreFailure
 from replicated_db.ports import View as StoreView
 from replicated_db.replica import Replica
 from schemas.result_codes import INVALID_REQUEST
@@ -29,9 +31,13 @@ Answer = tuple[int, Json]
 
 
 class HttpApi:
-    """Handlers; :meth:`attach` gives them their paths."""
+    """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
 
-    def __init__(self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus) -> None:
+    def __init__(
+        self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._fatal = fatal
         self._replicas = replicas
         self._consistency = consistency
         self._status = status
@@ -39,7 +45,7 @@ class HttpApi:
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
         for path, handler in self._pages().items():
-            _page(app, path, handler)
+            _page(app, path, partial(self._or_stop, handler))
 
         @app.page("/metrics")
         async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
@@ -50,6 +56,13 @@ class HttpApi:
             async def post(view, request: Any, shard: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
                 status, body = await answered(lambda: self.read_index(shard))
                 return view.json(body, status=status)
+
+    async def _or_stop(self, handler: Callable[..., Awaitable[Answer]], query: Any, **parts: str) -> Answer:
+        try:
+            return await handler(query, **parts)
+        except StoreFailure as error:
+            self._fatal(error)
+            raise
 
     def _pages(self) -> dict[str, Callable[..., Awaitable[Answer]]]:
         return {

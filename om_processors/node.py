@@ -71,7 +71,7 @@ class Node:
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
         self.config = config
         self.clock = SystemClock()
-        self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning, self._applied)
+        self.outbox = KafkaOutbox(config.bootstrap_servers, self.clock, log.warning, fatal, self._applied)
         self.metrics = {shard: RequestMetrics() for shard in range(config.shards)}
         self.write_audit = WriteAudit(config.node, config.data_dir) if config.write_audit else None
         self.logs = {
@@ -135,13 +135,13 @@ class Node:
 
     def app(self) -> faust.App:
         """Return the Faust app with the followers and the HTTP API."""
-        app = make_app(self.config, secrets.token_hex(4))
+        app = make_app(self.config, secrets.token_hex(4), fatal)
         _when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
         Follower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
         ).attach(app)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
-        HttpApi(self.replicas, self.consistency, status).attach(app)
+        HttpApi(self.replicas, self.consistency, status, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another leads.

@@ -15,6 +15,7 @@ from threading import Lock
 from confluent_kafka import Producer
 
 from replicated_db.digests import Digests
+from replicated_db.errors import StoreFailure
 from replicated_db.leader import Reply
 from replicated_db.ports import Clock, Snapshot
 from replicated_db.position import Position
@@ -33,13 +34,17 @@ Headers = list[tuple[str, str | bytes | None]]
 
 
 class KafkaOutbox:
-    """Sends for every shard of a node; safe to use from several threads."""
+    """Sends for every shard of a node; safe to use from several threads.
+
+    ``fatal`` is told when a scrub finds that the store cannot be read: it ends the process.
+    """
 
     def __init__(
-        self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None],
+        self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None], fatal: Callable[[BaseException], None],
         observe: Callable[[Replica, Outcome], None] | None = None,
     ) -> None:  # fmt: skip
         """``observe`` is told every counting record that this node applies, on the thread that applies it."""
+        self._fatal = fatal
         self._clock = clock
         self._observe = observe
         self._lock = Lock()
@@ -105,6 +110,8 @@ class KafkaOutbox:
         try:
             digests = replica.scan(snapshot, partial(time.sleep, SCRUB_PAUSE_S))
             self._report(replica, "scrubbed", position, digests, replica.evidence)
+        except StoreFailure as error:
+            self._fatal(StoreFailure(f"shard {replica.identity.shard}: scrub at {position.offset}: {error}"))
         except Exception as error:  # the scan's failure is an answer too: no report, hence `unknown`
             self._log(f"scrub of shard {replica.identity.shard} failed: {error}")
         finally:

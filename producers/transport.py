@@ -197,6 +197,8 @@ def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, ob
         # Replies that retention took are asked for again, so it is right to go on at the end.
         "auto.offset.reset": "latest",
         "isolation.level": "read_uncommitted",
+        # Off by default. A damaged answer is not taken; the call is sent again, and found by its retry row.
+        "check.crcs": True,
         "allow.auto.create.topics": False,
         "queued.max.messages.kbytes": CONSUMER_QUEUE_KBYTES,
         "fetch.error.backoff.ms": 100,

@@ -26,6 +26,14 @@ class BrokenLog(StopProcess):
     """A counting record contradicts what precedes it, or cannot be understood."""
 
 
+def corrupt_record(topic: str, partition: int, offset: int, said: str) -> BrokenLog:
+    """Return the error for a record that fails its checksum: damaged at rest on the broker that serves it, or on the way."""
+    return BrokenLog(
+        f"{topic}/{partition}: the record at offset {offset} fails its checksum ({said}). Nothing of it was applied. If the broker's disk "
+        "is at fault, stop that broker, remove the partition's directory and start it again: it copies the others' replica"
+    )
+
+
 class WrongCluster(StopProcess):
     """The log belongs to another cluster, or to one with other fixed settings."""
 

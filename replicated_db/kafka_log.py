@@ -12,6 +12,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from replicated_db.errors import corrupt_record
 from replicated_db.ports import AppendRefused, DeliveryReport, Entry, LogUnavailable, OffsetOutOfRange
 
 DELIVERY_TIMEOUT_MS = 30_000
@@ -29,6 +30,8 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
         "group.id": "stratolog-unused",
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
+        # Off by default: a record that was damaged at rest would be handed over as it is.
+        "check.crcs": True,
         "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 100,
         "fetch.max.bytes": FETCH_MAX_BYTES,
@@ -105,7 +108,7 @@ class KafkaLog:
         return low, high
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
-        """Return up to ``limit`` entries from ``offset`` on."""
+        """Return up to ``limit`` entries from ``offset`` on; raises BrokenLog for a record that fails its checksum."""
         if self._next != offset:
             self._consumer.assign([self._where(offset)])
             self._next = offset
@@ -122,6 +125,9 @@ class KafkaLog:
                 if entries:
                     # What was fetched behind the error is dropped with it: the next read assigns afresh.
                     return entries
+                if error.code() == KafkaError._BAD_MSG:
+                    place = message.offset()
+                    raise corrupt_record(self._topic, self._partition, offset if place is None else place, error.str())
                 raise LogUnavailable(error.str())
             entries.append(
                 Entry(offset=message.offset() or 0, timestamp_ms=message.timestamp()[1], value=message.value() or b"")

@@ -95,7 +95,7 @@ class Log(Protocol):
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         """Return up to ``limit`` entries from ``offset`` on, in order; empty if none comes within ``wait_s``.
 
-        Raises OffsetOutOfRange if ``offset`` is below the first kept or beyond the end.
+        Raises OffsetOutOfRange if ``offset`` is below the first kept or beyond the end, BrokenLog if the next record fails its checksum.
         """
 
     def appender(self) -> Appender:

@@ -165,7 +165,7 @@ class OneLeader:
         identity = Identity(cluster="stratolog", shard=0, shards=1, node="om1")
         self.replica = Replica(identity, OM_FAMILIES, self.store, threading.RLock())
         clock = SystemClock()
-        self.outbox = KafkaOutbox(kafka.bootstrap_servers, clock, print)
+        self.outbox = KafkaOutbox(kafka.bootstrap_servers, clock, print, print)
         gateway = Gateway(shard=0, node="om1")
         self.loop = LeaderLoop(
             self.replica, self.log, OMService(shard=0, shards=1, pipelines=("p1",)),
