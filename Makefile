@@ -25,10 +25,14 @@ ROUNDS ?= 10
 # Variables of `make simulate`: how many seeds, from which on.
 SEEDS ?= 10000
 START ?= 1
+# Variables of `make chaos`: which faults (names of `python -m tests.chaos.run --list`), and how often each.
+FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brokers node-partition broker-partition \
+	full-disk log-corruption sst-bit-flip wal-truncation mixed
+TIMES ?= 10
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model linearizability demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +41,7 @@ help: ## list the targets
 	@echo "  make simulate SEEDS=100000 START=1    a night of simulated clusters"
 	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
 	@echo "  make linearizability HISTORIES=50 SEED=7"
+	@echo "  make chaos FAULT=leader-kill TIMES=100   one kind of fault, a hundred times"
 
 check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
 	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' not found: install Python 3.11 or newer (or set PYTHON=...)" >&2; exit 1; }
@@ -91,6 +96,9 @@ simulate: install ## whole clusters under faults in one process, SEEDS seeds fro
 
 linearizability: install ## HISTORIES histories of a real stack under faults, checked (needs Go; SEED)
 	$(BIN)/python -m tests.linearizability.campaign --histories $(HISTORIES) --seed $(SEED)
+
+chaos: install ## faults on a real stack by count, everything compared at the end (FAULT, TIMES): one JSON line a fault
+	$(foreach fault,$(FAULT),$(BIN)/python -m tests.chaos.run --fault $(fault) --times $(TIMES) &&) true
 
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000

@@ -7,11 +7,12 @@ Sums and last rows are computed here, with the plain functions of ``logbuilder``
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from replicated_db.kafka_log import KafkaLog
+from replicated_db.ports import Entry
 from replicated_db.position import Position
 from replicated_db.reading import Reading, advance, judge
 from schemas.codec import decode
@@ -82,11 +83,12 @@ class JudgedLog:
             if isinstance(judged.record, DigestBase):
                 sums = defaultdict(int, zip(judged.record.slots, judged.record.sums, strict=True))
             elif isinstance(judged.record, Batch):
-                _add_claims(sums, judged.record)
+                add_claims(sums, judged.record)
         return {slot: total & MASK for slot, total in sorted(sums.items()) if total & MASK}
 
 
-def _add_claims(sums: dict[int, int], batch: Batch) -> None:
+def add_claims(sums: dict[int, int], batch: Batch) -> None:
+    """Add next - prev of a batch's operations and retry rows to the sums by slot."""
     for operation in batch.operations:
         if isinstance(operation, Put):
             change = row_hash(operation.cf, operation.key, operation.value) - (operation.prev or 0)
@@ -112,19 +114,32 @@ def unsigned(slots: Sequence[int], sums: Sequence[int]) -> dict[int, int]:
 
 def read_log(bootstrap_servers: str, shard: int) -> JudgedLog:
     """Read a shard's log from its first record to its present end, and judge every record."""
-    log = KafkaLog(bootstrap_servers, OM_LOG, shard, "")
-    try:
-        end = log.bounds()[1]
-        entries: list[Any] = []
-        while len(entries) < end:
-            entries += log.read(len(entries), min(READ_RECORDS, end - len(entries)), 5.0)
-    finally:
-        log.close()
-    position, records = Position(), []
-    for entry in entries:
+    reader = LogReader()
+    records = list(reader.read(bootstrap_servers, shard))
+    return JudgedLog(records=records, position=reader.position)
+
+
+class LogReader:
+    """Reads a log record by record, for logs that are too long to be held; ``position`` is where it has come to."""
+
+    def __init__(self) -> None:
+        self.position = Position()
+
+    def read(self, bootstrap_servers: str, shard: int) -> Iterator[Judged]:
+        """Iterate over a shard's log from its first record to its present end, each record judged."""
+        log = KafkaLog(bootstrap_servers, OM_LOG, shard, "")
+        try:
+            following, end = log.bounds()
+            while following < end:
+                for entry in log.read(following, min(READ_RECORDS, end - following), 5.0):
+                    yield self._judged(entry)
+                    following = entry.offset + 1
+        finally:
+            log.close()
+
+    def _judged(self, entry: Entry) -> Judged:
         record = decode(entry.value)
-        reading = judge(position, record)
+        reading = judge(self.position, record)
         if reading.takes_effect:
-            position = advance(position, record, entry.offset, entry.value)
-        records.append(Judged(offset=entry.offset, value=entry.value, record=record, reading=reading))
-    return JudgedLog(records=records, position=position)
+            self.position = advance(self.position, record, entry.offset, entry.value)
+        return Judged(offset=entry.offset, value=entry.value, record=record, reading=reading)

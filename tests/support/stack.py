@@ -92,6 +92,12 @@ class LocalKafka:
         self.processes[number] = self.cluster.start_broker(number, detached=False)
         self.cluster.wait_ready(list(self.processes.values()))
 
+    def start_brokers(self) -> None:
+        """Start all brokers again, after all were killed, and wait until they run."""
+        started = self.cluster.start(detached=False)
+        self.processes = dict(enumerate(started, start=1))
+        self.cluster.wait_ready(started)
+
     def close(self) -> None:
         stop_brokers(list(self.processes.values()), gracefully=False)
         self.processes.clear()

@@ -1,0 +1,23 @@
+"""SIGKILL of the leader.
+
+What must hold: another node claims and writes are acknowledged again, whatever the leader had appended, answered or left half done;
+nothing that was acknowledged is missing, no call is executed twice. The victim starts again at once, and the next round may kill the new leader
+while it is still reading the log: one node that has caught up is enough.
+"""
+
+from __future__ import annotations
+
+from tests.chaos.campaign import Chaos, Fault
+
+
+def inject(chaos: Chaos, _round: int) -> None:
+    shard = chaos.random.choice(chaos.shards)
+    victim = chaos.leader(shard)
+    chaos.stack.kill_node(victim)
+    chaos.leader(shard, other_than=victim)
+    chaos.stack.start_node(victim)
+    chaos.wait_progress()
+    chaos.wait_spare()
+
+
+FAULT = Fault(name="leader-kill", inject=inject)

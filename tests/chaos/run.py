@@ -1,0 +1,95 @@
+"""Run one kind of fault again and again on a real stack under load, and compare everything at the end.
+
+    python -m tests.chaos.run --fault leader-kill --times 100 [--brokers 3] [--acknowledged 1000000] [--seed 1] …
+    python -m tests.chaos.run --list
+
+Prints what happens on standard error and at the end one JSON line on standard output: ``fault, times, acknowledged, unknown, lost,
+duplicated, divergent, longest_gap_ms, seconds, command`` (``tests.chaos.judge`` says what each is). Exit status 1 if anything
+that must hold does not; then the folder with journals and logs is kept and named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from tests.chaos.campaign import Plan, run
+from tests.chaos.registry import FAULTS
+
+
+def main() -> int:
+    """Run a campaign from the command line."""
+    parser = _parser()
+    options = parser.parse_args()
+    if options.list:
+        for name, fault in FAULTS.items():
+            print(f"{name:18} {(sys.modules[fault.inject.__module__].__doc__ or '').splitlines()[0]}")
+        return 0
+    if options.fault not in FAULTS:
+        parser.error(f"--fault {options.fault}: there is {', '.join(FAULTS)}")
+    plan = _plan(options)
+    if reason := plan.fault.why_not():
+        print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{plan.fault.name}-"))
+    try:
+        rounds, findings, seconds = run(plan, folder, _note)
+    except BaseException:
+        _note(f"journals and logs are in {folder}")
+        raise
+    words = findings.words
+    figures = {name: value for name, value in asdict(findings).items() if name != "words"}
+    line = {"fault": plan.fault.name, "times": rounds, **figures, "seconds": round(seconds), "command": _command()}
+    for word in words:
+        _note(word)
+    print(json.dumps(line), flush=True)
+    if not findings.sound:
+        _note(f"journals and logs are in {folder}")
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    fault = FAULTS[options.fault]
+    given = {name: getattr(options, name) for name in ("clients", "in_flight", "rate")}
+    load = replace(fault.load, **{name: value for name, value in given.items() if value is not None})
+    return Plan(
+        fault=fault, times=options.times, acknowledged=options.acknowledged, brokers=options.brokers or fault.brokers,
+        shards=options.shards, session_timeout_ms=options.session_timeout_ms, load=load, seed=options.seed,
+    )  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="name the faults and end")
+    parser.add_argument("--fault", default="leader-kill")
+    parser.add_argument("--times", type=int, default=1, help="rounds")
+    parser.add_argument("--acknowledged", type=int, default=0, help="go on until so many requests are acknowledged")
+    parser.add_argument("--brokers", type=int, choices=(1, 3), help="default: what the fault needs")
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--session-timeout-ms", type=int, default=2_000)
+    parser.add_argument("--clients", type=int, help="client processes")
+    parser.add_argument("--in-flight", type=int, help="chains of requests in each")
+    parser.add_argument("--rate", type=float, help="keys a second in each; 0 = as fast as they are answered")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def _command() -> str:
+    return "python -m tests.chaos.run " + shlex.join(sys.argv[1:])
+
+
+def _note(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

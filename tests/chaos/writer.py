@@ -1,0 +1,125 @@
+"""A client process: creates, commits and deletes keys with many requests in flight, and journals each of them before and after.
+
+    python -m tests.chaos.writer --bootstrap-servers A:P --volume V --bucket B --journal FILE [--in-flight N] [--rate KEYS_PER_S]
+
+SIGTERM: begins no more keys, waits for what is in flight, ends with status 0. SIGKILL is what the journal is made for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from producers import Client
+from producers.calls import Outcome
+from producers.errors import OutcomeUnknown, StratologError
+from producers.keys import fit_blocks, session_of
+from schemas.messages import CommitKey, CreateKey, DeleteKey, RequestBody, Response
+from tests.chaos import journal
+from tests.chaos.journal import COMMIT, CREATE, DELETE
+
+DEADLINE_MS = 120_000
+CLOSE_TIMEOUT_MS = 150_000
+IDLE_S = 0.05
+
+
+class Writer:
+    """Keys one after the other in ``in_flight`` chains of create, commit and (of some) delete."""
+
+    def __init__(self, client: Client, lines: journal.Writing, *, volume: str, bucket: str, in_flight: int) -> None:
+        self._client = client
+        self._lines = lines
+        self._volume = volume
+        self._bucket = bucket
+        self._in_flight = in_flight
+        self._name = client.client_id.hex()
+        self._room = threading.Semaphore(in_flight)
+        self.stop = threading.Event()
+
+    def run(self, rate: float) -> None:
+        """Write until told to stop, at most ``rate`` keys a second (0 = as fast as they are answered)."""
+        number, due_s = 0, time.monotonic()
+        while not self.stop.is_set():
+            if not self._room.acquire(timeout=IDLE_S):
+                continue
+            number += 1
+            self._create(number)
+            if rate:
+                due_s = max(due_s + 1 / rate, time.monotonic() - 1)
+                self.stop.wait(max(0.0, due_s - time.monotonic()))
+        for _ in range(self._in_flight):
+            self._room.acquire()
+
+    def _create(self, number: int) -> None:
+        key, size = journal.key_of(self._name, number), journal.size_of(number)
+
+        def created(response: Response) -> None:
+            session = session_of(response)
+            body = CommitKey(
+                volume=self._volume, bucket=self._bucket, key=key, session_id=session.session_id, size=size,
+                blocks=fit_blocks(session.blocks, size),
+            )  # fmt: skip
+            self._send(number, COMMIT, body, committed)
+
+        def committed(_: Response) -> None:
+            if journal.is_deleted(number):
+                body = DeleteKey(volume=self._volume, bucket=self._bucket, key=key)
+                self._send(number, DELETE, body, lambda _: self._room.release())
+            else:
+                self._room.release()
+
+        body = CreateKey(volume=self._volume, bucket=self._bucket, key=key, size=size)
+        self._send(number, CREATE, body, created)
+
+    def _send(self, number: int, step: str, body: RequestBody, then: Callable[[Response], None]) -> None:
+        def done(outcome: Outcome) -> None:
+            if isinstance(outcome, Response):
+                self._lines.acknowledged(number, step, outcome.call_id, outcome.index)
+                then(outcome)
+                return
+            note = self._lines.unknown if isinstance(outcome, OutcomeUnknown) else self._lines.refused
+            note(number, step, outcome.status)
+            self._room.release()
+
+        self._lines.tried(number, step)
+        try:
+            self._client.submit_with(body, done)
+        except StratologError as error:
+            done(error)
+
+
+def main() -> int:
+    """Write until SIGTERM."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--volume", required=True)
+    parser.add_argument("--bucket", required=True)
+    parser.add_argument("--journal", required=True, type=Path)
+    parser.add_argument("--in-flight", type=int, default=16)
+    parser.add_argument("--rate", type=float, default=0.0)
+    options = parser.parse_args()
+    client = Client(
+        options.bootstrap_servers, caller="chaos", deadline_ms=DEADLINE_MS, max_in_flight=2 * options.in_flight + 16,
+        connect_timeout_ms=60_000,
+    )  # fmt: skip
+    client.close_timeout_ms = CLOSE_TIMEOUT_MS
+    with client:
+        lines = journal.Writing(options.journal, client.client_id.hex(), options.volume, options.bucket)
+        writer = Writer(client, lines, volume=options.volume, bucket=options.bucket, in_flight=options.in_flight)
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            writer.stop.set()
+
+        signal.signal(signal.SIGTERM, stop)
+        writer.run(options.rate)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
