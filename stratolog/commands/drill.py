@@ -7,6 +7,8 @@ report as JSON (``--json``, ``--report FILE``). Exit status 0 only if the drill 
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +138,7 @@ def point_in_time(
     if shard is None and index is not None and settings.shards > 1:
         raise UsageError("an index is one shard's: give --shard too")
     _check_shard(settings, shard or 0)
+    _check_file(report)
     try:
         time_ms = None if time is None else drill.time_of(time)
     except (ValueError, OverflowError) as error:
@@ -170,6 +173,7 @@ def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_j
     from stratolog.drills.cluster import Cluster
 
     settings = connected_settings_of(context)
+    _check_file(report)
     cluster = Cluster(settings=settings)
     _finish(
         _told(settings, "rolling-upgrade", None, lambda session: drill.run(session, cluster), as_json), report, as_json
@@ -196,8 +200,15 @@ def _run(
 
     settings = connected_settings_of(context)
     _check_shard(settings, shard)
+    _check_file(report)
     cluster = Cluster(settings=settings)
     _finish(_told(settings, name, shard, lambda session: drill(session, cluster, shard), as_json), report, as_json)
+
+
+def _check_file(file: Path | None) -> None:
+    """Raise UsageError before anything is done, if a report could not be written."""
+    if file is not None and not file.absolute().parent.is_dir():
+        raise UsageError(f"the report cannot be written to {file}: there is no directory {file.absolute().parent}")
 
 
 def _check_shard(settings: Settings, shard: int) -> None:
@@ -211,8 +222,25 @@ def _told(
     """Run a drill with its steps printed as they go."""
     from stratolog.drills.session import Session, run
 
-    with _telling(as_json) as (tell, begin):
+    with _ended_in_order(), _telling(as_json) as (tell, begin):
         return run(name, shard, drill, data_dir=settings.data_dir, session=Session(tell, begin))
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Have SIGTERM end the drill as an interrupt does, with everything put back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -16,7 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from producers.keys import ensure_places
+from schemas.codec import decode_as
+from schemas.column_families import KEY_TABLE
 from schemas.messages import CancelPrepare, Prepare
+from schemas.rows import KeyInfo
 from stratolog.cli import build_app
 from stratolog.drills import (
     corrupt_replica,
@@ -119,6 +122,13 @@ def test_replays_and_states_of_the_past(cluster: Cluster, tmp_path: Path) -> Non
     volume = volume_name("past", SHARD, SHARDS)
     written(cluster, volume)
     index = cluster.view(cluster.wait_leader(SHARD), SHARD)["applied_index"]
+    # What a repair asks of a healthy node.
+    row: dict[str, Any] = {"cf": KEY_TABLE, "key": f"/{volume}/{BUCKET}/key-3".encode().hex()}
+    values = {cluster.get(name, f"/v1/shards/{SHARD}/row", **row)["value"] for name in cluster.names}
+    assert [decode_as(KeyInfo, bytes.fromhex(value)).size for value in values] == [3]
+    assert cluster.get(cluster.names[0], f"/v1/shards/{SHARD}/row", **row | {"key": "00"})["value"] is None
+    with pytest.raises(StepFailed, match="400"):
+        cluster.get(cluster.names[0], f"/v1/shards/{SHARD}/row", **row | {"key": "xyz"})
     # From the first record, to the last barrier; from the middle without a checkpoint.
     report = drilled(cluster, "replay", replaying(Range()))
     assert report.figures["records_applied"] > 0
@@ -166,9 +176,10 @@ def test_a_lost_broker_needs_three(cluster: Cluster) -> None:
     assert "the stack has 1 broker" in done.stdout
 
 
-def test_a_shard_that_there_is_not(cluster: Cluster) -> None:
-    done = command(cluster, "kill-leader", "--shard", "7")
-    assert "no shard 7" in str(done.exception)
+def test_what_is_refused_before_anything_is_done(cluster: Cluster, tmp_path: Path) -> None:
+    assert "no shard 7" in str(command(cluster, "kill-leader", "--shard", "7").exception)
+    nowhere = tmp_path / "nowhere" / "report.json"
+    assert "the report cannot be written" in str(command(cluster, "kill-leader", "--report", str(nowhere)).exception)
 
 
 # -- slow --------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,3 +177,19 @@ def test_every_drill_has_a_command_and_says_what_it_touches() -> None:
 def test_an_unknown_drill() -> None:
     with pytest.raises(UsageError, match="no drill 'kill-everybody'; there are: kill-leader"):
         registry.find("kill-everybody")
+
+
+def test_a_termination_puts_everything_back(tmp_path: Path) -> None:
+    from stratolog.commands.drill import _ended_in_order
+
+    put_back: list[str] = []
+
+    def drill(session: Session) -> None:
+        session.touching("one", restoring("one", put_back))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), _ended_in_order():
+        run("x", 0, drill, data_dir=tmp_path)
+    assert put_back == ["one"]
+    assert signal.getsignal(signal.SIGTERM) == before
