@@ -10,7 +10,7 @@ from tests.chaos.campaign import Chaos, Fault, Load
 from tests.chaos.faults import broker_kill, client_kill, follower_kill, leader_kill, leader_pause
 
 KINDS = (leader_kill, leader_pause, follower_kill, client_kill, broker_kill)
-WRITES_BETWEEN = 5_000
+WRITES_BETWEEN = 25_000
 
 
 def inject(chaos: Chaos, round_number: int) -> None:
@@ -19,4 +19,4 @@ def inject(chaos: Chaos, round_number: int) -> None:
     chaos.wait_progress(WRITES_BETWEEN)
 
 
-FAULT = Fault(name="mixed", inject=inject, load=Load(clients=2, in_flight=400, rate=0.0))
+FAULT = Fault(name="mixed", inject=inject, load=Load(clients=2, in_flight=1000, rate=0.0))
