@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from producers import Client
@@ -251,15 +252,17 @@ class Plan:
     seed: int = 1
 
 
-def run(plan: Plan, folder: Path, note: Callable[[str], None]) -> tuple[int, Findings, float]:
+def run(plan: Plan, folder: Path, note: Callable[[str], None], stop: Event) -> tuple[int, Findings, float]:
     """Run a campaign in ``folder``; return (rounds, what the judge found, seconds of faults under load).
+
+    Once ``stop`` is set the round that runs is the last one.
 
     Raises AssertionError, with the ends of all logs, if something that must hold does not hold.
     """
     with under_load(plan, folder) as chaos:
         begun_s = time.monotonic()
         rounds = 0
-        while rounds < plan.times or chaos.acknowledged() < plan.acknowledged:
+        while not stop.is_set() and (rounds < plan.times or chaos.acknowledged() < plan.acknowledged):
             rounds += 1
             round_begun_s = time.monotonic()
             chaos.inject(plan.fault, rounds)

@@ -118,6 +118,11 @@ class Journal:
             (must if certain else may)[key_of(self.client_id, number)] = size_of(number)
         return must, may
 
+    def deleted(self) -> list[str]:
+        """Return the keys of which the deletion was acknowledged."""
+        found = self.steps[DELETE].items()
+        return [key_of(self.client_id, number) for number, word in found if word == ACKNOWLEDGED]
+
 
 def _complete_lines(path: Path) -> Iterator[str]:
     """Iterate over the lines; what a killed client has not finished was not sent."""

@@ -76,7 +76,7 @@ def judge(stack: TestStack, journals: Sequence[Journal]) -> Findings:
     with httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False) as http:
         for node in stack.names:
             for consistency in ("linearizable", "stale"):
-                _judge_listing(findings, stack, http, node, consistency, journals)
+                _judge_listings(findings, stack, http, node, consistency, journals)
         stack.wait_converged(CONVERGE_TIMEOUT_S)
         for shard in range(stack.settings.shards):
             own = [journal for journal in journals if shard_of(journal.volume, stack.settings.shards) == shard]
@@ -98,22 +98,27 @@ def longest_gap_ms(journals: Iterable[Journal], shards: int) -> int:
 # ------------------------------------------------------------------------------------------------------- listings
 
 
-def _judge_listing(
+def _judge_listings(
     findings: Findings, stack: TestStack, http: httpx.Client, node: str, consistency: str, journals: Sequence[Journal]
 ) -> None:
-    places = {(journal.volume, journal.bucket) for journal in journals}
-    for volume, bucket in sorted(places):
+    for volume, bucket in sorted({(journal.volume, journal.bucket) for journal in journals}):
         found = _listed(stack, http, node, volume, bucket, consistency)
-        where = f"{node}, {consistency}, {volume}/{bucket}"
-        for journal in journals:
-            if (journal.volume, journal.bucket) != (volume, bucket):
-                continue
-            must, may = journal.expected()
-            findings.note("lost", [f"{where}: {key}" for key, size in must.items() if found.pop(key, None) != size])
-            wrong = [key for key, size in may.items() if found.pop(key, size) != size]
-            findings.note("unexpected", [f"{where}: {key} has another size" for key in wrong])
-        # What is left was never committed, or was deleted, or is nobody's.
-        findings.note("unexpected", [f"{where}: {key}" for key in found])
+        own = [journal for journal in journals if (journal.volume, journal.bucket) == (volume, bucket)]
+        judge_listing(findings, f"{node}, {consistency}, {volume}/{bucket}", found, own)
+
+
+def judge_listing(findings: Findings, where: str, listed: Mapping[str, int], journals: Iterable[Journal]) -> None:
+    """Compare what a replica lists of a bucket, name -> size, with the journals of all clients that wrote to it."""
+    found = dict(listed)
+    for journal in journals:
+        must, may = journal.expected()
+        findings.note("lost", [f"{where}: {key}" for key, size in must.items() if found.pop(key, None) != size])
+        deleted = [key for key in journal.deleted() if found.pop(key, None) is not None]
+        findings.note("lost", [f"{where}: {key} was deleted" for key in deleted])
+        wrong = [key for key, size in may.items() if found.pop(key, size) != size]
+        findings.note("unexpected", [f"{where}: {key} has another size" for key in wrong])
+    # What is left was never committed, or is nobody's.
+    findings.note("unexpected", [f"{where}: {key}" for key in found])
 
 
 def _listed(
@@ -140,7 +145,7 @@ def _listed(
 # --------------------------------------------------------------------------------------------- the log, and digests
 
 
-class _LogCount:
+class LogCount:
     """What one pass over a shard's log says: results by call, effects by key, the sum of its claims."""
 
     def __init__(self, acknowledged: Mapping[bytes, Mapping[int, int]]) -> None:
@@ -152,6 +157,7 @@ class _LogCount:
         self._effects: set[tuple[type, bytes]] = set()
 
     def take(self, judged: Judged) -> None:
+        """Count a record, if it takes effect."""
         record = judged.record
         if not judged.reading.takes_effect:
             return
@@ -161,6 +167,13 @@ class _LogCount:
             add_claims(self.sums, record)
             self._take_results(record)
             self._take_operations(record)
+
+    def tell(self, findings: Findings) -> None:
+        """Say what is missing, at another place than a client was told, or there twice."""
+        missing = [f"{client.hex()}/{call}" for client, calls in self.missing.items() for call in calls]
+        findings.note("lost", [f"call {call} was acknowledged and is not in the log" for call in missing])
+        findings.note("lost", self.elsewhere)
+        findings.note("duplicated", self.twice)
 
     def _take_results(self, batch: Batch) -> None:
         for result in batch.results:
@@ -187,14 +200,11 @@ def _judge_log(
     findings: Findings, bootstrap_servers: str, shard: int, journals: Sequence[Journal]
 ) -> tuple[dict[int, int], int]:
     """Read a shard's log; return (its sums by slot, its last index)."""
-    count = _LogCount({bytes.fromhex(journal.client_id): journal.calls for journal in journals})
+    count = LogCount({bytes.fromhex(journal.client_id): journal.calls for journal in journals})
     reader = LogReader()
     for judged in reader.read(bootstrap_servers, shard):
         count.take(judged)
-    missing = [f"{client.hex()}/{call}" for client, calls in count.missing.items() for call in calls]
-    findings.note("lost", [f"call {call} was acknowledged and is not in the log" for call in missing])
-    findings.note("lost", count.elsewhere)
-    findings.note("duplicated", count.twice)
+    count.tell(findings)
     sums = {slot: total & MASK for slot, total in count.sums.items() if total & MASK}
     return sums, reader.position.index
 

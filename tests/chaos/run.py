@@ -5,7 +5,8 @@
 
 Prints what happens on standard error and at the end one JSON line on standard output: ``fault, times, acknowledged, unknown, lost,
 duplicated, divergent, longest_gap_ms, seconds, command`` (``tests.chaos.judge`` says what each is). Exit status 1 if anything
-that must hold does not; then the folder with journals and logs is kept and named.
+that must hold does not; then the folder with journals and logs is kept and named. Control-C ends a campaign after its round: what was
+done until then is compared and printed, ``times`` being the rounds that were done. A second one ends it at once.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import argparse
 import json
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -38,9 +41,11 @@ def main() -> int:
     if reason := plan.fault.why_not():
         print(json.dumps({"fault": plan.fault.name, "skipped": reason}), flush=True)
         return 0
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: _stop_soon(stop))
     folder = Path(tempfile.mkdtemp(prefix=f"stratolog-chaos-{plan.fault.name}-"))
     try:
-        rounds, findings, seconds = run(plan, folder, _note)
+        rounds, findings, seconds = run(plan, folder, _note, stop)
     except BaseException:
         _note(f"journals and logs are in {folder}")
         raise
@@ -55,6 +60,13 @@ def main() -> int:
         return 1
     shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _stop_soon(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise KeyboardInterrupt
+    _note("this round is the last one")
+    stop.set()
 
 
 def _plan(options: argparse.Namespace) -> Plan:

@@ -132,12 +132,13 @@ class LogReader:
             following, end = log.bounds()
             while following < end:
                 for entry in log.read(following, min(READ_RECORDS, end - following), 5.0):
-                    yield self._judged(entry)
+                    yield self.judged(entry)
                     following = entry.offset + 1
         finally:
             log.close()
 
-    def _judged(self, entry: Entry) -> Judged:
+    def judged(self, entry: Entry) -> Judged:
+        """Judge the next record."""
         record = decode(entry.value)
         reading = judge(self.position, record)
         if reading.takes_effect:
