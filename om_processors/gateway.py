@@ -83,6 +83,7 @@ class Gateway:
             reply_to=request.reply_partition,
             position=received.position,
             begins_batch=isinstance(request.body, SHARD_COMMANDS),
+            answered_below=request.answered_below,
         )
 
     def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:

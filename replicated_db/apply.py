@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from xxhash import xxh64_intdigest
 
@@ -20,7 +21,7 @@ from replicated_db.column_families import BUCKETS, RETRY, Families
 from replicated_db.digests import SIGN
 from replicated_db.errors import BrokenLog
 from replicated_db.ports import View
-from replicated_db.retry import rows_of
+from replicated_db.retry import CLIENT_BYTES, rows_of
 from replicated_db.transaction import CHECKPOINT_NAME
 from schemas.log import Batch, Checkpoint, Delete, Merge, Operation, Put
 
@@ -48,6 +49,7 @@ class Plan:
     rows: dict[tuple[str, bytes], bytes | None]
     deltas: dict[int, int]
     retry_keys: list[bytes]
+    floor_keys: list[bytes]
     false_claims: list[FalseClaim]
 
 
@@ -131,8 +133,14 @@ def plan_batch(families: Families, view: View, batch: Batch) -> Plan:
         planner.replace(number, RETRY, key, value, None)
     return Plan(
         checkpoint=checkpoint, rows=planner.rows, deltas=planner.deltas,
-        retry_keys=[key for key, _ in retry_rows], false_claims=planner.false_claims,
+        retry_keys=[key for key, _ in retry_rows], floor_keys=_floors(operations), false_claims=planner.false_claims,
     )  # fmt: skip
+
+
+def _floors(operations: Sequence[Operation]) -> list[bytes]:
+    """Return the clients whose floor the batch changes: a leader's housekeeping comes before the requests' operations."""
+    housekeeping = takewhile(lambda operation: getattr(operation, "cf", None) == RETRY, operations)
+    return [one.key for one in housekeeping if isinstance(one, Put) and len(one.key) == CLIENT_BYTES]
 
 
 def _split_checkpoint(operations: list[Operation]) -> tuple[str | None, Sequence[Operation]]:

@@ -24,7 +24,18 @@ from replicated_db.errors import BrokenLog, StopProcess
 from replicated_db.folding import BatchOperations
 from replicated_db.overlay import Overlay
 from replicated_db.ports import View
-from replicated_db.retry import HASH_BYTES, MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, is_expired, retry_key
+from replicated_db.retry import (
+    BELOW_FLOOR,
+    HASH_BYTES,
+    MAX_EXPIRIES_PER_BATCH,
+    RETENTION_MS,
+    expired,
+    is_below_floor,
+    is_dead,
+    is_expired,
+    removable,
+    retry_key,
+)
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
 from replicated_db.transaction import Transaction
 from schemas.log import Batch, LateRequest, RequestBatch, Result
@@ -96,15 +107,14 @@ class _Execution:
         """Delete the retry rows of the oldest batches that are past their retention and still have theirs."""
         transaction = Transaction(self.families, self.overlay, self.record.first_index)
         batches = 0
-        for _, retry_keys in expired(view, b"", self.record.timestamp_ms - RETENTION_MS):
+        for expiry_key, retry_keys in expired(view, b"", self.record.timestamp_ms - RETENTION_MS):
             if batches == MAX_EXPIRIES_PER_BATCH:
                 break
-            # The rows of one batch go together, so the last one tells. Replicas forget dead expiry rows at moments of their own.
-            if transaction.get(RETRY, retry_keys[-1]) is None:
+            # Replicas forget dead expiry rows at moments of their own.
+            if is_dead(transaction.get, expiry_key, retry_keys):
                 continue
-            for key in retry_keys:
-                if transaction.get(RETRY, key) is not None:
-                    transaction.delete(RETRY, key)
+            for key in removable(transaction.get, expiry_key, retry_keys):
+                transaction.delete(RETRY, key)
             batches += 1
         operations.extend(transaction.commit())
 
@@ -119,6 +129,8 @@ class _Execution:
             response = self._refuse(request, Refusal.CALL_ID_REUSED, "the call id was used for another request")
         elif is_expired(request.first_sent_at_ms, self.record.timestamp_ms):
             response = self._refuse(request, Refusal.EXPIRED, f"first sent at {request.first_sent_at_ms} ms")
+        elif is_below_floor(self.overlay.get, request.client_id, request.call_id):
+            response = self._refuse(request, Refusal.EXPIRED, BELOW_FLOOR)
         else:
             response = self._run(request, operations)
             recorded = True

@@ -23,6 +23,7 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
+from replicated_db.answered import AnsweredCalls
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, BrokenLog, StopProcess
@@ -31,7 +32,17 @@ from replicated_db.late_requests import LateBuilding, LateRequests
 from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
-from replicated_db.retry import HASH_BYTES, MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, is_expired, retry_key
+from replicated_db.retry import (
+    BELOW_FLOOR,
+    HASH_BYTES,
+    MAX_EXPIRIES_PER_BATCH,
+    RETENTION_MS,
+    expired,
+    is_below_floor,
+    is_expired,
+    removable,
+    retry_key,
+)
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal, Reply, Service
 from replicated_db.shard_state import ControlOperation, state_after
 from replicated_db.transaction import Transaction
@@ -66,6 +77,7 @@ class Deposed(Exception):
 class Limits:
     """Bounds of a leader. A batch closes at either of its limits; one request is bounded by itself.
 
+    Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
     A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim and those that are asked for.
     """
 
@@ -75,6 +87,7 @@ class Limits:
     max_in_flight: int = 3
     barrier_interval_ms: int = 1000
     scrub_interval_ms: int = 60_000
+    early_removal_calls: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +169,7 @@ class Leader:
         self._late = LateRequests()
         self._must_read: _InFlight | None = None
         self._deposed: str | None = None
+        self._answered = AnsweredCalls(limits.early_removal_calls)
         self._expiry_cursor = b""
         self._expiry_due_ms = 0
         self._barrier_at_ms = elapsed_ms
@@ -221,6 +235,9 @@ class Leader:
                 refusal, message = Refusal.CALL_ID_REUSED, "the call id was used for another request"
             elif is_expired(proposal.first_sent_at_ms, building.timestamp_ms):
                 refusal, message = Refusal.EXPIRED, f"first sent at {proposal.first_sent_at_ms} ms"
+            elif is_below_floor(self._overlay.get, proposal.client_id, proposal.call_id):
+                refusal, message = Refusal.EXPIRED, BELOW_FLOOR
+            self._answered.hear(proposal.client_id, proposal.answered_below)
         index = self.index + 1
         recorded = refusal is None
         if refusal is None:
@@ -254,9 +271,18 @@ class Leader:
         operations = BatchOperations(self.replica.families)
         self._building = building = _Building(layer=self._layer, timestamp_ms=timestamp_ms, operations=operations)
         self._overlay.open_layer(self._layer)
+        if self._answered.due and not self._in_flight and self.state.feature_level >= features.OPERATIONS:
+            transaction = Transaction(self.replica.families, self._overlay, self.index)
+            self._answered.remove(transaction, timestamp_ms)
+            self._housekeep(building, transaction)
         if timestamp_ms >= self._expiry_due_ms:
             self._expire_retry_rows(building)
         return building
+
+    @staticmethod
+    def _housekeep(building: _Building, transaction: Transaction) -> None:
+        building.operations.extend(transaction.commit())
+        building.size_bytes += transaction.size_bytes
 
     def _repeat(self, proposal: Proposal, key: bytes, response: bytes) -> Reply | None:
         """Answer a repeated request: at once if its row is applied, else with its batch."""
@@ -318,15 +344,13 @@ class Leader:
         for key, retry_keys in expired(self.replica.store, self._expiry_cursor, before_ms):
             if batches == MAX_EXPIRIES_PER_BATCH:
                 break
-            for retry in retry_keys:
-                if transaction.get(RETRY, retry) is not None:
-                    transaction.delete(RETRY, retry)
+            for retry in removable(transaction.get, key, retry_keys):
+                transaction.delete(RETRY, retry)
             self._expiry_cursor = key
             batches += 1
         if batches < MAX_EXPIRIES_PER_BATCH:
             self._expiry_due_ms = building.timestamp_ms + self.limits.barrier_interval_ms
-        building.operations.extend(transaction.commit())
-        building.size_bytes += transaction.size_bytes
+        self._housekeep(building, transaction)
 
     # -- late validation -------------------------------------------------------------------------------------------
 
@@ -371,7 +395,8 @@ class Leader:
             building.position = proposal.position
         self.index += 1
         prepared = executor.prepare(proposal, building.timestamp_ms, self.index)
-        recorded = row is None and not is_expired(proposal.first_sent_at_ms, building.timestamp_ms)
+        below = is_below_floor(lambda _, row_key: self._retry_row(row_key), proposal.client_id, proposal.call_id)
+        recorded = row is None and not below and not is_expired(proposal.first_sent_at_ms, building.timestamp_ms)
         self._late.add(building, proposal, self.index, prepared, recorded=recorded)
         return None
 

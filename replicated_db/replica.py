@@ -46,7 +46,7 @@ from replicated_db.position import (
     encode_request_position,
 )
 from replicated_db.reading import Reading, advance, judge
-from replicated_db.retry import RETENTION_MS, expiry_row, prunable
+from replicated_db.retry import RETENTION_MS, expiry_row, floors_row, prunable
 from replicated_db.shard_state import ShardState, state_after
 from schemas.codec import Undecodable, decode, decode_as, encode
 from schemas.log import (
@@ -277,6 +277,8 @@ class Replica:
         writes: list[Write] = [(cf, key, value) for (cf, key), value in plan.rows.items()]
         if plan.retry_keys:
             writes.append((RETRY_EXPIRY, *expiry_row(batch, plan.retry_keys)))
+        if plan.floor_keys:
+            writes.append((RETRY_EXPIRY, *floors_row(batch, plan.floor_keys)))
         for family in self.digests.change(plan.deltas):
             key = DIGEST_PREFIX + self.families.names[family].encode()
             writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
@@ -355,7 +357,7 @@ class Replica:
                 self.store.write(writes)
 
     def _expiries_to_forget(self, timestamp_ms: int, view: View) -> list[Write]:
-        """Return writes that remove dead expiry rows: two for a batch, which adds one at the most."""
+        """Return writes that remove dead expiry rows: two for a batch, which adds one, or two if it changes floors."""
         if timestamp_ms < self._prune_due_ms:
             return []
         keys = prunable(view, timestamp_ms - RETENTION_MS, self._pruned_to)

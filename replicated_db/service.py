@@ -30,6 +30,7 @@ class Proposal:
 
     ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. One that
     ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch.
+    Calls below ``answered_below`` have been answered to the client, which will not repeat them.
     """
 
     client_id: bytes
@@ -41,6 +42,7 @@ class Proposal:
     reply_to: Any
     position: RequestPosition | None = None
     begins_batch: bool = False
+    answered_below: int = 0
 
 
 @record

@@ -21,7 +21,8 @@ INITIAL = 1
 """Volumes, buckets, keys; the records of the log but for the operators' ones."""
 
 OPERATIONS = 2
-"""Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level."""
+"""Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level.
+Retry rows are removed early, with a floor for each client (``replicated_db/retry.py``)."""
 
 LATEST = OPERATIONS
 """The highest level that this software knows."""

@@ -34,7 +34,7 @@ from tests.simulation.scheduler import Killed, Scheduler, Task
 CLUSTER = "simulated"
 NAMES = ("n1", "n2", "n3")
 PIPELINES = ("pipeline-0", "pipeline-1")
-LIMITS = Limits(max_batch_requests=3, max_in_flight=3, barrier_interval_ms=1000, scrub_interval_ms=60_000)
+LIMITS = Limits(max_batch_requests=3, max_in_flight=3, early_removal_calls=2)
 UNSYNCED_WRITES = 8
 """How many of a store's last writes a power failure may take."""
 READ_DEADLINE_MS = 5_000

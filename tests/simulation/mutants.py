@@ -143,6 +143,13 @@ def non_monotonic_timestamp() -> Iterator[None]:
 
 
 @mutant
+def floors_not_asked() -> Iterator[None]:
+    """Retry rows go early, but a call below its client's floor is executed all the same."""
+    with patch.object(leader, "is_below_floor", lambda *_: False):
+        yield
+
+
+@mutant
 def overlay_kept_after_step_down() -> Iterator[None]:
     """The next claim of a node begins with what its last one had not seen effective."""
     kept: dict[int, dict[Any, Any]] = {}

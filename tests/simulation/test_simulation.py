@@ -34,7 +34,7 @@ WANTED = {
     "report too high", "report too low", "appended twice", "overtaken", "orphan", "appended again", "twin",
     # requests and answers
     "request lost", "late request", "call id reused", "rejected", "response lost", "executed", "refused",
-    "REQUEST_EXPIRED", "CALL_ID_REUSED", "retry row removed",
+    "REQUEST_EXPIRED", "CALL_ID_REUSED", "retry row removed", "below answered_below",
     "hint trusted", "resumed ten minutes back", "requests cut", "requests trimmed", "requests truncated under a leader",
     # the log's tail, readers that miss part of it
     "log cut", "log poisoned", "records skipped", "gap filled", "records again", "records missed", "stop: AheadOfLog",
@@ -97,7 +97,7 @@ def test_every_rule_that_matters_has_its_mutant():
     assert set(MUTANTS) == {
         "nonce check off", "seq check off", "void rule off", "contiguity check off",
         "error answered before its batch is effective", "merge without in batch visibility", "retry rows not in the batch",
-        "prev not compared on apply", "expiry by local clock", "non monotonic timestamp", "overlay kept after step down",
+        "prev not compared on apply", "expiry by local clock", "floors not asked", "non monotonic timestamp", "overlay kept after step down",
         "overlay layer dropped before its write is visible", "read index from a stale broker",
     }  # fmt: skip
 

@@ -83,13 +83,14 @@ _calls = iter(range(1, 1 << 60))
 def propose(
     *operations: Operation, body: Any = None, client: bytes = b"c" * 16, call: int | None = None,
     sent_ms: int = START_MS, hashed: bytes | None = None, position: RequestPosition | None = None,
+    answered_below: int = 0,
 ) -> Proposal:  # fmt: skip
     """A request; by default with a call id of its own."""
     number = next(_calls) if call is None else call
     return Proposal(
         client_id=client, call_id=number.to_bytes(8, "big"), request_hash=hashed or number.to_bytes(16, "big"),
         first_sent_at_ms=sent_ms, request_type="Test", body=list(operations) if body is None else body,
-        reply_to=f"reply {number}", position=position,
+        reply_to=f"reply {number}", position=position, answered_below=answered_below,
     )  # fmt: skip
 
 
