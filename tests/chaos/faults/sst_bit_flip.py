@@ -11,9 +11,12 @@ from pathlib import Path
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, RETRY_TABLE
 from tests.chaos.campaign import Chaos, Fault
 from tests.chaos.damage import LogMark, flip_bit, shard_folder, wait_stopped, wipe
+from tests.support.faults import database
 
 SCRUB_INTERVAL_MS = 2_000
 MIN_SST_BYTES = 8 * 1024
+SHARD = 0
+ATTEMPTS = 10
 TABLES = (KEY_TABLE, RETRY_TABLE, DELETED_TABLE)
 
 
@@ -36,13 +39,16 @@ def inject(chaos: Chaos, _round: int) -> None:
 
 
 def _sst_of(chaos: Chaos, victim: str) -> Path:
-    """Kill a node and return an SST of it that a scrub reads. (Opening writes what was in the WAL to SSTs: hence the restart.)"""
-    for _ in range(5):
+    """Kill a node and return an SST of it that a scrub reads."""
+    for _ in range(ATTEMPTS):
         chaos.stack.kill_node(victim)
+        with database(chaos.stack, victim, SHARD):
+            pass  # opening it writes what is in the WAL to SSTs
         if found := sorted(path for path in shard_folder(chaos, victim).glob("*.sst") if _is_scrubbed(path)):
             return chaos.random.choice(found)
         chaos.stack.start_node(victim)
         chaos.wait_caught_up(victim)
+        chaos.wait_progress()
     raise AssertionError(f"{victim} has no SST of {MIN_SST_BYTES} bytes")
 
 
