@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import TopicDescription
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import PartitionMetadata
 
 from schemas.topics import OM_LOG, OM_REQUESTS, OM_RESPONSES
 from tests.support.stack import TestStack
 
 PATIENCE_S = 180.0
+ASK_S = 10.0
 TOPICS = (OM_LOG, OM_REQUESTS, OM_RESPONSES)
 
 
@@ -20,9 +21,13 @@ def data_folder(stack: TestStack, number: int) -> Path:
     return stack.kafka.cluster.folder / f"broker-{number}" / "data"
 
 
-def describe(stack: TestStack, topic: str) -> TopicDescription:
-    description: TopicDescription = stack.kafka.admin.describe_topics(TopicCollection([topic]))[topic].result()
-    return description
+def partitions_of(stack: TestStack, topic: str) -> list[PartitionMetadata]:
+    """Return a topic's partitions, as any broker tells; raises KafkaException if none does.
+
+    (An admin request would be for the broker that was named as controller last: with that one killed it waits in vain.)
+    """
+    found = stack.kafka.admin.list_topics(topic, timeout=ASK_S).topics[topic].partitions
+    return [found[number] for number in sorted(found)]
 
 
 def leader_of_log(stack: TestStack, shard: int = 0) -> int:
@@ -31,8 +36,8 @@ def leader_of_log(stack: TestStack, shard: int = 0) -> int:
 
     def known() -> bool:
         try:
-            found[:] = [describe(stack, OM_LOG).partitions[shard].leader.id]
-        except (KafkaException, AttributeError):  # nobody answers, or nobody leads
+            found[:] = [partitions_of(stack, OM_LOG)[shard].leader]
+        except (KafkaException, LookupError):  # nobody answers, or does not know it yet
             return False
         return found[0] > 0
 
@@ -56,8 +61,8 @@ def active_controller(stack: TestStack) -> int:
 def is_in_sync(stack: TestStack, number: int, shard: int = 0) -> bool:
     """Say whether a broker's copy of a shard's log is in sync; while nobody can tell, it is taken to be."""
     try:
-        return number in [node.id for node in describe(stack, OM_LOG).partitions[shard].isr]
-    except KafkaException:
+        return number in partitions_of(stack, OM_LOG)[shard].isrs
+    except (KafkaException, LookupError):
         return True
 
 
@@ -67,11 +72,11 @@ def wait_in_sync(stack: TestStack) -> None:
     def in_sync() -> bool:
         try:
             return all(
-                len(partition.isr) == len(partition.replicas)
+                len(partition.isrs) == len(partition.replicas)
                 for topic in TOPICS
-                for partition in describe(stack, topic).partitions
+                for partition in partitions_of(stack, topic)
             )
-        except KafkaException:
+        except (KafkaException, LookupError):
             return False
 
     stack.wait("all copies in sync", in_sync, PATIENCE_S)
