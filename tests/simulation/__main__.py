@@ -6,11 +6,13 @@ that repeats it.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 from tests.simulation.trace import explain, simulate
 
@@ -19,6 +21,7 @@ CHUNK = 100
 
 def run_chunk(seeds: range) -> tuple[Counter[str], int | None]:
     """Run seeds; return what was seen, and the first that failed."""
+    faulthandler.enable()  # should the interpreter itself fall, it says where
     seen: Counter[str] = Counter()
     for seed in seeds:
         world, failure = simulate(seed)
@@ -54,4 +57,9 @@ if __name__ == "__main__":
         sys.exit(0)
     if len(sys.argv) != 3 or not all(argument.isdecimal() for argument in sys.argv[1:]) or int(sys.argv[1]) < 1:
         sys.exit("usage: python -m tests.simulation SEEDS START   (two whole numbers, SEEDS at least 1)")
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    try:
+        sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    except BrokenProcessPool as broken:
+        sys.exit(
+            f"a process of the simulation was killed ({broken}); nothing is known of the seeds that it ran: run them again"
+        )

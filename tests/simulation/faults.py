@@ -323,7 +323,6 @@ class Faults:
         if end < 4 or world.truth.halted is not None:
             return
         self._done("log cut", f"at {end}")
-        world.invariants.log_lost = True
         world.invariants.may_halt += ("halt: term missed", "halt: claim missed")  # rightly: a claim is lost
         world.log.cut(end)
         old, invariants = world.truth, world.invariants
@@ -334,6 +333,7 @@ class Faults:
             if appender.out_of_sequence:
                 invariants.diverged[appender.node] = "will apply what was lost"
         invariants.acknowledged = min(invariants.acknowledged, world.truth.index)
+        invariants.left_after_losses.append(world.truth.index)
         for node in world.nodes.values():
             if max(node.log.read_to, node.stored_offset()) >= end:
                 self._survive_loss(node, number)

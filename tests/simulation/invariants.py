@@ -42,7 +42,8 @@ class Invariants(Watch):
         self.tainted: dict[str, tuple[str, bytes]] = {}
         """Nodes with a damaged row that no operation has touched yet, or that have found it."""
         self.may_stop: dict[str, str] = {}
-        self.log_lost = False
+        self.left_after_losses: list[int] = []
+        """The log's last index right after each loss of its tail: nobody can read more of what was acknowledged before."""
         self.may_halt: tuple[str, ...] = ()
         self._checked: dict[str, Any] = {}
 
@@ -166,7 +167,7 @@ class Invariants(Watch):
             return
         if cut_off and (isinstance(error, OffsetOutOfRange) or "the log ends before" in str(error)):
             return
-        if self.log_lost and "was read here but did not count" in str(error):
+        if self.left_after_losses and "was read here but did not count" in str(error):
             return  # a read index of before the loss
         raise Violation(f"{node.name} stops without a reason: {type(error).__name__}: {error}")
 
