@@ -82,7 +82,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 
 # One pytest run, so that its summary speaks for all and comes last. Two workers: one has everything that needs a stack, which is
 # mostly waiting, and is named first so that it begins at once; the other has the fast tests.
-test: install lint typecheck ## lint, typecheck, unit and integration: at most 10 minutes on two cores
+test: install lint typecheck ## lint, typecheck, unit and integration: about 13 minutes on two cores
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=2 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
