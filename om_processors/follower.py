@@ -72,6 +72,9 @@ def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica])
         )
         places = [TopicPartition(p.topic, p.partition, future.result().offset) for p, future in ends.items()]
         places += [TopicPartition(OM_LOG, shard, replica.read_offset + 1) for shard, replica in replicas.items()]
+        # A partition that has no leader for now comes back without an error and without an offset.
+        if lost := [place for place in places if place.offset < 0]:
+            raise LogUnavailable(f"group {group}: the brokers do not know the end of {lost[0].topic}/{lost[0].partition}")
         wanted = [ConsumerGroupTopicPartitions(group, places)]
         answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
     except KafkaException as error:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from fastavro import schemaless_reader
 
-from schemas import log, messages, rows
+from schemas import datanode, log, messages, rows
 from schemas.compiler import Encoder, compile_encoder
 from schemas.converters import record_decoder
 from schemas.decompiler import Decoder, compile_decoder
@@ -35,6 +35,12 @@ _TOP_LEVEL: tuple[type, ...] = (
     messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
     messages.Rejected, messages.AuditReport, messages.Verdict,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo,
+    datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
+    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.WriteChunk,
+    datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
+    datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
+    datanode.ContainerBlocks, datanode.Accepted, datanode.StreamError, datanode.Heartbeat, datanode.BlockRow,
+    datanode.PipelineRow, datanode.ContainerRow,
 )  # fmt: skip
 
 
@@ -56,7 +62,7 @@ class UnknownSchema(Undecodable):
 
 def _classes() -> dict[str, type]:
     """Return every record class by name, nested ones included."""
-    modules = (log, messages, rows)
+    modules = (log, messages, rows, datanode)
     return {name: cls for module in modules for name, cls in vars(module).items() if isinstance(cls, type)}
 
 

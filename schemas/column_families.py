@@ -25,6 +25,20 @@ OM_COLUMN_FAMILIES = (
     USAGE_TABLE,
 )
 
+BLOCK_TABLE = "blockTable"
+PIPELINE_TABLE = "pipelineTable"
+CONTAINER_TABLE = "containerTable"
+CHUNK_TABLE = "chunkTable"
+
+DN_COLUMN_FAMILIES = (
+    RETRY_TABLE,
+    PIPELINE_TABLE,
+    CONTAINER_TABLE,
+    BLOCK_TABLE,
+    CHUNK_TABLE,
+)
+"""Column families of a pipeline's database on the datanodes."""
+
 BUCKETS = 256
 """Digest buckets per column family: ``xxhash64(cf, key) & 255``."""
 

@@ -42,7 +42,7 @@ PURE_STANDARD = frozenset(
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip
-PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers"})
+PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers", "crc32c"})
 IO_BUILTINS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
 
 SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro"})
@@ -122,7 +122,7 @@ def test_the_core_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("schemas"), ids=named)
 def test_schemas_need_no_clock_no_chance_no_network(path: Path) -> None:
-    assert forbidden_imports(path, PURE_STANDARD | {"xxhash"} | SCHEMAS_EXTRA | {"schemas"}) == []
+    assert forbidden_imports(path, PURE_STANDARD | {"xxhash", "crc32c"} | SCHEMAS_EXTRA | {"schemas"}) == []
 
 
 @pytest.mark.parametrize("path", [path for path in ALL_SOURCES if "schemas" not in path.parts], ids=named)

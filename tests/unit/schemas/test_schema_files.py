@@ -10,7 +10,7 @@ import avro.schema
 import pytest
 
 import schemas
-from schemas import codec, log, messages, reference, rows
+from schemas import codec, datanode, log, messages, reference, rows
 from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES, RETRY_TABLE
 from schemas.compatibility import unsafe_change
 from schemas.registry import SchemaVersion, registry
@@ -100,7 +100,7 @@ def test_fingerprints_are_distinct():
 def record_classes() -> list[Any]:
     classes = {
         name: value
-        for module in (log, messages, rows)
+        for module in (log, messages, rows, datanode)
         for name, value in vars(module).items()
         if isinstance(value, type) and hasattr(value, "__dataclass_fields__") and value.__module__ == module.__name__
     }
@@ -139,7 +139,7 @@ def test_every_current_schema_is_a_top_level_type_of_the_codec():
 
 def test_schemas_live_in_the_module_of_their_folder():
     for name, path in CURRENT.items():
-        assert hasattr({"log": log, "messages": messages, "rows": rows}[path.parent.name], name)
+        assert hasattr({"log": log, "messages": messages, "rows": rows, "datanode": datanode}[path.parent.name], name)
 
 
 def test_column_families_are_the_contract():
