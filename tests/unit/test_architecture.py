@@ -67,7 +67,8 @@ def pure_modules() -> list[Path]:
         for name in ("context", "execute", "ids", "late", "names", "quota", "tables")
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors")]
-    return [*core, *requests, *operations, *helpers, *clients]
+    datanodes = [ROOT / "datanode_processors" / f"{name}.py" for name in ("checksums",)]
+    return [*core, *requests, *operations, *helpers, *clients, *datanodes]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, int]]:
