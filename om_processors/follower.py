@@ -1,190 +1,45 @@
-"""The follower: a Faust app that offers every record of the log to this node's replicas (design, section 5).
-
-Rules:
-    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start and its offsets
-      are set before the worker starts; there is no offset reset.
-    - Idempotent by offset. Records of a claim that leads on this node are left to the leader's thread, which has them decoded; once it
-      leads no more, what it had left undone is read from the log.
-    - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
-"""
+"""The follower of an Object Manager node: ``replicated_db.follower`` on ``om.log`` and ``om.audit``, with a replica of every shard."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import faust
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from om_processors.config import NodeConfig
-from om_processors.faust_transport import FollowerTransport
-from om_processors.logs import Note
-from om_processors.outbox import KafkaOutbox
-from om_processors.startup import ADMIN_TIMEOUT_S
-from replicated_db.leader_loop import LeaderLoop
-from replicated_db.ports import Log, LogUnavailable
-from replicated_db.quorum import Judgement, Quorum
-from replicated_db.reading import Reading
-from replicated_db.replica import Outcome, Replica
-from schemas.codec import Undecodable, decode_as
-from schemas.messages import AuditReport
-from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG
-
-FILL_WAIT_S = 1.0
-LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+from replicated_db import follower
+from replicated_db.leader_loop import LeaderLoop, Outbox
+from replicated_db.logs import Note
+from replicated_db.ports import Log
+from replicated_db.replica import Replica
+from schemas.topics import OM_AUDIT, OM_LOG
 
 
 def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
     """Return the Faust app of this process; ``incarnation`` makes its group id fresh, ``fatal`` ends the process."""
-    app = faust.App(
-        f"om-follower-{config.node}-{incarnation}",
-        broker=";".join(f"kafka://{server}" for server in config.bootstrap_servers.split(",")),
-        store="memory://",
-        value_serializer="raw",
-        key_serializer="raw",
-        datadir=str(config.data_dir / "faust"),
-        web_bind=config.address_host,
-        web_host=config.address_host,
-        web_port=config.address_port,
-        topic_disable_leader=True,
-        topic_allow_declare=False,
-        consumer_auto_offset_reset="none",
-        consumer_max_fetch_size=MAX_MESSAGE_BYTES,
-        stream_wait_empty=False,
-        broker_commit_interval=60.0,
-    )
-    app.transport = FollowerTransport(app.conf.broker_consumer, app, fatal=fatal)
-    return app
+    return follower.make_app(
+        f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
+        host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
+    )  # fmt: skip
 
 
 def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica]) -> None:
-    """Set the fresh group's offsets: the log right behind each replica's position, reports from their end on.
-
-    Raises LogUnavailable if the brokers do not take it.
-    """
-    admin = AdminClient({"bootstrap.servers": config.bootstrap_servers})
-    try:
-        ends = admin.list_offsets(
-            {TopicPartition(OM_AUDIT, shard): LATEST for shard in replicas},
-            request_timeout=ADMIN_TIMEOUT_S,
-        )
-        places = [TopicPartition(p.topic, p.partition, future.result().offset) for p, future in ends.items()]
-        places += [TopicPartition(OM_LOG, shard, replica.read_offset + 1) for shard, replica in replicas.items()]
-        # A partition that has no leader for now comes back without an error and without an offset.
-        if lost := [place for place in places if place.offset < 0]:
-            raise LogUnavailable(f"group {group}: the brokers do not know the end of {lost[0].topic}/{lost[0].partition}")
-        wanted = [ConsumerGroupTopicPartitions(group, places)]
-        answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
-    except KafkaException as error:
-        raise LogUnavailable(f"group {group}: {error}") from error
-    # A refused partition is returned, not raised.
-    if refused := [p for p in answer.topic_partitions if p.error is not None]:
-        raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
+    """Set the fresh group's offsets behind each replica's position; raises LogUnavailable."""
+    follower.place_group(
+        config.bootstrap_servers, group, log_topic=OM_LOG, audit_topic=OM_AUDIT, replicas=replicas,
+        partitions=len(replicas),
+    )  # fmt: skip
 
 
-class Follower:
-    """Applies the log, and listens to the other members' reports."""
+class Follower(follower.Follower):
+    """Applies ``om.log``, and listens to ``om.audit``."""
 
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
-        logs: Mapping[int, Log], outbox: KafkaOutbox,
+        logs: Mapping[int, Log], outbox: Outbox,
         note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
-        self._named = frozenset(config.replicas)
-        self._replicas = replicas
-        self._loops = loops
-        self._logs = logs
-        self._outbox = outbox
-        self._note = note
-        self._fatal = fatal
-        self._quorums = {shard: Quorum(me=config.node, members=self._named) for shard in replicas}
-
-    def attach(self, app: faust.App) -> None:
-        """Subscribe the app to the log and to the reports."""
-        log = app.topic(OM_LOG, value_serializer="raw", key_serializer="raw")
-        audit = app.topic(OM_AUDIT, value_serializer="raw", key_serializer="raw")
-
-        @app.agent(log, name="apply")
-        async def apply(stream: Any) -> None:
-            async for event in stream.events():
-                message = event.message
-                if self._has_gap(message.partition, message.offset, message.value):
-                    await asyncio.to_thread(self._guard, self._fill, message.partition, message.offset)
-                self._guard(self.apply, message.partition, message.offset, message.value)
-
-        @app.agent(audit, name="hear")
-        async def hear(stream: Any) -> None:
-            async for event in stream.events():
-                message = event.message
-                self._guard(self.hear, message.key, dict(message.headers or ()), message.value)
-
-    def _guard(self, act: Callable[..., None], *arguments: Any) -> None:
-        try:
-            act(*arguments)
-        except BaseException as error:
-            self._fatal(error)
-
-    def apply(self, shard: int, offset: int, value: bytes) -> None:
-        """Offer a record of the log."""
-        replica = self._replicas[shard]
-        if self._loops[shard].leaves_to_leader(value):
-            return
-        outcome = replica.offer(offset, value)
-        self._publish(shard, offset, outcome)
-
-    def _has_gap(self, shard: int, offset: int, value: bytes) -> bool:
-        return offset > self._replicas[shard].read_offset + 1 and not self._loops[shard].leaves_to_leader(value)
-
-    def _fill(self, shard: int, end: int) -> None:
-        """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
-        replica = self._replicas[shard]
-        while (following := replica.read_offset + 1) < end:
-            try:
-                entries = self._logs[shard].read(following, end - following, FILL_WAIT_S)
-            except LogUnavailable as error:
-                self._note(f"shard {shard}: {error}; trying again", shard=shard)
-                continue
-            for entry in entries:
-                self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
-
-    def _publish(self, shard: int, offset: int, outcome: Outcome) -> None:
-        replica = self._replicas[shard]
-        if outcome.reading is Reading.COUNTS:
-            self._outbox.publish(replica, outcome)
-            if outcome.evidence is not None:
-                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
-        elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
-            self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
-
-    def hear(self, key: bytes, headers: Mapping[str, bytes], value: bytes) -> None:
-        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded."""
-        if headers.get("flagged") == b"0":
-            shard, _, node = (key or b"").decode(errors="replace").partition("/")
-            if shard.isdecimal() and int(shard) in self._quorums:
-                self._quorums[int(shard)].forget(node)
-            return
-        try:
-            report = decode_as(AuditReport, value)
-        except Undecodable as error:
-            self._note(f"a report on {OM_AUDIT} is unreadable: {error}")
-            return
-        quorum = self._quorums.get(report.shard)
-        if quorum is None:
-            return
-        replica = self._replicas[report.shard]
-        quorum.members = frozenset(replica.state.replicas) or self._named
-        quorum.hear(report)
-        judgement, evidence = quorum.judge(replica.evidence)
-        if judgement is Judgement.SETTLE:
-            self._note(
-                f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away",
-                shard=report.shard,
-            )
-            replica.settle()
-        elif judgement is Judgement.FLAG and evidence is not None:
-            self._note(
-                f"shard {report.shard}: a majority contradicts this node's batch: {evidence}", shard=report.shard
-            )
-            replica.flag(evidence)
+        feed = follower.Feed(
+            node=config.node, log_topic=OM_LOG, audit_topic=OM_AUDIT, members=frozenset(config.replicas)
+        )
+        super().__init__(feed, replicas, loops, logs, outbox, note, fatal)

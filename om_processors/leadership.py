@@ -23,11 +23,11 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
-from om_processors.logs import Note
 from om_processors.membership import MembershipCheck
 from om_processors.shard_thread import ShardThread
 from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
 from replicated_db.leader_loop import LeaderLoop
+from replicated_db.logs import Note
 from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS
 

@@ -8,20 +8,15 @@ EXIT_FATAL and its message on the log: the log is the truth, a restart begins fr
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
 import secrets
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import faust
 import mode.loop
 
-from om_processors import logs
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
@@ -33,34 +28,28 @@ from om_processors.intake import RequestIntake
 from om_processors.late import OMExecutor
 from om_processors.leadership import Leadership
 from om_processors.leadership_api import LeadershipApi
-from om_processors.logs import Notes
 from om_processors.node_status import NodeStatus
 from om_processors.outbox import KafkaOutbox
 from om_processors.pulse import Pulse
 from om_processors.request_metrics import RequestMetrics
 from om_processors.service import OM_FAMILIES, OMService
-from om_processors.startup import check_replica, check_topics
+from om_processors.startup import check_topics
 from om_processors.write_audit import WriteAudit
+from replicated_db import logs
 from replicated_db.errors import StopProcess
 from replicated_db.kafka_log import KafkaLog
 from replicated_db.leader import Effective, Limits
 from replicated_db.leader_loop import LeaderLoop
+from replicated_db.logs import Notes
 from replicated_db.ports import LogUnavailable
+from replicated_db.process import calm_collector, closing, fatal, when_brokers_answer
 from replicated_db.replica import Identity, Outcome, Replica
 from replicated_db.rocks import RocksStore
+from replicated_db.startup import check_replica
 from replicated_db.system import SystemClock, SystemIds
 from schemas.log import Batch, RequestBatch
 from schemas.reference import validate_schemas
 from schemas.topics import OM_LOG
-
-EXIT_FATAL = 70
-"""Exit status after a StopProcess or a defect: look at the log before starting again."""
-
-BROKER_WAIT_S = 60.0
-COLLECTOR_THRESHOLDS = (50_000, 20, 50)
-"""Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
-
-T = TypeVar("T")
 
 log = logging.getLogger("stratolog.node")
 
@@ -95,7 +84,7 @@ class Node:
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
         executor = OMExecutor(shard=shard, shards=self.config.shards, pipelines=self.config.pipelines)
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
-        _when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
+        when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
         return replica
 
     def _loop(self, shard: int) -> LeaderLoop:
@@ -136,7 +125,7 @@ class Node:
     def app(self) -> faust.App:
         """Return the Faust app with the followers and the HTTP API."""
         app = make_app(self.config, secrets.token_hex(4), fatal)
-        _when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
+        when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
         Follower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
         ).attach(app)
@@ -155,7 +144,7 @@ class Node:
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
         self.leadership.stop()
-        _closing.set()
+        closing()
         self.outbox.close()
         if self.write_audit is not None:
             self.write_audit.close()
@@ -166,23 +155,6 @@ class Node:
                 replica.store.close()
 
 
-_closing = threading.Event()
-"""Set once the stores are about to be closed: what fails from then on fails because of that."""
-
-
-def fatal(error: BaseException) -> None:
-    """End the process at once, before anything can acknowledge what was not applied."""
-    if _closing.is_set():
-        log.warning("while closing: %s", error)
-        return
-    if isinstance(error, StopProcess):
-        log.critical("stop: %s", error)
-    else:
-        log.critical("defect: %r", error, exc_info=error)
-    logging.shutdown()
-    os._exit(EXIT_FATAL)
-
-
 def run(config: NodeConfig) -> None:
     """Run a node until SIGTERM or SIGINT; returns after handing over."""
     logs.configure(config.node, config.log_level, config.log_format)
@@ -190,13 +162,13 @@ def run(config: NodeConfig) -> None:
     # Half of a follower's time is Faust's event loops: uvloop's cost less. To be chosen before the app makes any.
     mode.loop.use("uvloop")
     try:
-        topics = _when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
+        topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
         node = Node(config, topics.log_topic_id)
         app = node.app()
     except (StopProcess, LogUnavailable) as error:
         fatal(error)
         return
-    _calm_collector()
+    calm_collector()
     worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
     node.flusher.start()
     node.leadership.start()
@@ -204,26 +176,3 @@ def run(config: NodeConfig) -> None:
         worker.execute_from_commandline()
     finally:
         node.close()
-
-
-def _calm_collector() -> None:
-    """Collect cycles seldom: a full collection walks every request in flight, and requests form no cycles.
-
-    What exists now lives as long as the process, so it is left out for good.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
-
-
-def _when_brokers_answer(ask: Callable[[], T]) -> T:
-    """Ask until the brokers answer, for at most BROKER_WAIT_S."""
-    deadline = time.monotonic() + BROKER_WAIT_S
-    while True:
-        try:
-            return ask()
-        except LogUnavailable as error:
-            if time.monotonic() > deadline:
-                raise
-            log.warning("brokers do not answer: %s", error)
-            time.sleep(1)

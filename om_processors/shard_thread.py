@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from om_processors.logs import Note
 from replicated_db.leader_loop import LeaderLoop, UnfitToLead
+from replicated_db.logs import Note
 from replicated_db.ports import LogUnavailable
 
 MAX_FAILING_S = 30.0

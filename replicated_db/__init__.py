@@ -18,6 +18,7 @@ What holds (design, sections 3, 4 and 10)
     - Replicas at one position have equal digests; a replica that differs says at which key.
     - An answer leaves only when the batch that holds it is effective and applied.
 
-The core (everything but ``rocks``, ``kafka_log``, ``system``, ``leader_loop`` and ``database``) has no I/O, no clock, no
+The core (everything but ``rocks``, ``kafka_log``, ``system``, ``leader_loop``, ``database``, and what a process that hosts replicas
+shares with others of its kind: ``faust_transport``, ``follower``, ``reports``, ``startup``, ``process``, ``logs``) has no I/O, no clock, no
 randomness and no threads. Those come in through ``ports``, each with an in-memory twin in ``memory``.
 """

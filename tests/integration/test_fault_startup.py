@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from om_processors.node import EXIT_FATAL
 from producers import Client
+from replicated_db.process import EXIT_FATAL
 from schemas.topics import LOG_SETTINGS, OM_LOG, OM_REQUESTS, REQUEST_SETTINGS
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import topic_plan

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from om_processors.node import EXIT_FATAL
 from om_processors.service import OM_FAMILIES
 from om_processors.write_audit import FILE_NAME
 from producers import Client
@@ -25,6 +24,7 @@ from producers.errors import RequestFailed
 from replicated_db.column_families import TRANSACTION_INFO
 from replicated_db.digests import FIRST_CHAIN, next_chain
 from replicated_db.position import POSITION_KEY, Position
+from replicated_db.process import EXIT_FATAL
 from replicated_db.rocks import RocksStore
 from schemas.codec import decode_as, encode, encode_at
 from schemas.features import INITIAL, LATEST

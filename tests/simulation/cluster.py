@@ -16,7 +16,6 @@ from om_processors.follower import Follower
 from om_processors.gateway import Gateway, resume_offset
 from om_processors.intake import RESUME_BACK_MS
 from om_processors.service import OM_FAMILIES, OMService
-from om_processors.startup import check_replica
 from replicated_db.column_families import TRANSACTION_INFO
 from replicated_db.digests import Digests
 from replicated_db.errors import StopProcess
@@ -26,6 +25,7 @@ from replicated_db.memory import MemoryStore
 from replicated_db.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
 from replicated_db.position import POSITION_KEY, Position
 from replicated_db.replica import Identity, Outcome, Replica
+from replicated_db.startup import check_replica
 from schemas.codec import encode
 from schemas.log import RequestPosition
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition

@@ -33,7 +33,11 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
 }
 
-REPLICATED_DB_SHELL = frozenset({"rocks", "kafka_log", "system", "leader_loop", "database"})
+REPLICATED_DB_SHELL = frozenset(
+    {
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "logs", "process", "reports", "startup",
+    }
+)  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
 
 PURE_STANDARD = frozenset(

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from om_processors import logs
+from replicated_db import logs
 
 
 def written(log_format: str, *, terminal: bool = False) -> str:

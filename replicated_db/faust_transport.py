@@ -7,15 +7,21 @@ more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follo
 a while, it is asked to answer with the first record, and an idle node costs nothing.
 
 A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
+
+A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
+and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
+from threading import Lock
 from typing import Any
 
 from aiokafka.errors import CorruptRecordException
 from faust.transport.drivers import aiokafka
+from faust.types import TP
 
 from replicated_db.errors import corrupt_record
 
@@ -42,10 +48,40 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = IDLE_MIN_BYTES, IDLE_WAIT_MS
         return records
 
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        if paused := [tp for tp in assigned if not self.consumer.transport.follows(tp)]:
+            self._ensure_consumer().pause(*paused)
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    async def resume(self, tp: TP) -> None:
+        """Fetch a partition from where the group was placed; on any thread."""
+        await self.call_thread(self._ensure_consumer().resume, tp)
+
 
 class _Consumer(aiokafka.Consumer):
+    transport: Any
+    _thread: Any
+
     def _new_consumer_thread(self) -> aiokafka.AIOKafkaConsumerThread:
         return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+    def _set_active_tps(self, tps: set[TP]) -> set[TP]:
+        return super()._set_active_tps({tp for tp in tps if self.transport.follows(tp)})
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        """Resume those that are followed."""
+        super().resume_partitions({tp for tp in tps if self.transport.follows(tp)})
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Look whether a partition that is followed gets on."""
+        if self.transport.follows(tp):
+            super().verify_event_path(now, tp)
+
+    async def follow(self, tp: TP) -> None:
+        """Fetch one partition more; before the assignment this does nothing, for it will find the partition followed."""
+        if tp in self.assignment():
+            await self._thread.resume(tp)
+            self.resume_partitions({tp})
 
 
 def _broken_place(fetcher: Any, said: str) -> tuple[str, int, int]:
@@ -62,6 +98,26 @@ class FollowerTransport(aiokafka.Transport):
 
     Consumer = _Consumer
 
-    def __init__(self, *arguments: Any, fatal: Callable[[BaseException], None], **options: Any) -> None:
+    def __init__(
+        self, *arguments: Any, fatal: Callable[[BaseException], None],
+        follows: Iterable[tuple[str, int]] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(*arguments, **options)
         self.fatal = fatal
+        self._lock = Lock()
+        self._follows = None if follows is None else set(follows)
+
+    def follows(self, tp: TP) -> bool:
+        """Whether a partition is fetched."""
+        with self._lock:
+            return self._follows is None or (tp.topic, tp.partition) in self._follows
+
+    def follow(self, topic: str, partition: int) -> None:
+        """Fetch one partition more. May be called from any thread, at any time; the replica must be there before."""
+        with self._lock:
+            if self._follows is None or (topic, partition) in self._follows:
+                return
+            self._follows.add((topic, partition))
+        app: Any = self.app
+        if app._consumer is not None and app.loop.is_running():
+            asyncio.run_coroutine_threadsafe(app._consumer.follow(TP(topic, partition)), app.loop)

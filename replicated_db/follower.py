@@ -1,0 +1,218 @@
+"""The follower: a Faust app that offers every record of a log topic to this process's replicas (design, section 5).
+
+Rules:
+    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start and its offsets
+      are set before the worker starts; there is no offset reset.
+    - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded; once it
+      leads no more, what it had left undone is read from the log.
+    - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
+    - A process that holds replicas of some partitions only fetches those alone (``FollowerTransport.follow``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faust
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from replicated_db.faust_transport import FollowerTransport
+from replicated_db.leader_loop import LeaderLoop, Outbox
+from replicated_db.logs import Note
+from replicated_db.ports import Log, LogUnavailable
+from replicated_db.quorum import Judgement, Quorum
+from replicated_db.reading import Reading
+from replicated_db.replica import Outcome, Replica
+from replicated_db.startup import ADMIN_TIMEOUT_S
+from schemas.codec import Undecodable, decode_as
+from schemas.messages import AuditReport
+from schemas.topics import MAX_MESSAGE_BYTES
+
+FILL_WAIT_S = 1.0
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a follower listens to: the log, the members' reports, and who it is itself."""
+
+    node: str
+    log_topic: str
+    audit_topic: str
+    members: frozenset[str] = frozenset()
+    """Members of a shard whose log does not say yet who they are."""
+
+
+def make_app(
+    name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
+    follows: Iterable[tuple[str, int]] | None = None,
+) -> faust.App:  # fmt: skip
+    """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
+
+    Its web server listens on ``host``:``port``. With ``follows``, only these (topic, partition) are fetched, until
+    :func:`follow` names more.
+    """
+    app = faust.App(
+        name,
+        broker=";".join(f"kafka://{server}" for server in bootstrap_servers.split(",")),
+        store="memory://",
+        value_serializer="raw",
+        key_serializer="raw",
+        datadir=str(data_dir / "faust"),
+        web_bind=host,
+        web_host=host,
+        web_port=port,
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        consumer_auto_offset_reset="none",
+        consumer_max_fetch_size=MAX_MESSAGE_BYTES,
+        stream_wait_empty=False,
+        broker_commit_interval=60.0,
+    )
+    app.transport = FollowerTransport(app.conf.broker_consumer, app, fatal=fatal, follows=follows)
+    return app
+
+
+def place_group(
+    bootstrap_servers: str, group: str, *, log_topic: str, audit_topic: str, replicas: Mapping[int, Replica],
+    partitions: int,
+) -> None:  # fmt: skip
+    """Set the fresh group's offsets: the log right behind each replica's position, reports from their end on.
+
+    Partitions of the log without a replica are placed at their beginning. Raises LogUnavailable if the brokers do not take it.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    others = [TopicPartition(log_topic, shard) for shard in range(partitions) if shard not in replicas]
+    try:
+        ends = admin.list_offsets(
+            {
+                **{TopicPartition(audit_topic, shard): LATEST for shard in range(partitions)},
+                **dict.fromkeys(others, EARLIEST),
+            },
+            request_timeout=ADMIN_TIMEOUT_S,
+        )
+        places = [TopicPartition(p.topic, p.partition, future.result().offset) for p, future in ends.items()]
+        places += [TopicPartition(log_topic, shard, replica.read_offset + 1) for shard, replica in replicas.items()]
+        # A partition that has no leader for now comes back without an error and without an offset.
+        if lost := [place for place in places if place.offset < 0]:
+            raise LogUnavailable(
+                f"group {group}: the brokers do not know the end of {lost[0].topic}/{lost[0].partition}"
+            )
+        wanted = [ConsumerGroupTopicPartitions(group, places)]
+        answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
+    except KafkaException as error:
+        raise LogUnavailable(f"group {group}: {error}") from error
+    # A refused partition is returned, not raised.
+    if refused := [p for p in answer.topic_partitions if p.error is not None]:
+        raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
+
+
+class Follower:
+    """Applies the log, and listens to the other members' reports. The mappings may grow while it runs."""
+
+    def __init__(
+        self, feed: Feed, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop], logs: Mapping[int, Log],
+        outbox: Outbox, note: Note, fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._feed = feed
+        self._replicas = replicas
+        self._loops = loops
+        self._logs = logs
+        self._outbox = outbox
+        self._note = note
+        self._fatal = fatal
+        self._quorums: dict[int, Quorum] = {}
+
+    def attach(self, app: faust.App) -> None:
+        """Subscribe the app to the log and to the reports."""
+        log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw")
+        audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
+
+        @app.agent(log, name="apply")
+        async def apply(stream: Any) -> None:
+            async for event in stream.events():
+                message = event.message
+                if self._has_gap(message.partition, message.offset, message.value):
+                    await asyncio.to_thread(self._guard, self._fill, message.partition, message.offset)
+                self._guard(self.apply, message.partition, message.offset, message.value)
+
+        @app.agent(audit, name="hear")
+        async def hear(stream: Any) -> None:
+            async for event in stream.events():
+                message = event.message
+                self._guard(self.hear, message.key, dict(message.headers or ()), message.value)
+
+    def _guard(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except BaseException as error:
+            self._fatal(error)
+
+    def apply(self, shard: int, offset: int, value: bytes) -> None:
+        """Offer a record of the log."""
+        replica = self._replicas[shard]
+        if self._loops[shard].leaves_to_leader(value):
+            return
+        outcome = replica.offer(offset, value)
+        self._publish(shard, offset, outcome)
+
+    def _has_gap(self, shard: int, offset: int, value: bytes) -> bool:
+        return offset > self._replicas[shard].read_offset + 1 and not self._loops[shard].leaves_to_leader(value)
+
+    def _fill(self, shard: int, end: int) -> None:
+        """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
+        replica = self._replicas[shard]
+        while (following := replica.read_offset + 1) < end:
+            try:
+                entries = self._logs[shard].read(following, end - following, FILL_WAIT_S)
+            except LogUnavailable as error:
+                self._note(f"shard {shard}: {error}; trying again", shard=shard)
+                continue
+            for entry in entries:
+                self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
+
+    def _publish(self, shard: int, offset: int, outcome: Outcome) -> None:
+        replica = self._replicas[shard]
+        if outcome.reading is Reading.COUNTS:
+            self._outbox.publish(replica, outcome)
+            if outcome.evidence is not None:
+                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
+        elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
+            self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
+
+    def hear(self, key: bytes, headers: Mapping[str, bytes], value: bytes) -> None:
+        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded."""
+        if headers.get("flagged") == b"0":
+            shard, _, node = (key or b"").decode(errors="replace").partition("/")
+            if shard.isdecimal() and int(shard) in self._quorums:
+                self._quorums[int(shard)].forget(node)
+            return
+        try:
+            report = decode_as(AuditReport, value)
+        except Undecodable as error:
+            self._note(f"a report on {self._feed.audit_topic} is unreadable: {error}")
+            return
+        replica = self._replicas.get(report.shard)
+        if replica is None:
+            return
+        quorum = self._quorums.setdefault(report.shard, Quorum(me=self._feed.node, members=self._feed.members))
+        quorum.members = frozenset(replica.state.replicas) or self._feed.members
+        quorum.hear(report)
+        judgement, evidence = quorum.judge(replica.evidence)
+        if judgement is Judgement.SETTLE:
+            self._note(
+                f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away",
+                shard=report.shard,
+            )
+            replica.settle()
+        elif judgement is Judgement.FLAG and evidence is not None:
+            self._note(
+                f"shard {report.shard}: a majority contradicts this node's batch: {evidence}", shard=report.shard
+            )
+            replica.flag(evidence)

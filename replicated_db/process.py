@@ -1,0 +1,72 @@
+"""The life of a process that hosts replicas: how it waits for the brokers, calms the collector, and ends.
+
+A StopProcess anywhere ends the process with EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from replicated_db.errors import StopProcess
+from replicated_db.ports import LogUnavailable
+
+EXIT_FATAL = 70
+"""Exit status after a StopProcess or a defect: look at the log before starting again."""
+
+BROKER_WAIT_S = 60.0
+COLLECTOR_THRESHOLDS = (50_000, 20, 50)
+"""Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("stratolog.node")
+
+_closing = threading.Event()
+"""Set once the stores are about to be closed: what fails from then on fails because of that."""
+
+
+def closing() -> None:
+    """Say that the stores are about to be closed."""
+    _closing.set()
+
+
+def fatal(error: BaseException) -> None:
+    """End the process at once, before anything can acknowledge what was not applied."""
+    if _closing.is_set():
+        log.warning("while closing: %s", error)
+        return
+    if isinstance(error, StopProcess):
+        log.critical("stop: %s", error)
+    else:
+        log.critical("defect: %r", error, exc_info=error)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+def calm_collector() -> None:
+    """Collect cycles seldom: a full collection walks every request in flight, and requests form no cycles.
+
+    What exists now lives as long as the process, so it is left out for good.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
+def when_brokers_answer(ask: Callable[[], T]) -> T:
+    """Ask until the brokers answer, for at most BROKER_WAIT_S; raises LogUnavailable."""
+    deadline = time.monotonic() + BROKER_WAIT_S
+    while True:
+        try:
+            return ask()
+        except LogUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("brokers do not answer: %s", error)
+            time.sleep(1)
