@@ -25,8 +25,11 @@ from tests.support import stack
 from tests.support.stack import LocalKafka, TestStack
 
 STACK_FOLDERS = ("tests/integration/", "tests/linearizability/", "tests/chaos/")
+SPARK_TESTS = "tests/integration/test_audit_"
+"""These share one Spark session and one quiet broker, and wait for none of the stacks."""
+STACK, SPARK = "stack", "spark"
 STACK_WORKER = "gw0"
-"""Scopes go to the workers in the order of collection; `make test` names these folders first."""
+"""Scopes go to the workers in the order of collection, and the stack's comes first (:func:`pytest_collection_modifyitems`)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,16 +37,33 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # `make test` runs two workers: one has all that needs a stack, and the other, with the fast tests, makes way for it.
+    # `make test` runs two workers: one has all that needs a stack, and the other, with Spark's and the fast tests, makes way.
     if os.environ.get("PYTEST_XDIST_WORKER", STACK_WORKER) != STACK_WORKER:
         os.nice(5)
 
 
+def scope_of(nodeid: str) -> str:
+    """Return what a test is kept together with on one worker: the stack's tests, Spark's, else its own file's."""
+    if nodeid.startswith(SPARK_TESTS):
+        return SPARK
+    return STACK if nodeid.startswith(STACK_FOLDERS) else nodeid.partition("::")[0]
+
+
 class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
-    """All that needs a stack runs on one worker, one test at a time; the other tests go where there is room, file by file."""
+    """All that needs a stack runs on one worker, one test at a time, and Spark's tests beside them on the other.
+
+    The other tests go where there is room, file by file.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "stack" if nodeid.startswith(STACK_FOLDERS) else nodeid.partition("::")[0]
+        return scope_of(nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest scopes first: the stack's tests, then Spark's, then the others as they were collected."""
+    order = {STACK: 0, SPARK: 1}
+    items.sort(key=lambda item: order.get(scope_of(item.nodeid), 2))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
