@@ -1,6 +1,6 @@
 """Messages between clients and datanodes, what datanodes say of themselves, and the rows of a pipeline's database.
 
-``BlockRow``, ``PipelineRow`` and ``ContainerRow`` are rows; ``Heartbeat`` travels on ``dn.heartbeats``; all others are payloads of frames
+``BlockRow``, ``PipelineRow`` and ``ContainerRow`` are rows; ``Heartbeat`` travels on ``dn.heartbeats``, ``BlockReport`` on ``dn.audit``; all others are payloads of frames
 (``schemas/packets.py``). Lengths, offsets and sizes in bytes.
 """
 
@@ -10,6 +10,10 @@ from schemas.record import record
 
 MAX_REPORTED_CONTAINERS = 1000
 """Containers in one heartbeat."""
+MAX_CONTAINERS_IN_REPORT = 10_000
+"""Containers in one BlockReport, the lowest ids first."""
+MAX_UNREADABLE = 1000
+"""Keys of damaged blocks that a BlockReport names, all containers together."""
 
 
 @record
@@ -291,6 +295,31 @@ class Heartbeat:
     pipelines: list[PipelineReport]
     containers: list[ContainerReport]
     sent_at_ms: int
+
+
+@record
+class ContainerDigest:
+    """What a member has of one container on its disk; ``digest`` is signed (schemas.block_rows)."""
+
+    container_id: int
+    blocks: int
+    used_bytes: int
+    digest: int
+    unreadable: list[bytes]
+
+
+@record
+class BlockReport:
+    """Digests of the bytes that a member of a pipeline has read from its disk, on dn.audit; ``index`` is that of a barrier."""
+
+    cluster: str
+    datanode: str
+    partition: int
+    index: int
+    log_offset: int
+    containers: list[ContainerDigest]
+    complete: bool
+    reported_at_ms: int
 
 
 @record

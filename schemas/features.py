@@ -24,12 +24,19 @@ OPERATIONS = 2
 """Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level.
 Retry rows are removed early, with a floor for each client (``replicated_db/retry.py``)."""
 
-LATEST = OPERATIONS
+DATANODES = 3
+"""Pipelines of datanodes: the audit's verdicts say of which log they are."""
+
+LATEST = DATANODES
 """The highest level that this software knows."""
 
-NAMES: Mapping[int, str] = {INITIAL: "INITIAL", OPERATIONS: "OPERATIONS"}
+NAMES: Mapping[int, str] = {INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES"}
 
-VERSIONS: Mapping[str, tuple[int, ...]] = {"Genesis": (INITIAL, OPERATIONS), "Request": (INITIAL, OPERATIONS)}
+VERSIONS: Mapping[str, tuple[int, ...]] = {
+    "Genesis": (INITIAL, OPERATIONS),
+    "Request": (INITIAL, OPERATIONS),
+    "Verdict": (INITIAL, DATANODES),
+}
 """For each schema with several versions, the level of each version, in the order of its history; all others are INITIAL's."""
 
 COMMANDS: Mapping[type, int] = {

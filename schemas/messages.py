@@ -10,6 +10,7 @@ from typing import get_args
 
 from schemas.record import record
 from schemas.rows import BlockLocation
+from schemas.topics import OM_LOG
 
 UNLIMITED = -1
 """Quota value that means no limit."""
@@ -309,8 +310,18 @@ class Difference:
 
 
 @record
+class ContainerDifference:
+    """A container whose stored bytes are not what they should be; null for a digest that is not there."""
+
+    container_id: int
+    expected: int | None
+    found: int | None
+    blocks: list[bytes]
+
+
+@record
 class Verdict:
-    """What the audit says of one replica at one barrier."""
+    """What the audit says of one replica at one barrier of ``log``."""
 
     cluster: str
     shard: int
@@ -324,3 +335,5 @@ class Verdict:
     evidence: Evidence | None
     reason: str
     decided_at_ms: int
+    log: str = OM_LOG
+    containers: list[ContainerDifference] = field(default_factory=list)
