@@ -13,13 +13,17 @@ UNKNOWN_OFFSET = -1
 class BlockError(Exception):
     """A stream or request that is refused or has failed: ``code`` is one of ``schemas.stream_errors``.
 
-    ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET; ``hint`` names whom to ask instead
-    (NOT_LEADER) or what failed (``datanode`` of DOWNSTREAM_FAILED is in the message as well); may be empty.
+    ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET; ``hint`` says whom to ask instead (NOT_LEADER)
+    or the code that the failed datanode gave (DOWNSTREAM_FAILED); ``datanode`` names the one that failed, if it is not the one that
+    says so. Both may be empty.
     """
 
-    def __init__(self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = ""
+    ) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
         self.offset = offset
         self.hint = hint
+        self.datanode = datanode

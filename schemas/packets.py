@@ -6,10 +6,19 @@ A frame is a header of HEADER_BYTES and a payload. The header is fixed and big-e
     | CRC32C of the payload (4) | CRC32C of the header up to here (4)
 
 A frame is forwarded as it came, so its checksums hold from the client to the last datanode. Payloads of DATA frames are raw bytes of a
-block; END, ACK and PING have none or an encoded record; all others are one encoded record (``schemas.datanode``).
+block; END and ACK have none or an encoded record; all others are one encoded record (``schemas.datanode``).
 
-The functions are pure and know no sockets. Whatever is wrong raises :class:`BadFrame`, which names it; a stream of bytes that had a bad
-header cannot be read on.
+What frames mean
+    - Both sides begin with HELLO (``stream``, ``sequence`` and ``offset`` 0), without waiting for each other's.
+    - A stream: OPEN, answered by ACK; DATA, each where the one before ends, ``sequence`` rising; END, answered by ACK with END's
+      ``sequence``. ACKs in between are cumulative: one may stand for many packets. ``stream`` is the client's to choose and comes
+      back in every answer. ERROR ends the stream, and the datanode closes the connection.
+    - A request: REQUEST, answered by REPLY or ERROR with its ``stream`` and ``sequence``. A ReadBlock is answered by DATA frames of one
+      checksum cell each (``offset`` is the cell's in the block) and END, whose ``offset`` is the end of the last cell; or by ERROR,
+      also after some cells. The connection goes on.
+
+Everything here is pure and knows no sockets. Whatever is wrong raises :class:`BadFrame`, which names it; a stream of bytes that had a
+bad header cannot be read on.
 """
 
 from __future__ import annotations
@@ -35,6 +44,9 @@ CELL_BYTES = 64 * 1024
 """Usual size of a checksum cell: the bytes of a block that one CRC32C covers."""
 MAX_ROUTES = 7
 """Datanodes in one spanning tree."""
+
+MAX_STREAM_ID = 2**64 - 1
+"""Largest ``stream``, ``sequence`` and ``offset``."""
 
 _MAGIC = b"SD"
 _FIXED = Struct(">2sBBIQQQI")
@@ -63,9 +75,12 @@ class Kind(IntEnum):
     """A StreamError: ends a stream, or answers a request."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 @record
 class FrameHeader:
-    """A frame but for its payload."""
+    """A frame but for its payload. Lengths and offsets in bytes."""
 
     kind: Kind
     stream: int
@@ -80,7 +95,10 @@ class BadFrame(ValueError):
 
 
 def encode_header(kind: Kind, stream: int, sequence: int, offset: int, length: int, crc: int) -> bytes:
-    """Return the HEADER_BYTES of a frame whose payload has ``length`` bytes and CRC32C ``crc``."""
+    """Return the HEADER_BYTES of a frame whose payload has ``length`` bytes and CRC32C ``crc``.
+
+    The numbers are the caller's to keep within their fields; one that is not raises struct.error.
+    """
     fixed = _FIXED.pack(_MAGIC, VERSION, kind, length, stream, sequence, offset, crc)
     return fixed + _CHECK.pack(crc32c(fixed))
 
@@ -97,14 +115,13 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     magic, version, kind, length, stream, sequence, offset, crc = _FIXED.unpack_from(data)
     if magic != _MAGIC:
         raise BadFrame(f"a frame begins with {magic!r}, not {_MAGIC!r}")
-    if _CHECK.unpack_from(data, _FIXED.size)[0] != crc32c(bytes(data[: _FIXED.size])):
+    if _CHECK.unpack_from(data, _FIXED.size)[0] != crc32c(memoryview(data)[: _FIXED.size]):
         raise BadFrame("the checksum of a frame's header is wrong")
     if not MIN_VERSION <= version <= VERSION:
         raise BadFrame(f"framing version {version}; {MIN_VERSION} to {VERSION} are spoken here")
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise BadFrame(f"unknown kind of frame: {kind}") from None
+    known = _KINDS.get(kind)
+    if known is None:
+        raise BadFrame(f"unknown kind of frame: {kind}")
     limit = MAX_PACKET_BYTES if known is Kind.DATA else MAX_PAYLOAD_BYTES
     if length > limit:
         raise BadFrame(f"a {known.name} frame of {length} bytes; at most {limit} are taken")
@@ -117,6 +134,79 @@ def check_payload(header: FrameHeader, payload: bytes | bytearray | memoryview) 
         raise BadFrame(
             f"the payload of {header.kind.name} {header.sequence} at offset {header.offset} does not have its checksum"
         )
+
+
+class Frame:
+    """A frame in a FrameBuffer; its views are good until the buffer is asked for space again."""
+
+    __slots__ = ("header", "payload", "whole")
+
+    def __init__(self, header: FrameHeader, whole: memoryview) -> None:
+        self.header = header
+        self.whole = whole
+        """Header and payload as they came."""
+        self.payload = whole[HEADER_BYTES:]
+
+    def check(self) -> None:
+        """Raise BadFrame if the payload does not have its checksum."""
+        check_payload(self.header, self.payload)
+
+
+class FrameBuffer:
+    """Takes frames out of bytes that are received into one reused buffer.
+
+    ``sock.recv_into(buffer.space())``, tell ``received(count)``, then take ``frame()`` until it is None. Frames are contiguous, so that
+    one can be sent on with a single call. ``space`` ends ``ahead_bytes`` behind the frame that is being received: with the size of
+    a header (the default) a call receives a whole packet and the next one's header, and next to nothing is ever moved. The
+    buffer grows to the largest frame that comes, which decode_header limits.
+    """
+
+    def __init__(self, ahead_bytes: int = HEADER_BYTES) -> None:
+        self._ahead = ahead_bytes
+        self._buffer = memoryview(bytearray(HEADER_BYTES + PACKET_BYTES + ahead_bytes))
+        self._start = 0
+        self._end = 0
+        self._header: FrameHeader | None = None
+
+    def __len__(self) -> int:
+        """Bytes that were received and not taken yet."""
+        return self._end - self._start
+
+    def space(self) -> memoryview:
+        """Return where to receive into, never empty; ends the life of the views handed out before.
+
+        Raises BufferError if a whole frame has not been taken yet: the buffer holds one, not a queue of them.
+        """
+        needed = HEADER_BYTES + (self._header.length if self._header else 0)
+        wanted = needed + self._ahead
+        if self._end - self._start >= needed:
+            raise BufferError("a whole frame is left to be taken")
+        if self._start:
+            left = self._end - self._start
+            self._buffer[:left] = self._buffer[self._start : self._end]
+            self._start, self._end = 0, left
+        if wanted > len(self._buffer):
+            grown = memoryview(bytearray(wanted))
+            grown[: self._end] = self._buffer[: self._end]
+            self._buffer = grown
+        return self._buffer[self._end : wanted]
+
+    def received(self, count: int) -> None:
+        """Note that ``count`` bytes have come into ``space()``."""
+        self._end += count
+
+    def frame(self) -> Frame | None:
+        """Return the next frame if it is whole; its payload is not checked yet. Raises BadFrame: a header that is wrong."""
+        start = self._start
+        if self._header is None:
+            if self._end - start < HEADER_BYTES:
+                return None
+            self._header = decode_header(self._buffer[start : start + HEADER_BYTES])
+        end = start + HEADER_BYTES + self._header.length
+        if end > self._end:
+            return None
+        header, self._header, self._start = self._header, None, end
+        return Frame(header, self._buffer[start:end])
 
 
 def agreed_version(minimum: int, maximum: int) -> int:

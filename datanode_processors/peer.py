@@ -1,0 +1,109 @@
+"""A datanode as the client of another: one connection, requests one after another, and a block's cells.
+
+Made to be used by one thread for one errand and closed: what failed is a BlockError, and the connection is of no further use after
+anything but an answer of the peer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from datanode_processors.errors import BlockError
+from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
+from schemas import stream_errors
+from schemas.codec import encode
+from schemas.datanode import ReadBlock
+from schemas.packets import BadFrame, Frame, Kind, encode_frame
+
+CONNECT_TIMEOUT_S = 5.0
+
+
+class Peer:
+    """A connection to the datanode at ``address``; a context manager that closes it."""
+
+    def __init__(self, address: str, *, own: str, cluster: str, timeout_s: float) -> None:
+        """Connect and exchange HELLO. ``timeout_s`` is how long each answer may take; raises BlockError."""
+        self._address = address
+        self._timeout_s = timeout_s
+        self._sequence = 0
+        try:
+            self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S))
+        except WireClosed as error:
+            raise self._failure(error) from error
+        try:
+            self._send(hello_frame(own, cluster))
+            self.name = read_hello(self._receive(), cluster).peer
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; may be called again."""
+        self._wire.close()
+
+    def request(self, request: Any) -> Any:
+        """Send a request and return its answer; raises BlockError: the peer's, or the connection's."""
+        self._ask(request)
+        frame = self._answer()
+        if frame.header.kind is not Kind.REPLY:
+            raise self._unexpected(frame)
+        return read_record(frame)
+
+    def read_block(self, request: ReadBlock) -> Iterator[tuple[int, memoryview, int]]:
+        """Yield (offset, bytes, CRC32C) of the cells that hold what is asked for; the bytes are good until the next one.
+
+        Each has its checksum. Raises BlockError. The connection can be used again only once all cells were taken.
+        """
+        self._ask(request)
+        while (frame := self._answer()).header.kind is Kind.DATA:
+            yield frame.header.offset, frame.payload, frame.header.crc
+        if frame.header.kind is not Kind.END:
+            raise self._unexpected(frame)
+
+    def _ask(self, request: Any) -> None:
+        self._sequence += 1
+        self._send(encode_frame(Kind.REQUEST, encode(request), sequence=self._sequence))
+
+    def _answer(self) -> Frame:
+        frame = self._receive()
+        if frame.header.kind is Kind.ERROR:
+            error = read_error(frame)
+            raise BlockError(error.code, error.message, error.offset, error.hint, error.datanode)
+        if frame.header.sequence != self._sequence:
+            raise self._unexpected(frame)
+        return frame
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self._wire.wait_send(frame, timeout_s=self._timeout_s)
+        except WireClosed as error:
+            raise self._failure(error) from error
+
+    def _receive(self) -> Frame:
+        try:
+            return self._wire.wait_frame(self._timeout_s)
+        except WireClosed as error:
+            raise self._failure(error) from error
+        except BadFrame as error:
+            raise BlockError(stream_errors.BAD_FRAME, f"datanode at {self._address}: {error}") from error
+
+    def _failure(self, error: WireClosed) -> BlockError:
+        code = stream_errors.TIMED_OUT if error.timed_out else stream_errors.FAILED
+        return BlockError(code, f"datanode at {self._address}: {error}")
+
+    def _unexpected(self, frame: Frame) -> BlockError:
+        header = frame.header
+        return BlockError(
+            stream_errors.BAD_FRAME,
+            f"datanode at {self._address}: {header.kind.name} {header.sequence} does not answer request {self._sequence}",
+        )

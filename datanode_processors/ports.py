@@ -1,0 +1,67 @@
+"""What the stream server needs from the rest of a datanode: block files, and the pipelines that know what is committed.
+
+The real ones are ``block_store`` and ``pipelines``. Methods raise :class:`BlockError` for whatever a client can be told; any other
+exception is a defect, is logged, and is answered with FAILED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from schemas.datanode import ReadBlock
+
+Note = Callable[..., None]
+"""Logs a message; keywords become fields."""
+
+
+class Writer(Protocol):
+    """Writes one stream's bytes into one block's file. One thread uses it."""
+
+    def write(self, offset: int, data: memoryview, crc: int) -> None:
+        """Write ``data``, whose CRC32C is ``crc``, at ``offset``; ``data`` is reused by the caller afterwards."""
+
+    def flush(self) -> None:
+        """Store what was written, under the fsync policy."""
+
+    def close(self) -> None:
+        """Release the file; further calls do nothing."""
+
+
+class Blocks(Protocol):
+    """The block files of this datanode. Many threads use it."""
+
+    def open_writer(self, container_id: int, local_id: int, offset: int, bytes_per_checksum: int) -> Writer:
+        """Return a writer whose first bytes will lie at ``offset``."""
+
+    def read(self, container_id: int, local_id: int, offset: int, length: int) -> Iterator[tuple[int, memoryview, int]]:
+        """Yield (offset, bytes, their CRC32C) cell by cell; ``offset`` begins a cell. The bytes are good until the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What may be read of a block, and what it must be."""
+
+    length: int
+    """Bytes of the block that may be read."""
+    bytes_per_checksum: int
+    """Bytes of a checksum cell."""
+    checksums: bytes
+    """CRC32C of each cell of the first ``length`` bytes, 4 bytes big-endian each."""
+
+
+class Pipelines(Protocol):
+    """The pipelines of this datanode. Many threads use it."""
+
+    def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
+        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+
+    def handle(self, request: Any) -> Any:
+        """Carry out a request (a record of ``schemas.datanode``, never ReadBlock) and return its answer; may block."""
+
+    def readable(self, request: ReadBlock) -> Readable:
+        """Return what may be read: what is committed, or with ``committed_only`` false what is stored."""
+
+    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+        """Take note that the cell at ``offset`` does not have its checksum: it must be repaired from a peer."""

@@ -1,0 +1,72 @@
+"""ReadBlock: a block's cells as DATA frames, each verified against the checksum that it must have, then END.
+
+A cell that does not have its checksum is never sent: the reader is told CHECKSUM_MISMATCH with the block and the offset, and so is the
+pipeline, which repairs the cell from a peer.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from crc32c import crc32c
+
+from datanode_processors.errors import BlockError
+from datanode_processors.forwarding import Node
+from datanode_processors.ports import Readable
+from datanode_processors.wire import Wire
+from schemas import stream_errors
+from schemas.datanode import ReadBlock
+from schemas.packets import FrameHeader, Kind, encode_frame, encode_header
+
+_CHECKSUM = Struct(">I")
+
+
+def cells_of(request: ReadBlock, readable: Readable) -> tuple[int, int]:
+    """Return (offset, length) of the whole cells that hold what is asked for; length 0 at the end of the block.
+
+    Raises INVALID_REQUEST for a range that begins beyond the end, or is none.
+    """
+    if request.offset < 0 or request.length < 0 or request.offset > readable.length:
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"offset {request.offset}, length {request.length} of block {request.container_id}/{request.local_id},"
+            f" of which {readable.length} bytes may be read",
+        )
+    cell = readable.bytes_per_checksum
+    start = request.offset // cell * cell
+    stop = min(readable.length, -(-(request.offset + request.length) // cell) * cell)
+    return start, max(0, stop - start) if request.length else 0
+
+
+def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -> None:
+    """Answer a ReadBlock. Raises BlockError to tell the reader, WireClosed if it has gone."""
+    readable = node.pipelines.readable(request)
+    start, length = cells_of(request, readable)
+    reached = start
+    cells = node.blocks.read(request.container_id, request.local_id, start, length) if length else ()
+    for offset, data, _ in cells:
+        crc = crc32c(data)
+        _check(node, request, readable, offset, len(data), crc)
+        header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
+        wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
+        reached = offset + len(data)
+    if reached != start + length:
+        raise BlockError(
+            stream_errors.NOT_COMMITTED,
+            f"block {request.container_id}/{request.local_id} ends here at {reached}; {start + length} bytes were expected",
+        )
+    end = encode_frame(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
+    wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
+
+
+def _check(node: Node, request: ReadBlock, readable: Readable, offset: int, length: int, crc: int) -> None:
+    cell, within = divmod(offset, readable.bytes_per_checksum)
+    whole = min(readable.bytes_per_checksum, readable.length - offset)
+    if not within and length == whole and _CHECKSUM.unpack_from(readable.checksums, cell * _CHECKSUM.size)[0] == crc:
+        return
+    node.pipelines.found_corrupt(request.container_id, request.local_id, offset)
+    raise BlockError(
+        stream_errors.CHECKSUM_MISMATCH,
+        f"block {request.container_id}/{request.local_id}: {length} bytes at offset {offset} do not have their checksum",
+        offset=offset,
+    )
