@@ -306,8 +306,12 @@ class LeaderLoop:
             proposals = self._execute_or_log(leader, appender, proposals, elapsed_ms, at_once)
         else:
             self._held = ()
-            for proposal in proposals:
-                if not leader.has_room() or (proposal.begins_batch and leader.building):
+            for number, proposal in enumerate(proposals):
+                if proposal.begins_batch:  # it may change the modes of those behind it
+                    rest = self._execute_or_log(leader, appender, proposals[number:], elapsed_ms, at_once)
+                    proposals = [*proposals[:number], *rest]
+                    break
+                if not leader.has_room():
                     self._append(appender, leader.seal())
                 if (reply := leader.execute(proposal, elapsed_ms)) is not None:
                     at_once.append(reply)

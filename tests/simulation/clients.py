@@ -25,6 +25,8 @@ from schemas.messages import (
 
 MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12
+FIRST_CALLS = 2
+"""A client's first calls make a volume and a bucket, as programs do."""
 BLOCK_BYTES = 256 * 1024 * 1024
 VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
@@ -76,11 +78,11 @@ class Client:
         return [call.value for call in step.resend]
 
     def body(self, pick: int) -> RequestBody:
-        """Choose what to ask for. The first calls make a volume and a bucket, as programs do."""
+        """Choose what to ask for."""
         kind, pick = pick % 100, pick // 100
         bucket, pick = BUCKETS[pick % 8 == 0], pick // 8
         key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
-        if self.begun < 2:
+        if self.begun < FIRST_CALLS:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
         if kind < 5:
             return self._container(bucket, pick)

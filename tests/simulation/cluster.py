@@ -15,6 +15,7 @@ from typing import Any
 from om_processors.follower import Follower
 from om_processors.gateway import Gateway, resume_offset
 from om_processors.intake import RESUME_BACK_MS
+from om_processors.late import OMExecutor
 from om_processors.service import OM_FAMILIES, OMService
 from replicated_db.column_families import TRANSACTION_INFO
 from replicated_db.digests import Digests
@@ -207,7 +208,8 @@ class Node:
     def boot(self) -> None:
         """Start the process."""
         identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
-        self.replica = Replica(identity, OM_FAMILIES, self.store)
+        executor = OMExecutor(shard=0, shards=1, pipelines=PIPELINES)
+        self.replica = Replica(identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         self.loop = LeaderLoop(
             self.replica, self.log, self.service, LIMITS, clock=self.clock, ids=self.ids, address=self.name,

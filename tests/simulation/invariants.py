@@ -21,7 +21,7 @@ from replicated_db.ports import OffsetOutOfRange
 from replicated_db.replica import MAX_COUNTED, Outcome
 from schemas.codec import decode
 from schemas.log import Batch
-from schemas.result_codes import REQUEST_TOO_LARGE
+from schemas.result_codes import PREPARED, REQUEST_TOO_LARGE
 from tests.simulation.cluster import LIMITS, Node, Watch
 from tests.simulation.truth import Truth, Violation
 
@@ -62,6 +62,8 @@ class Invariants(Watch):
     def _check_answer(self, node: Node, reply: Reply) -> None:
         proposal = reply.proposal
         call = (proposal.client_id, int.from_bytes(proposal.call_id, "big"))
+        if self._is_refused_while_prepared(reply):
+            return
         index = self.truth.answers.get((call, proposal.request_hash), {}).get(reply.response)
         if index is None:
             raise Violation(f"{node.name} answers call {call[1]} of {call[0].hex()} with what is not in the log: "
@@ -69,6 +71,15 @@ class Invariants(Watch):
         if node.replica.position.index < index:
             raise Violation(f"{node.name} answers index {index} before it has applied it")
         self.acknowledged = max(self.acknowledged, index)
+
+    def _is_refused_while_prepared(self, reply: Reply) -> bool:
+        """A prepared shard's refusal is in no log: the client asks again. A command is never refused so."""
+        if PREPARED.encode() not in reply.response or decode(reply.response).status != PREPARED:
+            return False
+        if reply.proposal.begins_batch:
+            raise Violation(f"a command is refused because the shard is prepared: {reply.proposal.body}")
+        self.truth.seen["refused while prepared"] += 1
+        return True
 
     def refused_at_once(self, node: Node, reply: Reply) -> None:
         if decode(reply.response).status != REQUEST_TOO_LARGE:
@@ -81,7 +92,9 @@ class Invariants(Watch):
             raise Violation(
                 f"a linearizable read at {node.name} sees index {position.index}, but {required} was acknowledged"
             )
-        if node.name not in self.tainted and node.store.get(*row) != self.truth.row_at(row, position.offset):
+        if node.name not in self.tainted and node.replica.late.cache.get(*row) != self.truth.row_at(
+            row, position.offset
+        ):
             raise Violation(
                 f"a linearizable read at {node.name} sees another {row} than the log gives at {position.offset}"
             )
@@ -146,6 +159,7 @@ class Invariants(Watch):
 
     def check_whole(self, node: Node) -> None:
         """Compare every row: at the end."""
+        node.replica.flush()
         found = {(cf, key): value for cf in node.replica.families.names for key, value in node.store.iterate(cf, b"")}
         if found != self.truth.rows:
             raise Violation(f"{node.name} holds other rows than the log gives")

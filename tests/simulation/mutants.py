@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from replicated_db import apply, leader, replica, retry
 from replicated_db.leader import Leader, Reply
-from replicated_db.leader_loop import ReadIndex
+from replicated_db.leader_loop import LeaderLoop, ReadIndex
 from replicated_db.overlay import Overlay
 from replicated_db.ports import View
 from replicated_db.reading import Reading, judge
@@ -194,4 +194,36 @@ def read_index_from_a_stale_broker() -> Iterator[None]:
         return ReadIndex(offset=self.log._end() - 1, record_hash=b"")
 
     with patch.object(Node, "_read_index", own_end), patch.object(replica.Replica, "has_counted", lambda *_: True):
+        yield
+
+
+@mutant
+def rows_remembered_over_logged_requests() -> Iterator[None]:
+    """A leader goes on with rows that it read before requests which every replica executed changed them."""
+    with patch.object(Overlay, "forget", lambda _self: None):
+        yield
+
+
+@mutant
+def prepared_state_not_asked() -> Iterator[None]:
+    with patch.object(Leader, "_refuses", lambda *_: False):
+        yield
+
+
+@mutant
+def mode_taken_from_the_first_request_of_a_fetch() -> Iterator[None]:
+    """A change of mode holds from the next fetch on, not for the requests right behind it."""
+
+    def executed(loop: LeaderLoop, leader: Leader, appender: Any, proposals: Any, elapsed_ms: int, at_once: Any) -> Any:
+        if leader.state.late or leader.late_pending:
+            return execute_or_log(loop, leader, appender, proposals, elapsed_ms, at_once)
+        for proposal in proposals:
+            if not leader.has_room() or (proposal.begins_batch and leader.building):
+                loop._append(appender, leader.seal())
+            if (reply := leader.execute(proposal, elapsed_ms)) is not None:
+                at_once.append(reply)
+        return proposals
+
+    execute_or_log = LeaderLoop._execute_or_log
+    with patch.object(LeaderLoop, "_execute_or_log", executed):
         yield

@@ -44,6 +44,8 @@ WANTED = {
     # reads and divergence
     "linearizable: read", "linearizable: no leader", "linearizable: not caught up", "linearizable: flagged", "row damaged",
     "scrub",
+    # late validation, operators
+    "executed late", "control: Mode", "control: Prepared", "control: Members", "command", "refused while prepared",
 }  # fmt: skip
 
 
@@ -99,6 +101,7 @@ def test_every_rule_that_matters_has_its_mutant():
         "error answered before its batch is effective", "merge without in batch visibility", "retry rows not in the batch",
         "prev not compared on apply", "expiry by local clock", "floors not asked", "non monotonic timestamp", "overlay kept after step down",
         "overlay layer dropped before its write is visible", "read index from a stale broker",
+        "rows remembered over logged requests", "prepared state not asked", "mode taken from the first request of a fetch",
     }  # fmt: skip
 
 

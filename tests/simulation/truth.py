@@ -1,7 +1,9 @@
 """What the log means, said a second time: the reading rule, the state, the answers, checked as each record lands.
 
 Nothing of ``replicated_db`` decides here (a planted bug must not deceive the judge): the rule is written from the design, rows are a
-dict, the requests are executed by the model of ``tests/support/om_model``. The codec and the row hash are shared.
+dict, the requests are executed by the model of ``tests/support/om_model``. The codec and the row hash are shared. One exception: the
+operations of logged requests (late validation) are in no log, so they are derived by the product's own code, from the judge's rows;
+what they answer is checked against the model like everything else.
 """
 
 from __future__ import annotations
@@ -9,16 +11,47 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from xxhash import xxh64_intdigest
 
+from om_processors.late import OMExecutor
+from om_processors.service import OM_FAMILIES
+from replicated_db.column_families import RETRY_EXPIRY
+from replicated_db.late import derive_batch
 from replicated_db.ports import Entry
+from replicated_db.retry import expiry_row
 from schemas.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.log import Barrier, Batch, Delete, DigestBase, LeaderClaim, Merge, Put, Result
-from schemas.messages import Request, Response
+from schemas.log import (
+    LATE_MODE,
+    Barrier,
+    Batch,
+    Delete,
+    DigestBase,
+    FeatureLevel,
+    Genesis,
+    LeaderClaim,
+    Members,
+    Merge,
+    Mode,
+    Prepared,
+    Put,
+    RequestBatch,
+    Result,
+)
+from schemas.messages import (
+    SHARD_COMMANDS,
+    AddNode,
+    CancelPrepare,
+    Prepare,
+    RemoveNode,
+    Request,
+    Response,
+    SetRequestMode,
+)
 from tests.support.om_model import Model, Refusal
 
 LIFETIME_MS = 300_000
@@ -28,6 +61,7 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
+CONTROL = (Members, FeatureLevel, Prepared, Mode)
 Call = tuple[bytes, int]
 Row = tuple[str, bytes]
 
@@ -49,11 +83,34 @@ class Moment:
     timestamp_ms: int
 
 
+class Rows:
+    """The judge's rows as a view for late validation; it is read while a record lands, so nothing changes meanwhile."""
+
+    def __init__(self, rows: dict[Row, bytes]) -> None:
+        self._rows = rows
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        return self._rows.get((cf, key))
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        within = (key for family, key in self._rows if family == cf and key >= start and (stop is None or key < stop))
+        for key in sorted(within):
+            yield key, self._rows[cf, key]
+
+
 class Truth:
     """Reads every record as it lands. ``requests`` holds every request ever sent, by the hash of its bytes."""
 
-    def __init__(self, requests: dict[bytes, Request], seen: Counter[str], max_batch_requests: int) -> None:
+    def __init__(
+        self, requests: dict[bytes, Request], seen: Counter[str], max_batch_requests: int, pipelines: tuple[str, ...]
+    ) -> None:
         self.requests = requests
+        self.pipelines = pipelines
+        self.members: list[str] = []
+        self.late: set[str] = set()
+        self.prepared = False
+        self.expiry: dict[Row, bytes] = {}
+        self._executor = OMExecutor(shard=0, shards=1, pipelines=pipelines)
         self.seen = seen
         self.max_batch_requests = max_batch_requests
         self.term = self.seq = self.index = self.total = self.timestamp_ms = 0
@@ -88,7 +145,12 @@ class Truth:
         else:
             self.seq = record.seq
             if isinstance(record, Batch):
+                self._check_modes(record, [r.request_type for r in record.results if r.request_type in self.late])
                 self._batch(record, entry.offset)
+            elif isinstance(record, RequestBatch):
+                self._logged(record, entry.offset)
+            else:
+                self._control(record)
         self.moments[entry.offset] = Moment(
             offset=entry.offset, term=self.term, seq=self.seq, index=self.index, chain=self.chain,
             total=self.total, timestamp_ms=self.timestamp_ms,
@@ -114,9 +176,34 @@ class Truth:
     def _continues(self, record: Any) -> bool:
         if record.prev_chain != self.chain:
             return False
-        if isinstance(record, Batch):
+        if isinstance(record, Batch | RequestBatch):
             return record.first_index == self.index + 1 and record.timestamp_ms >= self.timestamp_ms
-        return not isinstance(record, Barrier | DigestBase) or record.index == self.index
+        return not isinstance(record, (Barrier, DigestBase, *CONTROL)) or record.index == self.index
+
+    # -- how the shard is run ----------------------------------------------------------------------------------------
+
+    def _control(self, record: Any) -> None:
+        if isinstance(record, Genesis | Members):
+            self.members = record.replicas
+        elif isinstance(record, Prepared):
+            self.prepared = record.prepared
+        elif isinstance(record, Mode) and record.mode == LATE_MODE:
+            self.late.add(record.request_type)
+        elif isinstance(record, Mode):
+            self.late.discard(record.request_type)
+        if isinstance(record, CONTROL):
+            self.seen[f"control: {type(record).__name__}"] += 1
+
+    def _check_modes(self, record: Batch | RequestBatch, wrong: list[str]) -> None:
+        if wrong:
+            raise Violation(f"{wrong} in a {type(record).__name__}, but the modes are: late for {sorted(self.late)}")
+
+    def _logged(self, record: RequestBatch, offset: int) -> None:
+        """Take requests that every replica executes."""
+        self._check_modes(record, [r.request_type for r in record.requests if r.request_type not in self.late])
+        derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor)
+        self.seen["executed late"] += len(record.requests)
+        self._batch(derived.batch, offset)
 
     # -- the state ---------------------------------------------------------------------------------------------------
 
@@ -137,10 +224,14 @@ class Truth:
                     raise Violation(f"a false `next` at {offset}: {row}")
                 self._change(row, new, operation.prev, offset)
         self._settle_results(batch)
+        keys = []
         for result in batch.results:
             if result.recorded:
-                key = result.client_id + result.call_id
-                self._change((RETRY, key), result.request_hash + result.response, None, offset)
+                keys.append(result.client_id + result.call_id)
+                self._change((RETRY, keys[-1]), result.request_hash + result.response, None, offset)
+        if keys:
+            key, value = expiry_row(batch, keys)
+            self.expiry[RETRY_EXPIRY, key] = value
         self.index, self.timestamp_ms = batch.last_index, batch.timestamp_ms
 
     @staticmethod
@@ -195,6 +286,11 @@ class Truth:
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though it had expired")
         self.effects[call] = result
         response: Response = decode(result.response)
+        if isinstance(request.body, SHARD_COMMANDS):
+            self._check_command(request.body, response)
+            return
+        if self.prepared:
+            raise Violation(f"call {call[1]} of {call[0].hex()} was executed though the shard is prepared")
         try:
             self.model.do(request.body, request.caller, result.index, now_ms)
             expected = "OK"
@@ -204,6 +300,19 @@ class Truth:
             raise Violation(f"{request.body} at index {result.index}: {response.status}, should be {expected}")
         self.seen["executed"] += 1
         self.seen["refused"] += expected != "OK"
+
+    def _check_command(self, body: Any, response: Response) -> None:
+        """An operator is told OK iff what was asked for is so: its control record, if it needed one, lies before the batch."""
+        holds = {
+            AddNode: lambda: body.node in self.members,
+            RemoveNode: lambda: body.node not in self.members,
+            Prepare: lambda: self.prepared,
+            CancelPrepare: lambda: not self.prepared,
+            SetRequestMode: lambda: (body.mode == LATE_MODE) == (body.request_type in self.late),
+        }[type(body)]()
+        if response.status != "OK" or not holds:
+            raise Violation(f"{body}: answered {response.status}, and what was asked for is {holds}")
+        self.seen["command"] += 1
 
     def _check_refusal(self, call: Call, result: Result, *, expired: bool) -> None:
         status = decode(result.response).status

@@ -18,10 +18,10 @@ from replicated_db.ports import Entry
 from replicated_db.replica import Outcome
 from schemas.codec import decode_as
 from schemas.column_families import KEY_TABLE
-from schemas.messages import Request
+from schemas.messages import CancelPrepare, Request, RequestBody
 from tests.simulation.broker import Appender, LogPartition, LogView, RequestPartition
 from tests.simulation.clients import BUCKETS, KEYS, VOLUME, Client
-from tests.simulation.cluster import LIMITS, NAMES, START_MS, Node
+from tests.simulation.cluster import LIMITS, NAMES, PIPELINES, START_MS, Node
 from tests.simulation.invariants import Invariants
 from tests.simulation.scheduler import Scheduler
 from tests.simulation.truth import Truth, Violation
@@ -44,7 +44,7 @@ class World:
         self.scheduler = Scheduler()
         self.broker_skew_ms = 0
         self.registry: dict[bytes, Request] = {}
-        self.truth = Truth(self.registry, self.seen, LIMITS.max_batch_requests)
+        self.truth = self.new_truth()
         self.log = LogPartition(self.scheduler, self.broker_ms, self._landed)
         self.requests = RequestPartition(self.broker_ms)
         self.invariants = Invariants(lambda: self.truth, self._reply, self._hear)
@@ -62,6 +62,9 @@ class World:
         self.lose_next_request = False
 
     # -- parts -------------------------------------------------------------------------------------------------------
+
+    def new_truth(self) -> Truth:
+        return Truth(self.registry, self.seen, LIMITS.max_batch_requests, PIPELINES)
 
     def broker_ms(self) -> int:
         return START_MS + self.scheduler.now_ms + self.broker_skew_ms
@@ -129,10 +132,8 @@ class World:
                 task.owner.ended(task)
             number = number * 69069 + 1 & 0xFFFFFFFF
 
-    def begin(self, client: Client, number: int) -> None:
-        value = client.begin(
-            client.body(number), self.scheduler.now_ms, START_MS + self.scheduler.now_ms + client.skew_ms
-        )
+    def begin(self, client: Client, body: RequestBody) -> None:
+        value = client.begin(body, self.scheduler.now_ms, START_MS + self.scheduler.now_ms + client.skew_ms)
         if value is None:
             return
         self.register(value)
@@ -174,7 +175,10 @@ class World:
         for client in self.clients:
             client.calls.abandon()
             client.ended = client.begun
-            self.begin(client, 100 * client.number)
+        # Behind everything that may still be in the partition: nobody prepares the shard again.
+        self.begin(self.clients[0], CancelPrepare(shard=0))
+        for client in self.clients:
+            self.begin(client, client.body(100 * client.number))
         for _ in range(HEAL_ROUNDS):
             self._round()
             if all(client.ended == client.begun for client in self.clients) and self._settled():
@@ -273,11 +277,14 @@ class World:
 def describe(value: bytes) -> str:
     """Return a record of the log in one line."""
     from schemas.codec import decode
-    from schemas.log import Batch
+    from schemas.log import Batch, RequestBatch
 
     record = decode(value)
     where = f"{type(record).__name__} of term {record.term}"
     if isinstance(record, Batch):
         calls = ", ".join(f"{result.client_id[0]}/{int.from_bytes(result.call_id, 'big')}" for result in record.results)
         return f"{where}, seq {record.seq}, indexes {record.first_index}..{record.last_index}, calls {calls}"
+    if isinstance(record, RequestBatch):
+        logged = ", ".join(f"{r.client_id[0]}/{int.from_bytes(r.call_id, 'big')}" for r in record.requests)
+        return f"{where}, seq {record.seq}, indexes {record.first_index}..{record.last_index}, to execute {logged}"
     return f"{where}, seq {record.seq}" if hasattr(record, "seq") else f"{where} by {record.node}"
