@@ -39,7 +39,7 @@ def command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
     name = type(body).__name__
     if body.shard != shard:
         raise OMError(codes.WRONG_SHARD, f"{name} of shard {body.shard} sent to shard {shard}")
-    level, needed = transaction.state.feature_level, features.level_of_command(body)
+    level, needed = transaction.feature_level, features.level_of_command(body)
     if level < needed:
         message = f"{name} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
         raise OMError(codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)

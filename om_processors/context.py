@@ -21,6 +21,9 @@ Result = KeySession | AllocatedBlock | None
 
 Body = TypeVar("Body")
 
+NumberedPipeline = tuple[int, str]
+"""A pipeline's number, which container ids carry, and its name."""
+
 
 class ReadView(Protocol):
     """Consistent reads of the tables."""
@@ -40,6 +43,11 @@ class Transaction(ReadView, Protocol):
     index: int
     """The managed index minted for the request."""
 
+    @property
+    def feature_level(self) -> int:
+        """What may be written (``schemas.features``)."""
+        ...
+
     def put(self, cf: str, key: bytes, value: bytes) -> None:
         """Insert or replace a row."""
         ...
@@ -55,16 +63,17 @@ class Transaction(ReadView, Protocol):
 
 @record
 class PreExecuteContext:
-    """What the leader brings to a request: its shard, the batch's time, the minted index, the settings for blocks.
+    """What the leader brings to a request: its shard, the batch's time, the minted index, what blocks may be allocated on.
 
-    ``pipelines`` are names in the order of the settings, at most ``ids.MAX_PIPELINES``.
+    ``pipelines`` are numbers and names, numbers below ``ids.MAX_PIPELINES``: with datanodes those that take blocks now, as this node sees
+    them (``om_processors/placement.py``), else all of the settings', by position.
     """
 
     shard: int
     shards: int
     now_ms: int
     index: int
-    pipelines: tuple[str, ...]
+    pipelines: tuple[NumberedPipeline, ...]
     block_size_bytes: int
 
 

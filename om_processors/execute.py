@@ -15,11 +15,17 @@ from om_processors import ids
 from om_processors.context import ALLOW_ALL, AnyHandler, Authorizer, PreExecuteContext, Prepared, Result, Transaction
 from om_processors.errors import OMError
 from om_processors.requests import HANDLERS
-from schemas.messages import Request, RequestBody, ShardCommand
-from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
+from schemas.features import level_of_command
+from schemas.messages import FleetRequest, PurgeBlocks, Request, RequestBody, ShardCommand, shard_of_request
+from schemas.result_codes import (
+    NOT_SUPPORTED_OPERATION,
+    NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
+    WRONG_SHARD,
+)
 from schemas.sharding import shard_of
 
 SHARD_CACHE_ENTRIES = 4096
+
 
 _shard_of = lru_cache(maxsize=SHARD_CACHE_ENTRIES)(shard_of)
 
@@ -39,7 +45,10 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     body = request.body
     handler = _handler(body)
     handler.check(body)
-    if not isinstance(body, ShardCommand):
+    if isinstance(body, FleetRequest | PurgeBlocks):
+        if (shard := shard_of_request(body, context.shards)) != context.shard:
+            raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
+    elif not isinstance(body, ShardCommand):
         shard = _shard_of(body.volume, context.shards)
         if shard != context.shard:
             raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
@@ -58,12 +67,20 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
 def apply_request(prepared: Prepared, tx: Transaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
     """Authorize and validate a prepared request against the state, write its operations, return its result.
 
-    Raises OMError if it is refused, ValueError if the transaction was minted for another index.
+    Raises OMError if it is refused (a request that needs a later feature level than the shard's, too), ValueError if the transaction was minted for another index.
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
+    if isinstance(prepared.body, FleetRequest | PurgeBlocks):
+        _check_level(prepared.body, tx.feature_level)
     authorizer.authorize(prepared, tx)
     return _handler(prepared.body).apply(prepared.body, prepared, tx)
+
+
+def _check_level(body: RequestBody, level: int) -> None:
+    if level < (needed := level_of_command(body)):
+        message = f"{type(body).__name__} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
+        raise OMError(NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
 
 
 def execute(

@@ -10,41 +10,47 @@ from __future__ import annotations
 from om_processors.context import PreExecuteContext, Prepared, Result
 from om_processors.errors import OMError
 from om_processors.execute import apply_request, pre_execute
-from om_processors.service import BLOCK_SIZE_BYTES, STATUS_OF, refusal_response
+from om_processors.service import BLOCK_SIZE_BYTES, STATUS_OF, Choose, always, refusal_response
 from replicated_db.errors import BrokenLog
 from replicated_db.service import Executed, Proposal, Refusal
 from replicated_db.transaction import Transaction
 from schemas import result_codes as codes
-from schemas.codec import Undecodable, decode_as, encode
+from schemas.codec import Undecodable, decode_as, encode_at
 from schemas.messages import PreparedRequest, Request, Response
 
 
 class OMExecutor:
     """Prepares and executes logged requests of one shard."""
 
-    def __init__(self, *, shard: int, shards: int, pipelines: tuple[str, ...]) -> None:
+    def __init__(
+        self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
+        block_bytes: int = BLOCK_SIZE_BYTES,
+    ) -> None:  # fmt: skip
+        """Make the executor of a shard; ``choose`` as for OMService."""
         self._shard = shard
         self._shards = shards
-        self._pipelines = pipelines
+        self._choose = choose or always(pipelines)
+        self._block_bytes = block_bytes
 
-    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int) -> bytes:
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
         """Run preExecute and encode its choices, or its refusal."""
         request: Request = proposal.body
         context = PreExecuteContext(
             shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=index,
-            pipelines=self._pipelines, block_size_bytes=BLOCK_SIZE_BYTES,
+            pipelines=self._choose(), block_size_bytes=self._block_bytes,
         )  # fmt: skip
         try:
             prepared = pre_execute(request, context)
         except OMError as error:
-            return _refused(request, error.status, error.message)
+            return _refused(request, error.status, error.message, feature_level)
         except Exception as error:  # as on the leader: it becomes the answer
-            return _refused(request, STATUS_OF[Refusal.FAILED], f"{type(error).__name__}: {error}")
-        return encode(
+            return _refused(request, STATUS_OF[Refusal.FAILED], f"{type(error).__name__}: {error}", feature_level)
+        return encode_at(
             PreparedRequest(
-                request=encode(request), object_id=prepared.object_id, session_id=prepared.session_id,
+                request=encode_at(request, feature_level), object_id=prepared.object_id, session_id=prepared.session_id,
                 blocks=prepared.blocks, status=codes.OK, message="",
-            )
+            ),
+            feature_level,
         )  # fmt: skip
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
@@ -70,16 +76,17 @@ class OMExecutor:
             client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
             status=status, message=message, result=result,
         )  # fmt: skip
-        return Executed(response=encode(response), keep=status == codes.OK)
+        return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
 
     def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode an answer of the replicated database's own."""
         return refusal_response(_decoded(prepared)[1], self._shard, STATUS_OF[refusal], message, index)
 
 
-def _refused(request: Request, status: str, message: str) -> bytes:
-    return encode(
-        PreparedRequest(request=encode(request), object_id=0, session_id=0, blocks=[], status=status, message=message)
+def _refused(request: Request, status: str, message: str, level: int) -> bytes:
+    encoded = encode_at(request, level)
+    return encode_at(
+        PreparedRequest(request=encoded, object_id=0, session_id=0, blocks=[], status=status, message=message), level
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from om_processors.commands import command
-from om_processors.context import PreExecuteContext
+from om_processors.context import NumberedPipeline, PreExecuteContext
 from om_processors.errors import OMError
 from om_processors.execute import execute
 from replicated_db.column_families import Families, families
@@ -11,12 +13,16 @@ from replicated_db.leader import Executed, Proposal, Refusal
 from replicated_db.merge import ADD_INT64
 from replicated_db.transaction import Transaction
 from schemas import result_codes as codes
-from schemas.codec import encode
+from schemas.codec import encode_at
 from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.features import INITIAL
 from schemas.messages import Request, Response, ShardCommand
 
 BLOCK_SIZE_BYTES = 256 * 1024 * 1024
 """Size of an allocated block, as Ozone's default."""
+
+Choose = Callable[[], tuple[NumberedPipeline, ...]]
+"""Says which pipelines take blocks now."""
 
 OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
 
@@ -29,13 +35,27 @@ STATUS_OF = {
 }
 
 
+def always(pipelines: Iterable[str]) -> Choose:
+    """Return a choice that is always the same: the pipelines of the settings, by position."""
+    numbered = tuple(enumerate(pipelines))
+    return lambda: numbered
+
+
 class OMService:
     """Executes requests of one shard."""
 
-    def __init__(self, *, shard: int, shards: int, pipelines: tuple[str, ...]) -> None:
+    def __init__(
+        self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
+        block_bytes: int = BLOCK_SIZE_BYTES,
+    ) -> None:  # fmt: skip
+        """Make the service of a shard.
+
+        ``choose`` says which pipelines take blocks now, and must not block; without it all ``pipelines`` do, by position.
+        """
         self._shard = shard
         self._shards = shards
-        self._pipelines = pipelines
+        self._choose = choose or always(pipelines)
+        self._block_bytes = block_bytes
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
         """Execute a request; a refused one keeps nothing and is answered with its result code."""
@@ -47,7 +67,7 @@ class OMService:
             else:
                 context = PreExecuteContext(
                     shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=transaction.index,
-                    pipelines=self._pipelines, block_size_bytes=BLOCK_SIZE_BYTES,
+                    pipelines=self._choose(), block_size_bytes=self._block_bytes,
                 )  # fmt: skip
                 result = execute(request, transaction, context)
         except OMError as error:
@@ -56,7 +76,7 @@ class OMService:
             client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
             status=status, message=message, result=result,
         )  # fmt: skip
-        return Executed(response=encode(response), keep=status == codes.OK)
+        return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode an answer of the replicated database's own."""
@@ -64,10 +84,11 @@ class OMService:
 
 
 def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:
-    """Encode an error response."""
-    return encode(
+    """Encode an error response, in its first version: readers of every level know that, and it lacks nothing here."""
+    return encode_at(
         Response(
             client_id=request.client_id, call_id=request.call_id, shard=shard, index=index,
             status=status, message=message, result=None,
-        )
+        ),
+        INITIAL,
     )  # fmt: skip

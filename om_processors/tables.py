@@ -1,12 +1,14 @@
 """The Object Manager's tables: how their keys are built, and typed access to their rows.
 
-Keys, UTF-8 (session and object ids in decimal)::
+Keys, UTF-8 (session and object ids in decimal) but for pipelineTable's::
 
     volumeTable    /volume                          VolumeInfo
     bucketTable    /volume/bucket                   BucketInfo
     keyTable       /volume/bucket/key               KeyInfo
     openKeyTable   /volume/bucket/key/SESSION       KeyInfo
     deletedTable   /volume/bucket/key/OBJECT        KeyInfo
+    pipelineTable  partition, 4 bytes big-endian    PipelineRow   (shard 0)
+    datanodeTable  name                             DatanodeRow   (shard 0)
     usageTable     /volume/#usedNamespace           buckets in the volume
                    /volume/#allottedBytes           sum of their quotas in bytes
                    /volume/bucket/#usedBytes        committed bytes
@@ -25,10 +27,20 @@ from functools import lru_cache
 
 from om_processors.context import ReadView, Transaction
 from om_processors.errors import OMError
-from schemas.codec import decode_as, encode
-from schemas.column_families import BUCKET_TABLE, DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, VOLUME_TABLE
+from schemas.codec import decode_as, encode, encode_at
+from schemas.column_families import (
+    BUCKET_TABLE,
+    DATANODE_TABLE,
+    DELETED_TABLE,
+    KEY_TABLE,
+    OPEN_KEY_TABLE,
+    PIPELINE_TABLE,
+    VOLUME_TABLE,
+)
+from schemas.datanode import PipelineRow
+from schemas.features import LATEST
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
-from schemas.rows import BucketInfo, KeyInfo, VolumeInfo
+from schemas.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 
 HOT_ROWS = 4096
 """Decoded rows kept, of volumes and of buckets each; about 1 KiB a row."""
@@ -191,16 +203,59 @@ def put_bucket(tx: Transaction, info: BucketInfo) -> None:
 
 def put_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of keyTable."""
-    tx.put(KEY_TABLE, key, encode(info))
+    tx.put(KEY_TABLE, key, encode_at(info, tx.feature_level))
 
 
 def put_open_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of openKeyTable."""
-    value = encode(info)
-    _open_keys.remember(value, info)
+    level = tx.feature_level
+    value = encode_at(info, level)
+    if level >= LATEST:  # else it may say less than the record
+        _open_keys.remember(value, info)
     tx.put(OPEN_KEY_TABLE, key, value)
 
 
 def put_deleted(tx: Transaction, info: KeyInfo) -> None:
     """Write a row of deletedTable: blocks that nothing refers to any more."""
-    tx.put(DELETED_TABLE, deleted_key(info.volume, info.bucket, info.key, info.object_id), encode(info))
+    tx.put(
+        DELETED_TABLE,
+        deleted_key(info.volume, info.bucket, info.key, info.object_id),
+        encode_at(info, tx.feature_level),
+    )
+
+
+def pipeline_key(partition: int) -> bytes:
+    """Return a pipeline's key in pipelineTable."""
+    return partition.to_bytes(4, "big")
+
+
+def pipelines(view: ReadView) -> list[PipelineRow]:
+    """Return all pipelines, by partition; ids.MAX_PIPELINES bounds them. Only shard 0 has any."""
+    return [decode_as(PipelineRow, value) for _, value in view.iterate(PIPELINE_TABLE, b"")]
+
+
+def get_pipeline(view: ReadView, partition: int) -> PipelineRow | None:
+    """Return a row of pipelineTable, or None."""
+    value = view.get(PIPELINE_TABLE, pipeline_key(partition))
+    return None if value is None else decode_as(PipelineRow, value)
+
+
+def put_pipeline(tx: Transaction, row: PipelineRow) -> None:
+    """Write a pipeline's row."""
+    tx.put(PIPELINE_TABLE, pipeline_key(row.partition), encode(row))
+
+
+def datanodes(view: ReadView) -> list[DatanodeRow]:
+    """Return the rows of datanodeTable: the datanodes that an operator has given a state. Only shard 0 has any."""
+    return [decode_as(DatanodeRow, value) for _, value in view.iterate(DATANODE_TABLE, b"")]
+
+
+def get_datanode(view: ReadView, datanode: str) -> DatanodeRow | None:
+    """Return a row of datanodeTable, or None: in service."""
+    value = view.get(DATANODE_TABLE, datanode.encode())
+    return None if value is None else decode_as(DatanodeRow, value)
+
+
+def put_datanode(tx: Transaction, row: DatanodeRow) -> None:
+    """Write a datanode's row."""
+    tx.put(DATANODE_TABLE, row.datanode.encode(), encode(row))

@@ -31,9 +31,8 @@ from producers.errors import (
     error_of,
 )
 from schemas import codec
-from schemas.messages import Request, RequestBody, Response, ShardCommand
+from schemas.messages import Request, RequestBody, Response, shard_of_request
 from schemas.result_codes import INVALID_REQUEST, OK, OVERLOADED, REQUEST_TOO_LARGE, Remedy, remedy, retry_after_ms
-from schemas.sharding import shard_of
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_DEADLINE_MS = 5 * 60_000
@@ -190,7 +189,7 @@ class Calls:
             body=body,
         )
         try:
-            shard = body.shard if isinstance(body, ShardCommand) else shard_of(body.volume, self._shards)
+            shard = shard_of_request(body, self._shards)
             value = codec.encode(request)
         except (TypeError, ValueError, OverflowError, AttributeError, KeyError) as error:
             message = f"the schema does not allow this: {type(error).__name__}: {error}"

@@ -14,7 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schemas.messages import LogDigestBase, RenameKey, RequestBody, Response, ShardCommand
+from schemas.messages import (
+    FleetRequest,
+    LogDigestBase,
+    PurgeBlocks,
+    RenameKey,
+    RequestBody,
+    Response,
+    SetDatanodeState,
+    ShardCommand,
+)
 from schemas.result_codes import OK, Remedy, remedy
 
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
@@ -93,8 +102,10 @@ def describe(body: RequestBody) -> str:
     kind = type(body).__name__
     if isinstance(body, LogDigestBase):
         return f"{kind} of shard {body.shard} at index {body.index}"
-    if isinstance(body, ShardCommand):
+    if isinstance(body, ShardCommand | PurgeBlocks):
         return f"{kind} of shard {body.shard}"
+    if isinstance(body, FleetRequest):
+        return f"{kind} {body.datanode if isinstance(body, SetDatanodeState) else body.partition}"
     if isinstance(body, RenameKey):
         return f"{kind} /{body.volume}/{body.bucket}/{body.from_key} to {body.to_key}"
     names = (getattr(body, field, None) for field in ("volume", "bucket", "key"))

@@ -37,7 +37,8 @@ from replicated_db.retry import (
     retry_key,
 )
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
-from replicated_db.transaction import Transaction
+from replicated_db.shard_state import ShardState
+from replicated_db.transaction import NO_STATE, Transaction
 from schemas.log import Batch, LateRequest, RequestBatch, Result
 
 
@@ -48,8 +49,11 @@ class Executor(Protocol):
     the same operations and response.
     """
 
-    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int) -> bytes:
-        """Return the request with all that only a leader may choose. Must not raise: a refusal is part of the bytes."""
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
+        """Return the request with all that only a leader may choose, in schemas of ``feature_level``.
+
+        Must not raise: a refusal is part of the bytes.
+        """
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
         """Execute a prepared request. An exception becomes Refusal.FAILED and changes nothing."""
@@ -66,14 +70,16 @@ class Derived:
     invalid: int
 
 
-def derive_batch(families: Families, view: View, record: RequestBatch, executor: Executor) -> Derived:
-    """Execute a counting record against ``view``.
+def derive_batch(
+    families: Families, view: View, record: RequestBatch, executor: Executor, state: ShardState = NO_STATE
+) -> Derived:
+    """Execute a counting record against ``view``; ``state`` is how the shard is run at its place in the log.
 
     Raises BrokenLog if its requests are not numbered one by one through its indexes, and StopProcess kinds of the store's.
     """
     overlay = Overlay(view)
     overlay.open_layer(1)
-    execution = _Execution(families, overlay, record, executor)
+    execution = _Execution(families, overlay, record, executor, state)
     operations = BatchOperations(families)
     execution.expire_retry_rows(view, operations)
     results: list[Result] = []
@@ -94,13 +100,16 @@ def derive_batch(families: Families, view: View, record: RequestBatch, executor:
 class _Execution:
     """Working state of one derivation; the overlay holds what the record's earlier requests have written."""
 
-    __slots__ = ("executor", "families", "invalid", "overlay", "record")
+    __slots__ = ("executor", "families", "invalid", "overlay", "record", "state")
 
-    def __init__(self, families: Families, overlay: Overlay, record: RequestBatch, executor: Executor) -> None:
+    def __init__(
+        self, families: Families, overlay: Overlay, record: RequestBatch, executor: Executor, state: ShardState
+    ) -> None:
         self.families = families
         self.overlay = overlay
         self.record = record
         self.executor = executor
+        self.state = state
         self.invalid = 0
 
     def expire_retry_rows(self, view: View, operations: BatchOperations) -> None:
@@ -142,7 +151,7 @@ class _Execution:
         )  # fmt: skip
 
     def _run(self, request: LateRequest, operations: BatchOperations) -> bytes:
-        transaction = Transaction(self.families, self.overlay, request.index)
+        transaction = Transaction(self.families, self.overlay, request.index, self.state)
         try:
             executed = self.executor.execute(request.prepared, transaction, self.record.timestamp_ms)
         except StopProcess:

@@ -20,6 +20,7 @@ from replicated_db.errors import BrokenLog, StoreFailure
 from replicated_db.late import Derived, Executor, derive_batch
 from replicated_db.ports import Store, Write
 from replicated_db.retry import expiry_row
+from replicated_db.shard_state import ShardState
 from replicated_db.table_cache import Group, TableCache
 from schemas.log import RequestBatch
 
@@ -74,11 +75,14 @@ class LateApply:
 
     # -- applying --------------------------------------------------------------------------------------------------
 
-    def plan(self, record: RequestBatch, offset: int) -> tuple[Derived, Plan]:
-        """Execute a counting record and plan what it writes, against cache and store. Changes nothing."""
+    def plan(self, record: RequestBatch, offset: int, state: ShardState) -> tuple[Derived, Plan]:
+        """Execute a counting record and plan what it writes, against cache and store. Changes nothing.
+
+        ``state`` is how the shard is run at the record's place in the log.
+        """
         if self.executor is None:
             raise BrokenLog(f"offset {offset}: a RequestBatch, but this service has no late validation")
-        derived = derive_batch(self._families, self.cache, record, self.executor)
+        derived = derive_batch(self._families, self.cache, record, self.executor, state)
         return derived, plan_batch(self._families, self.cache, derived.batch)
 
     def apply(self, derived: Derived, plan: Plan, more: list[Write], offset: int) -> None:

@@ -394,7 +394,7 @@ class Leader:
         if proposal.position is not None:
             building.position = proposal.position
         self.index += 1
-        prepared = executor.prepare(proposal, building.timestamp_ms, self.index)
+        prepared = executor.prepare(proposal, building.timestamp_ms, self.index, self.state.feature_level)
         below = is_below_floor(lambda _, row_key: self._retry_row(row_key), proposal.client_id, proposal.call_id)
         recorded = row is None and not below and not is_expired(proposal.first_sent_at_ms, building.timestamp_ms)
         self._late.add(building, proposal, self.index, prepared, recorded=recorded)

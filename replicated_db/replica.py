@@ -301,7 +301,7 @@ class Replica:
 
     def _apply_requests(self, record: RequestBatch, position: Position) -> None:
         """Execute logged requests and apply what they amount to, into the cache."""
-        derived, plan = self.late.plan(record, position.offset)
+        derived, plan = self.late.plan(record, position.offset, self.state)
         forgotten = self._expiries_to_forget(position.timestamp_ms, self.late.cache)
         self.digests.change(plan.deltas)
         self.late.apply(derived, plan, forgotten, position.offset)
@@ -439,7 +439,10 @@ class Replica:
             return self.position, self.digests.copy(), self.store.snapshot()
 
     def _check_genesis(self, genesis: Genesis) -> None:
-        own = (self.identity.cluster, self.identity.shard, self.identity.shards, list(self.families.names))
+        # A log that an older software began names fewer families: those that were added since have the next positions, so its slots
+        # mean what they did; nothing is written to them below the feature level that brought them.
+        known = list(self.families.names)[: max(1, len(genesis.column_families))]
+        own = (self.identity.cluster, self.identity.shard, self.identity.shards, known)
         logged = (genesis.cluster, genesis.shard, genesis.shards, genesis.column_families)
         for name, mine, theirs in zip(("cluster", "shard", "shards", "column_families"), own, logged, strict=True):
             if mine != theirs:

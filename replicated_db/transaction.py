@@ -49,6 +49,11 @@ class Transaction:
         self._overlay = overlay
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
 
+    @property
+    def feature_level(self) -> int:
+        """What may be written (``schemas.features``)."""
+        return self.state.feature_level
+
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's value as of this point of the batch, or None."""
         row = (cf, key)

@@ -2,7 +2,7 @@
 
 The order is part of the contract (Genesis records it, ``slot = position * 256 + bucket``): append only.
 ``retryTable`` belongs to ``replicated_db`` and comes first; the others are Ozone's tables of the same names,
-and ``usageTable`` for the quota counters.
+``usageTable`` for the quota counters, ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) for what SCM keeps in Ozone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ KEY_TABLE = "keyTable"
 OPEN_KEY_TABLE = "openKeyTable"
 DELETED_TABLE = "deletedTable"
 USAGE_TABLE = "usageTable"
+PIPELINE_TABLE = "pipelineTable"
+DATANODE_TABLE = "datanodeTable"
+"""Both only have rows in shard 0."""
 
 OM_COLUMN_FAMILIES = (
     RETRY_TABLE,
@@ -23,10 +26,11 @@ OM_COLUMN_FAMILIES = (
     OPEN_KEY_TABLE,
     DELETED_TABLE,
     USAGE_TABLE,
+    PIPELINE_TABLE,
+    DATANODE_TABLE,
 )
 
 BLOCK_TABLE = "blockTable"
-PIPELINE_TABLE = "pipelineTable"
 CONTAINER_TABLE = "containerTable"
 CHUNK_TABLE = "chunkTable"
 

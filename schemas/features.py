@@ -15,7 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.messages import AddNode, CancelPrepare, Prepare, RemoveNode, SetRequestMode
+from schemas.messages import (
+    AddNode,
+    CancelPrepare,
+    CreatePipeline,
+    Prepare,
+    PurgeBlocks,
+    RemoveNode,
+    RetirePipeline,
+    SetDatanodeState,
+    SetRequestMode,
+)
 
 INITIAL = 1
 """Volumes, buckets, keys; the records of the log but for the operators' ones."""
@@ -25,7 +35,9 @@ OPERATIONS = 2
 Retry rows are removed early, with a floor for each client (``replicated_db/retry.py``)."""
 
 DATANODES = 3
-"""Pipelines of datanodes: the audit's verdicts say of which log they are."""
+"""Blocks have a committed index; pipelines and datanodes' states are rows of shard 0; requests that make, change and purge them; the
+audit's verdicts say of which log they are. Column families pipelineTable and datanodeTable: a log that was created before names fewer
+(``replicated_db/replica.py``)."""
 
 LATEST = DATANODES
 """The highest level that this software knows."""
@@ -34,7 +46,10 @@ NAMES: Mapping[int, str] = {INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANO
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS),
+    "Request": (INITIAL, OPERATIONS, DATANODES),
+    "KeyInfo": (INITIAL, DATANODES),
+    "PreparedRequest": (INITIAL, DATANODES),
+    "Response": (INITIAL, DATANODES),
     "Verdict": (INITIAL, DATANODES),
 }
 """For each schema with several versions, the level of each version, in the order of its history; all others are INITIAL's."""
@@ -42,6 +57,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
 COMMANDS: Mapping[type, int] = {
     AddNode: OPERATIONS, RemoveNode: OPERATIONS, Prepare: OPERATIONS, CancelPrepare: OPERATIONS,
     SetRequestMode: OPERATIONS,
+    CreatePipeline: DATANODES, RetirePipeline: DATANODES, SetDatanodeState: DATANODES, PurgeBlocks: DATANODES,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

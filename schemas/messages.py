@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import get_args
 
+from schemas.datanode import Member
 from schemas.record import record
 from schemas.rows import BlockLocation
+from schemas.sharding import SYSTEM_SHARD, shard_of
 from schemas.topics import OM_LOG
 
 UNLIMITED = -1
@@ -171,6 +173,45 @@ ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | 
 SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
 """Their classes."""
 
+
+@record
+class CreatePipeline:
+    """A pipeline begins on a partition of ``dn.log`` that no pipeline had before. From the placement loop."""
+
+    partition: int
+    members: list[Member]
+
+
+@record
+class RetirePipeline:
+    """A pipeline takes no blocks any more; what it holds stays readable. From the placement loop, or an operator."""
+
+    partition: int
+    reason: str
+
+
+@record
+class SetDatanodeState:
+    """What an operator wants of a datanode, or (from the placement loop) that it is reached."""
+
+    datanode: str
+    state: str
+
+
+@record
+class PurgeBlocks:
+    """Forgets rows of deletedTable whose blocks have been deleted on the datanodes. From the shard's leader."""
+
+    shard: int
+    rows: list[bytes]
+
+
+FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState
+"""Requests without a volume: they live in the system shard (``schemas.sharding``)."""
+
+FLEET_REQUESTS: tuple[type, ...] = get_args(FleetRequest)
+"""Their classes."""
+
 RequestBody = (
     CreateVolume
     | SetVolumeProperty
@@ -184,7 +225,20 @@ RequestBody = (
     | DeleteKey
     | RenameKey
     | ShardCommand
+    | FleetRequest
+    | PurgeBlocks
 )
+
+
+def shard_of_request(body: RequestBody, shards: int) -> int:
+    """Return the shard that a request is for, of ``shards``: that of its volume, the one that it names, or the system shard.
+
+    >>> shard_of_request(SetDatanodeState(datanode="dn1", state="IN_SERVICE"), 4)
+    0
+    """
+    if isinstance(body, ShardCommand | PurgeBlocks):
+        return body.shard
+    return SYSTEM_SHARD if isinstance(body, FleetRequest) else shard_of(body.volume, shards)
 
 
 @record

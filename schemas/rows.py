@@ -7,13 +7,14 @@ from schemas.record import record
 
 @record
 class BlockLocation:
-    """A block of a key; offsets and lengths in bytes."""
+    """A block of a key; offsets and lengths in bytes. ``bcs_id`` is 0 until a datanode pipeline has committed its length."""
 
     container_id: int
     local_id: int
     offset: int
     length: int
     pipeline: str
+    bcs_id: int = 0
 
 
 @record
@@ -63,3 +64,12 @@ class KeyInfo:
     metadata: dict[str, str]
     creation_time_ms: int
     modification_time_ms: int
+
+
+@record
+class DatanodeRow:
+    """Row of datanodeTable: what is wanted of a datanode (``schemas.datanode_states``), or that it is reached."""
+
+    datanode: str
+    state: str
+    changed_at_ms: int

@@ -280,8 +280,9 @@ class ShardAudit:
             found = digests.from_sparse(len(self.families), report.slots, report.sums)
         except ValueError as error:
             return self._verdict(report, DIVERGED, report.basis, f"malformed digest: {error}", now_ms)
-        differing = (barrier.sums != found).nonzero()[0]
-        differences = [self._difference(int(slot), barrier.sums, found) for slot in differing[:MAX_DIFFERENCES]]
+        own = digests.grown(barrier.sums, len(self.families))
+        differing = (own != found).nonzero()[0]
+        differences = [self._difference(int(slot), own, found) for slot in differing[:MAX_DIFFERENCES]]
         reasons = []
         if report.flagged or report.evidence is not None:
             reasons.append("the replica is flagged")
@@ -342,7 +343,12 @@ class ShardAudit:
 
     def _apply(self, row: LogRow) -> None:
         header, genesis = row.header, self.core.position.genesis
-        if header.genesis is not None and genesis is not None and genesis.column_families != self.families:
+        # A log that an older software began names fewer; those that came since are behind them.
+        if (
+            header.genesis is not None
+            and genesis is not None
+            and genesis.column_families != self.families[: len(genesis.column_families)]
+        ):
             raise LogBroken(
                 header.offset, f"column families {list(genesis.column_families)}, this auditor's {list(self.families)}"
             )

@@ -21,7 +21,7 @@ import numpy as np
 
 from schemas.codec import decode_as, encode
 from schemas.messages import AuditReport
-from spark_streaming.digests import Sums, zeros
+from spark_streaming.digests import Sums, grown, zeros
 from spark_streaming.matching import Core, KeptBarrier, Key, Report, Waiting
 from spark_streaming.reading import Genesis, Position
 
@@ -77,7 +77,7 @@ def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
     position["members"] = tuple(position.get("members", named))
     return Core(
         position=Position(**position),
-        sums=sums_from(row[1]),
+        sums=grown(sums_from(row[1]), families),
         waiting={
             at: _waiting(deadline_ms, index, missing, *alone)
             for at, deadline_ms, index, missing, *alone in document["waiting"]

@@ -5,8 +5,8 @@ directory if there is one. A setting's variable is its name in capitals: ``boots
 ``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
 the wrong type or out of range: the message names the setting, the value and where it was found.
 
-In the file ``nodes`` is a table (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment both are
-separated by commas (``om1=127.0.0.1:9871,om2=...``). ``stratolog.settings_values`` reads single values.
+In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment all are
+separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``. ``stratolog.settings_values`` reads single values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.sharding import MAX_SHARDS
 from stratolog import settings_values as values
 from stratolog.errors import UsageError
-from stratolog.settings_values import NodeAddress
+from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 
 if TYPE_CHECKING:
     from om_processors.config import NodeConfig
@@ -33,6 +33,15 @@ PREFIX = "STRATOLOG_"
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
 DEFAULT_FILE = "stratolog.toml"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
+TABLES = ("nodes", "datanodes", "racks")
+"""Settings that are tables in the file."""
+MIB = 1024 * 1024
+
+
+def default_datanodes(count: int) -> tuple[DatanodeAddress, ...]:
+    """Return ``count`` datanodes of this machine, dn1 to dnN."""
+    numbers = range(1, count + 1)
+    return tuple(DatanodeAddress(name=f"dn{n}", host="127.0.0.1", port=9900 + n, http_port=10_000 + n) for n in numbers)
 
 
 def _setting(read: Callable[[Any], Any], **default: Any) -> Any:
@@ -63,7 +72,33 @@ class Settings:
     response_partitions: int = _setting(values.integer(1, 1024), default=4)
     """Partitions of the responses' topic."""
     pipelines: tuple[str, ...] = _setting(values.names, default=("pipeline-1", "pipeline-2"))
-    """Datanode pipelines that blocks are allocated on."""
+    """Pipelines that blocks are allocated on while there are no ``datanodes``: names, behind which nothing stores bytes."""
+    datanodes: tuple[DatanodeAddress, ...] = _setting(values.datanodes, default=())
+    """Datanodes: where their stream servers are, and the ports of their HTTP servers."""
+    racks: tuple[tuple[str, str], ...] = _setting(values.racks, default=())
+    """Racks of datanodes, as paths; the others stand in /default-rack."""
+    datanode_fsync: str = _setting(values.one_of("close", "never", "packet"), default="close")
+    """When a datanode puts a block's bytes on its disk: before they count as stored, never (page cache), with each packet."""
+    datanode_reserve_bytes: int = _setting(values.integer(0, 2**60), default=1024 * MIB)
+    """Free space that a datanode leaves alone; below it, it takes no blocks."""
+    container_bytes: int = _setting(values.integer(MIB, 2**50), default=5 * 1024 * MIB)
+    """Size at which a container is closed."""
+    block_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
+    """Size of an allocated block."""
+    datanode_timeout_ms: int = _setting(values.integer(1_000, 86_400_000), default=15_000)
+    """How long a datanode may be silent before it is taken for dead, and what it held is copied."""
+    commit_way: int = _setting(values.integer(0, 3), default=1)
+    """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 closing early, 0 chunks through the log."""
+    flush_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=64 * MIB)
+    """A client commits what it has written each so many bytes."""
+    client_buffer_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
+    """Bytes that a client keeps until every replica has them; at the limit, writing waits."""
+    packet_bytes: int = _setting(values.integer(4 * 1024, 4 * MIB), default=64 * 1024)
+    """Size of a stream's packets."""
+    topology: str = _setting(values.one_of("star", "chain", "tree"), default="chain")
+    """How a stream is forwarded among the datanodes of its pipeline."""
+    client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
+    """Rack in which a client stands: it begins with the nearest datanode."""
     caller: str = _setting(values.name, default_factory=getpass.getuser)
     """Who asks: the owner of what is created without one."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
@@ -128,6 +163,18 @@ class Settings:
             write_audit=self.write_audit,
         )
 
+    def datanode(self, name: str) -> DatanodeAddress:
+        """Return a datanode's addresses; raises UsageError for a name that is not in ``datanodes``."""
+        for node in self.datanodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.datanodes) or "none"
+        raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
+
+    def rack_of(self, datanode: str) -> str:
+        """Return the rack that a datanode stands in."""
+        return dict(self.racks).get(datanode, DEFAULT_RACK)
+
     def with_values(self, **changes: Any) -> Settings:
         """Return these settings with some replaced, as a command line option does; None leaves one as it is."""
         given = {name: value for name, value in changes.items() if value is not None}
@@ -136,9 +183,12 @@ class Settings:
 
     def to_toml(self) -> str:
         """Return all settings as a file that :func:`load_settings` reads back."""
-        plain = {name: getattr(self, name) for name in NAMES if name != "nodes"}
+        plain = {name: getattr(self, name) for name in NAMES if name not in TABLES}
         lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
         lines += ["", "[nodes]", *(f"{_toml(node.name)} = {_toml(node.address)}" for node in self.nodes)]
+        lines += ["", "[datanodes]"]
+        lines += [f"{_toml(node.name)} = {_toml(f'{node.address}:{node.http_port}')}" for node in self.datanodes]
+        lines += ["", "[racks]", *(f"{_toml(node)} = {_toml(where)}" for node, where in self.racks)]
         return "\n".join(lines) + "\n"
 
 

@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 MAX_NODES = 31
+MAX_DATANODES = 99
+NONE = "none"
+"""What a variable says for an empty table: an empty variable is refused."""
+DEFAULT_RACK = "/default-rack"
 MAX_PORT = 65_535
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
+_RACK = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){1,8}")
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -33,6 +38,26 @@ class NodeAddress:
     def address(self) -> str:
         """``host:port``."""
         return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatanodeAddress:
+    """Name of a datanode, where its stream server is, and the port of its HTTP server."""
+
+    name: str
+    host: str
+    port: int
+    http_port: int
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the stream server."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of the HTTP server."""
+        return f"{self.host}:{self.http_port}"
 
 
 def text(value: Any) -> str:
@@ -143,16 +168,59 @@ def nodes(value: Any) -> tuple[NodeAddress, ...]:
     return tuple(found)
 
 
-def _node_pairs(value: Any) -> list[tuple[str, Any]]:
+def datanodes(value: Any) -> tuple[DatanodeAddress, ...]:
+    """Read datanodes: a table of name = "host:port:http_port", or a text ``name=host:port:http_port,...``, or ``none``."""
+    if isinstance(value, tuple) and all(isinstance(item, DatanodeAddress) for item in value):
+        return value
+    pairs = _pairs_or_none(value, "host:port:http_port")
+    if len(pairs) > MAX_DATANODES:
+        raise ValueError(f"must be at most {MAX_DATANODES} datanodes, not {len(pairs)}")
+    found = []
+    for node, address in pairs:
+        first, colon, http_port = text(address).rpartition(":")
+        if not colon or first.count(":") < 1:
+            raise ValueError(f"must be host:port:http_port, not {address!r}")
+        host, port = host_and_port(first)
+        found.append(
+            DatanodeAddress(name=name(node), host=host, port=port, http_port=host_and_port(f"{host}:{http_port}")[1])
+        )
+    _unique(tuple(node.name for node in found))
+    _unique(tuple(address for node in found for address in (node.address, node.http_address)))
+    return tuple(found)
+
+
+def rack(value: Any) -> str:
+    """Read a rack: a path as ``/room/rack``."""
+    found = text(value)
+    if not _RACK.fullmatch(found):
+        raise ValueError(f"must be a path such as /rack1 or /room1/rack1, not {found!r}")
+    return found
+
+
+def racks(value: Any) -> tuple[tuple[str, str], ...]:
+    """Read racks of datanodes: a table of name = "/rack", or a text ``name=/rack,...``, or ``none``."""
+    given = list(value) if isinstance(value, tuple) else _pairs_or_none(value, "/rack")
+    found = tuple((name(node), rack(where)) for node, where in given)
+    _unique(tuple(node for node, _ in found))
+    return found
+
+
+def _pairs_or_none(value: Any, form: str) -> list[tuple[str, Any]]:
+    if isinstance(value, str) and text(value) == NONE:
+        return []
+    return _node_pairs(value, form)
+
+
+def _node_pairs(value: Any, form: str = "host:port") -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
     if not isinstance(value, str):
-        raise ValueError(f"must be a table of name = 'host:port', not {value!r}")
+        raise ValueError(f"must be a table of name = '{form}', not {value!r}")
     pairs = []
     for item in filter(None, value.split(",")):
         node, equals, address = item.partition("=")
         if not equals:
-            raise ValueError(f"must be name=host:port, not {item!r}")
+            raise ValueError(f"must be name={form}, not {item!r}")
         pairs.append((node, address))
     return pairs
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from om_processors.context import AnyHandler
-from om_processors.requests import bucket, key, operator, volume
+from om_processors.requests import bucket, fleet, key, operator, volume
 from schemas.messages import SHARD_COMMANDS
 
-_MODULES = (volume, bucket, key, operator)
+_MODULES = (volume, bucket, key, operator, fleet)
 
 
 def _table() -> dict[type, AnyHandler]:

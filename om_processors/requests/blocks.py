@@ -1,19 +1,20 @@
 """Blocks of keys: which ones a request is given, and what a commit makes of them.
 
 An allocated block has the settings' block size as its length and its place among the blocks allocated as its offset. A
-commit says what was written: blocks of its own session, in order, without gaps.
+commit says what was written: blocks of its own session, in order, without gaps, each with the index that its pipeline committed it at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from om_processors import ids
-from om_processors.context import PreExecuteContext
+from om_processors.context import NumberedPipeline, PreExecuteContext
 from om_processors.errors import OMError
 from om_processors.names import shown
 from schemas.messages import CommitKey
-from schemas.result_codes import INVALID_REQUEST
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST
 from schemas.rows import BlockLocation
 
 
@@ -22,13 +23,18 @@ def allocate(
 ) -> list[BlockLocation]:
     """Return ``count`` new blocks, spread over the pipelines by index.
 
-    Raises OMError INVALID_REQUEST if every pipeline is excluded; ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
+    Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes them all.
+    ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
     """
-    candidates: Sequence[tuple[int, str]] = [p for p in enumerate(context.pipelines) if p[1] not in excluded]
-    if not candidates:
+    if not context.pipelines:
         raise OMError(
-            INVALID_REQUEST, f"no pipeline is left: of {list(context.pipelines)}, the request excludes {list(excluded)}"
+            FAILED_TO_FIND_ACTIVE_PIPELINE,
+            "no pipeline takes blocks now: each is closed, or one of its datanodes is away, unhealthy or full",
         )
+    candidates: Sequence[NumberedPipeline] = [p for p in context.pipelines if p[1] not in excluded]
+    if not candidates:
+        names = [name for _, name in context.pipelines]
+        raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
     blocks = []
     for position in range(count):
         number, pipeline = candidates[(context.index + position) % len(candidates)]
@@ -60,15 +66,7 @@ def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLoc
         if offset == body.size:
             break
         length = min(block.length, body.size - offset)
-        blocks.append(
-            BlockLocation(
-                container_id=block.container_id,
-                local_id=block.local_id,
-                offset=offset,
-                length=length,
-                pipeline=block.pipeline,
-            )
-        )
+        blocks.append(replace(block, offset=offset, length=length))
         offset += length
     if offset != body.size:
         raise OMError(
@@ -87,6 +85,8 @@ def _match(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockL
             raise _refusal(body, block, f"was not allocated to session {body.session_id}, or is named twice")
         if not 0 < block.length <= given.length:
             raise _refusal(body, block, f"has length {block.length}; 1 to {given.length} bytes were allocated")
+        if block.bcs_id < 0:
+            raise _refusal(body, block, f"has the negative committed index {block.bcs_id}")
         if block.offset != offset:
             raise _refusal(body, block, f"has offset {block.offset} where {offset} follows")
         offset += block.length

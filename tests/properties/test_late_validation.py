@@ -16,11 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from om_processors import tables
+from om_processors import ids, tables
 from om_processors.requests import LATE_REQUEST_TYPES
 from schemas import messages as m
 from schemas.codec import decode, decode_as
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
+from schemas.datanode import Member
+from schemas.datanode_states import DATANODE_STATES
 from schemas.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
 from schemas.messages import Response
 from tests.support.late_world import NODES, LateNode, LateWorld
@@ -31,6 +33,12 @@ KEYS = st.sampled_from(["a", "b", "a/b", ""])
 QUOTAS = st.none() | st.sampled_from([-1, 100, 500, 1_000_000_000, 0])
 COUNTS = st.none() | st.sampled_from([-1, 1, 2, 0])
 SIZES = st.sampled_from([0, 1, 99, 400, 300_000_000, -1])
+PARTITIONS = st.sampled_from([0, 0, 1, 2, 256])
+DATANODES = st.sampled_from(["dn1", "dn2", ""])
+MEMBERS = st.lists(
+    st.builds(lambda name: Member(datanode=name, address=f"{name}:1", http_address=f"{name}:2", rack="/r"), DATANODES),
+    max_size=3,
+)
 BACK = st.integers(0, 12)
 """How many requests ago the session began that a request is for."""
 
@@ -71,8 +79,16 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     ),
     "DeleteKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "key": KEYS}),
     "RenameKey": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "from_key": KEYS, "to_key": KEYS}),
+    "CreatePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "members": MEMBERS}),
+    "RetirePipeline": st.fixed_dictionaries({"partition": PARTITIONS, "reason": st.just("a test")}),
+    "SetDatanodeState": st.fixed_dictionaries(
+        {"datanode": DATANODES, "state": st.sampled_from([*DATANODE_STATES, "GONE"])}
+    ),
+    "PurgeBlocks": st.fixed_dictionaries(
+        {"shard": st.sampled_from([0, 0, 0, 1]), "purged": st.lists(BACK, max_size=4)}
+    ),
 }
-"""What is drawn for each request type; ``session`` becomes the session of a request some way back."""
+"""What is drawn for each request type; ``session`` becomes the session of a request some way back, ``purged`` what those left behind."""
 
 
 def test_every_request_type_is_drawn():
@@ -84,6 +100,11 @@ def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
         found = dict(fields)
         if "session" in found:
             found["session_id"] = world.session_at(max(0, world.leader.index - found.pop("session")))
+        if "purged" in found:
+            indexes = [max(0, world.leader.index - back) for back in found.pop("purged")]
+            found["rows"] = [
+                tables.deleted_key("vol1", "bucket1", key, ids.object_id(0, index)) for key in "ab" for index in indexes
+            ]
         world.submit(world.request(getattr(m, kind)(**found), sent_ms=sent_ms))
 
     return step
@@ -257,5 +278,6 @@ def compare(steps: list[Step]) -> None:
 def test_the_sequences_got_somewhere():
     """Guards the property above: what was never reached was never compared."""
     wanted = {"late requests", "invalid", "switches", "OK", "REQUEST_EXPIRED", "CALL_ID_REUSED", "KEY_NOT_FOUND", "QUOTA_EXCEEDED",
-              "INVALID_REQUEST", "INVALID_VOLUME_NAME", "VOLUME_NOT_EMPTY", "BUCKET_NOT_EMPTY", "KEY_ALREADY_EXISTS"}  # fmt: skip
+              "INVALID_REQUEST", "INVALID_VOLUME_NAME", "VOLUME_NOT_EMPTY", "BUCKET_NOT_EMPTY", "KEY_ALREADY_EXISTS",
+              "PIPELINE_ALREADY_EXISTS", "PIPELINE_NOT_FOUND", "WRONG_SHARD"}  # fmt: skip
     assert {name for name in wanted if not seen[name]} == set()

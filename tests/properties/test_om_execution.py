@@ -9,12 +9,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from om_processors import queries
+from om_processors import queries, tables
 from om_processors.errors import OMError
 from replicated_db.merge import decode_int64
 from schemas import messages as m
 from schemas.codec import decode, encode
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
+from schemas.datanode import Member
+from schemas.datanode_states import DATANODE_STATES
 from schemas.rows import BlockLocation
 from tests.support.om_model import Model, Refusal
 from tests.support.om_world import World
@@ -194,6 +196,28 @@ class Execution(RuleBasedStateMachine):
         volume, bucket = self.place(data)
         self.do(m.RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
 
+    @rule(partition=st.sampled_from([0, 1, 2, -1]), names=st.lists(st.sampled_from(["dn1", "dn2", "dn3"]), max_size=3))
+    def create_pipeline(self, partition, names):
+        members = [Member(datanode=name, address="a:1", http_address="a:2", rack="/r") for name in names]
+        self.do(m.CreatePipeline(partition=partition, members=members))
+
+    @rule(partition=st.sampled_from([0, 1, 2, 256]))
+    def retire_pipeline(self, partition):
+        self.do(m.RetirePipeline(partition=partition, reason="a test"))
+
+    @rule(name=st.sampled_from(["dn1", "dn2"]), state=st.sampled_from([*DATANODE_STATES, "GONE"]))
+    def set_datanode_state(self, name, state):
+        self.do(m.SetDatanodeState(datanode=name, state=state))
+
+    @rule(data=st.data(), more=st.sampled_from([[], [b"/vol1/none"], [b"x", b"x"]]))
+    def purge_blocks(self, data, more):
+        there = sorted(self.world.tables.tables[DELETED_TABLE].items())
+        rows = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=3)) if there else []
+        blocks = sum(len(decode(value).blocks) for _, value in rows)
+        self.do(m.PurgeBlocks(shard=0, rows=[key for key, _ in rows] + more))
+        if self.status == "OK":
+            self.model.reclaimed_blocks -= blocks
+
     # ---- what must be equal
 
     @invariant()
@@ -229,6 +253,13 @@ class Execution(RuleBasedStateMachine):
                     assert sum(block["length"] for block in key["blocks"]) == key["size"]
 
     @invariant()
+    def pipelines_and_datanodes(self):
+        view, model = self.world.tables, self.model
+        rows = {row.partition: ([one.datanode for one in row.members], row.state) for row in tables.pipelines(view)}
+        assert rows == model.pipelines
+        assert {row.datanode: row.state for row in tables.datanodes(view)} == model.datanodes
+
+    @invariant()
     def quotas_hold(self):
         for volume in self.model.volumes.values():
             assert volume.bytes_quota == -1 or volume.allotted() <= volume.bytes_quota
@@ -239,12 +270,12 @@ class Execution(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_left_behind(self):
-        tables = self.world.tables.tables
-        assert len(tables[OPEN_KEY_TABLE]) == len(self.model.sessions)
+        rows = self.world.tables.tables
+        assert len(rows[OPEN_KEY_TABLE]) == len(self.model.sessions)
         buckets = sum(len(volume.buckets) for volume in self.model.volumes.values())
-        assert len(tables[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)
-        assert all(decode_int64(value) >= 0 for value in tables[USAGE_TABLE].values())
-        reclaimed = [block for value in tables[DELETED_TABLE].values() for block in decode(value).blocks]
+        assert len(rows[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)
+        assert all(decode_int64(value) >= 0 for value in rows[USAGE_TABLE].values())
+        reclaimed = [block for value in rows[DELETED_TABLE].values() for block in decode(value).blocks]
         assert len(reclaimed) == self.model.reclaimed_blocks
         assert len({block.local_id for block in reclaimed}) == len(reclaimed)
 

@@ -16,13 +16,16 @@ from replicated_db.column_families import families
 from replicated_db.memory import MemoryStore
 from replicated_db.merge import ADD_INT64
 from replicated_db.overlay import Overlay
+from replicated_db.shard_state import ShardState
 from replicated_db.transaction import Transaction
 from schemas import messages as m
 from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.features import LATEST
 from tests.properties.test_om_execution import Execution
 from tests.support.dict_transaction import DictTransaction
 from tests.support.om_world import World, request_of
 
+NOW = ShardState(feature_level=LATEST)
 WALKS = 12
 STEPS = 400
 VOLUMES = ["vol1"] * 5 + ["vol2"]
@@ -161,7 +164,9 @@ def test_the_real_transaction_does_as_its_twin():
         answers: list[object] = []
         for real in (True, False):
             tx = (
-                Transaction(real_families, overlay, world.index) if real else DictTransaction(world.tables, world.index)
+                Transaction(real_families, overlay, world.index, NOW)
+                if real
+                else DictTransaction(world.tables, world.index)
             )
             try:
                 answers.append(execute(request_of(body), tx, world.context()))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from replicated_db.merge import ADD_INT64
 from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.features import LATEST
 
 Row = tuple[str, bytes]
 Write = tuple[str, str, bytes]
@@ -40,6 +41,7 @@ class DictTransaction:
 
     def __init__(self, base: DictTables, index: int) -> None:
         self.index = index
+        self.feature_level = LATEST
         self.writes: list[Write] = []
         self._base = base
         self._own: dict[str, dict[bytes, bytes | None]] = defaultdict(dict)

@@ -81,9 +81,11 @@ class Model:
         self.volumes: dict[str, Volume] = {}
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.reclaimed_blocks = 0
+        self.pipelines: dict[int, tuple[list[str], str]] = {}
+        self.datanodes: dict[str, str] = {}
 
     def do(self, body: m.RequestBody, caller: str, index: int, now_ms: int) -> int:
-        refuse_unless(legal(body.volume), "INVALID_VOLUME_NAME")  # type: ignore[union-attr]
+        refuse_unless(not hasattr(body, "volume") or legal(body.volume), "INVALID_VOLUME_NAME")
         if hasattr(body, "bucket"):
             refuse_unless(legal(body.bucket), "INVALID_BUCKET_NAME")
         step = getattr(self, type(body).__name__)
@@ -107,6 +109,33 @@ class Model:
         refuse_unless(found, "KEY_NOT_FOUND")
         assert session is not None
         return session
+
+    # ---- datanodes
+
+    def CreatePipeline(self, body: m.CreatePipeline, caller: str, index: int, now_ms: int) -> None:
+        names = [member.datanode for member in body.members]
+        refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
+        refuse_unless(body.partition not in self.pipelines, "PIPELINE_ALREADY_EXISTS")
+        away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
+        refuse_unless(not away & set(names), "INVALID_REQUEST")
+        self.pipelines[body.partition] = (names, "OPEN")
+
+    def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
+        refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
+        self.pipelines[body.partition] = (self.pipelines[body.partition][0], "CLOSED")
+
+    def SetDatanodeState(self, body: m.SetDatanodeState, caller: str, index: int, now_ms: int) -> None:
+        before = self.datanodes.get(body.datanode, "IN_SERVICE")
+        asked_for = {"DECOMMISSIONED": "DECOMMISSIONING", "IN_MAINTENANCE": "ENTERING_MAINTENANCE"}
+        known = {"IN_SERVICE", *asked_for, *asked_for.values()}
+        refuse_unless(body.state in known, "INVALID_REQUEST")
+        if body.state != before:
+            refuse_unless(asked_for.get(body.state, before) == before, "INVALID_REQUEST")
+            self.datanodes[body.datanode] = body.state
+
+    def PurgeBlocks(self, body: m.PurgeBlocks, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")
 
     # ---- volumes and buckets
 

@@ -31,7 +31,7 @@ class World:
     def context(self) -> PreExecuteContext:
         return PreExecuteContext(
             shard=self.shard, shards=self.shards, now_ms=self.now_ms, index=self.index,
-            pipelines=PIPELINES, block_size_bytes=BLOCK_SIZE_BYTES,
+            pipelines=tuple(enumerate(PIPELINES)), block_size_bytes=BLOCK_SIZE_BYTES,
         )  # fmt: skip
 
     def begin(self) -> DictTransaction:

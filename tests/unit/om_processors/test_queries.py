@@ -51,7 +51,7 @@ def test_key_info(world):
     info = queries.key_info(world.tables, "vol1", "bucket1", "a/1")
     assert (info["key"], info["size"], info["metadata"]) == ("a/1", 120, {"m": "1"})
     assert [(block["offset"], block["length"]) for block in info["blocks"]] == [(0, 100), (100, 20)]
-    assert set(info["blocks"][0]) == {"container_id", "local_id", "offset", "length", "pipeline"}
+    assert set(info["blocks"][0]) == {"container_id", "local_id", "offset", "length", "pipeline", "bcs_id"}
     json.dumps(info)
 
 

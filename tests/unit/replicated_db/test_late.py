@@ -26,7 +26,7 @@ from tests.unit.replicated_db.kit import FAMILIES, HASH, START_MS, Shard, add, a
 class TextExecutor:
     """``put KEY VALUE``, ``count KEY AMOUNT``, and ways to fail."""
 
-    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int) -> bytes:
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
         return b"%s@%d" % (proposal.body, index)
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:

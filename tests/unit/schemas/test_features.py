@@ -11,7 +11,7 @@ import schemas
 from schemas import features
 from schemas.codec import decode, encode, encode_at
 from schemas.log import Genesis, Tick
-from schemas.messages import SHARD_COMMANDS, CreateVolume
+from schemas.messages import FLEET_REQUESTS, SHARD_COMMANDS, CreateVolume, PurgeBlocks
 from schemas.registry import registry
 
 HISTORY = Path(schemas.__file__).parent / "history"
@@ -35,8 +35,8 @@ def test_every_version_of_every_schema_has_a_level(folder: Path):
     assert features.version_at(folder.name, features.LATEST) == released
 
 
-def test_only_commands_are_tied_to_a_level():
-    assert set(features.COMMANDS) <= set(SHARD_COMMANDS)
+def test_only_requests_without_a_volume_are_tied_to_a_level():
+    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, PurgeBlocks}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
 

@@ -184,7 +184,7 @@ def test_replicas_that_are_wrong_alike_are_diverged():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"chain": b"c" * 32}, "chain"), ({"index": 99}, "index 99"), ({"slots": [1, 1], "sums": [1, 1]}, "twice"),
-     ({"slots": [5]}, "slots with"), ({"slots": [7 * 256], "sums": [1]}, "not in 0..1791"),
+     ({"slots": [5]}, "slots with"), ({"slots": [9 * 256], "sums": [1]}, "not in 0..2303"),
      ({"flagged": True}, "flagged")],
 )  # fmt: skip
 def test_reports_that_differ_in_anything_are_diverged(changed, reason):
@@ -314,7 +314,7 @@ def test_a_log_broken_before_genesis_names_no_replica():
     assert (verdict.node, verdict.verdict, verdict.basis) == ("", "diverged", "log")
 
 
-@pytest.mark.parametrize("changed", [{"column_families": ["retryTable"]}, {"shard": 4}])
+@pytest.mark.parametrize("changed", [{"column_families": ["volumeTable"]}, {"shard": 4}])
 def test_a_genesis_of_another_kind_breaks_the_log(changed):
     log = LogBuilder()
     log.claim()

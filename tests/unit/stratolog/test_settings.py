@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stratolog.errors import UsageError
 from stratolog.settings import DEFAULT_NODES, NAMES, Settings, load_settings, without_variables
-from stratolog.settings_values import NodeAddress
+from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 ANOTHER = {
     "bootstrap_servers": "kafka-1:9092,kafka-2:9093",
@@ -37,6 +37,19 @@ ANOTHER = {
     "max_in_flight": "17",
     "audit": "false",
     "log_level": "DEBUG",
+    "datanodes": "d1=host-a:1:2,d2=host-a:3:4",
+    "racks": "d1=/r1,d2=/room/r2",
+    "datanode_fsync": "packet",
+    "datanode_reserve_bytes": "0",
+    "container_bytes": "1048576",
+    "block_bytes": "65536",
+    "datanode_timeout_ms": "1000",
+    "commit_way": "3",
+    "flush_bytes": "65536",
+    "client_buffer_bytes": "65537",
+    "packet_bytes": "4096",
+    "topology": "star",
+    "client_rack": "/r2",
 }
 
 
@@ -266,3 +279,35 @@ def test_what_is_written_is_read_back(
         shards=shards, caller=caller, data_dir=Path("/") / folder, pipelines=pipelines
     )
     assert settings_of(settings.to_toml(), tmp_path_factory.getbasetemp()) == settings
+
+
+def test_datanodes_as_a_table(tmp_path: Path) -> None:
+    settings = settings_of('[datanodes]\nd1 = "127.0.0.1:1:2"\n[racks]\nd1 = "/r1"\n', tmp_path)
+    assert settings.datanodes == (DatanodeAddress(name="d1", host="127.0.0.1", port=1, http_port=2),)
+    assert (settings.datanode("d1").address, settings.datanode("d1").http_address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (settings.rack_of("d1"), settings.rack_of("d2")) == ("/r1", "/default-rack")
+
+
+def test_no_datanodes(tmp_path: Path) -> None:
+    assert settings_of("", tmp_path, DATANODES="none", RACKS="none").datanodes == ()
+    assert settings_of(load_settings(environment={}).to_toml(), tmp_path).datanodes == ()
+    with pytest.raises(UsageError, match="no datanode 'dn9'"):
+        load_settings(environment={}).datanode("dn9")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("d1=127.0.0.1:1", "must be host:port:http_port, not '127.0.0.1:1'"),
+        ("d1=127.0.0.1:1:99999", "must be host:port"),
+        ("d1", "must be name=host:port:http_port, not 'd1'"),
+        ("d1=a:1:2,d1=a:3:4", "'d1' is there twice"),
+        ("d1=a:1:1", "'a:1' is there twice"),
+    ],
+)
+def test_wrong_datanodes(value: str, words: str, tmp_path: Path) -> None:
+    assert words in refusal("", tmp_path, DATANODES=value)
+
+
+def test_wrong_racks(tmp_path: Path) -> None:
+    assert "must be a path such as /rack1" in refusal("", tmp_path, RACKS="d1=rack")
