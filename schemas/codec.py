@@ -39,7 +39,7 @@ _TOP_LEVEL: tuple[type, ...] = (
     datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.WriteChunk,
     datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
-    datanode.ContainerBlocks, datanode.Accepted, datanode.StreamError, datanode.Heartbeat, datanode.BlockReport, datanode.BlockRow,
+    datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat, datanode.BlockReport, datanode.BlockRow,
     datanode.PipelineRow, datanode.ContainerRow,
 )  # fmt: skip
 

@@ -236,6 +236,14 @@ class ContainerBlocks:
 
 
 @record
+class Forwarded:
+    """A request that a member which does not lead sends on to the leader, once."""
+
+    by: str
+    request: bytes
+
+
+@record
 class Accepted:
     """Answer to a message that asks for no more than to be carried out."""
 
