@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
 from producers.calls import Outcome
-from producers.client import CLOSE_TIMEOUT_MS, logger
+from producers.client import CLOSE_TIMEOUT_MS, Client, logger
 from producers.errors import StratologError, closed_unanswered
+from producers.key_files import AsyncKeyFile, KeyInput, KeyOutput
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, Settings, make_settings
 from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView
+from producers.stream_options import StreamOptions
 from schemas.messages import (
     UNLIMITED,
     AllocateBlock,
@@ -40,6 +43,9 @@ from schemas.messages import (
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
 Row = TypeVar("Row", VolumeInfo, BucketInfo, KeyInfo)
+
+FILE_WORKERS = 16
+"""Threads in which the methods of open files run; more files than that share them."""
 
 
 class AsyncClient:
@@ -66,6 +72,7 @@ class AsyncClient:
         read_from: Sequence[str] = (),
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
+        streams: StreamOptions | None = None,
         open_pipeline: Callable[[Settings], Pipeline] = Pipeline,
     ) -> None:
         self._open_pipeline = open_pipeline
@@ -79,6 +86,9 @@ class AsyncClient:
         )
         self.reads = Reads(read_from, deadline_ms=deadline_ms, positions=lambda: self.positions)
         self._pipeline: Pipeline | None = None
+        self._streams = streams
+        self._files: tuple[Client, ThreadPoolExecutor] | None = None
+        """What opens files, and where they work; made for the first one."""
         self._room = asyncio.Semaphore(max_in_flight)
         self._outcomes: deque[tuple[asyncio.Future[Response], Outcome]] = deque()
         """Outcomes that the loop has not taken yet; at most as many as calls may be in flight."""
@@ -278,6 +288,34 @@ class AsyncClient:
         """As :meth:`producers.Client.log_digest_base`."""
         await self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=basis))
 
+    # Bytes
+
+    def open(
+        self, path: str, mode: str = "rb", *, size: int = 0, replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncKeyFile:  # fmt: skip
+        """As :meth:`producers.Client.open`, by ``async with``; the work is done in FILE_WORKERS threads at most.
+
+        >>> async with client.open("/vol1/bucket1/a/b.txt") as file:  # doctest: +SKIP
+        ...     print(await file.read())
+        b'hello'
+        """
+
+        def opens() -> KeyOutput | KeyInput:
+            return self._file_client()[0].open(
+                path, mode, size=size, replication=replication, metadata=metadata, options=options,
+                consistency=consistency,
+            )  # fmt: skip
+
+        return AsyncKeyFile(opens, lambda: self._file_client()[1])
+
+    def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
+        if self._files is None:
+            workers = ThreadPoolExecutor(max_workers=FILE_WORKERS, thread_name_prefix="stratolog-file")
+            self._files = Client.over(self.pipeline, self.reads, self._streams), workers
+        return self._files
+
     # Reads
 
     async def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
@@ -325,6 +363,10 @@ class AsyncClient:
     async def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
         """As :meth:`producers.Client.close`."""
         unanswered: list[RequestBody] = []
+        if self._files is not None:
+            client, workers = self._files
+            await asyncio.to_thread(client.streams.close)
+            await asyncio.to_thread(workers.shutdown)
         if self._pipeline is not None:
             unanswered = await asyncio.to_thread(self._pipeline.close, timeout_ms)
         await asyncio.to_thread(self.reads.close)

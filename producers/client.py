@@ -11,13 +11,16 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self, overload
 
 from producers.calls import Done, Outcome
 from producers.errors import StratologError, closed_unanswered
+from producers.key_files import KeyInput, KeyOutput, open_key
+from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, make_settings
 from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Reads, VolumeView
+from producers.stream_options import StreamOptions
 from schemas.messages import (
     UNLIMITED,
     AllocateBlock,
@@ -50,7 +53,8 @@ class Client:
     ``bootstrap_servers`` are Kafka's; ``read_from`` the HTTP addresses of the nodes that reads ask, in order of
     preference; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
     five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
-    long requests gather under load; with few in flight they never do.
+    long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
+    opened as files.
 
     Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
 
@@ -74,6 +78,7 @@ class Client:
         read_from: Sequence[str] = (),
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
+        streams: StreamOptions | None = None,
     ) -> None:
         settings = make_settings(
             bootstrap_servers,
@@ -83,18 +88,20 @@ class Client:
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
         )
-        self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms))
+        self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms), streams)
 
     @classmethod
-    def over(cls, pipeline: Pipeline, reads: Reads) -> Self:
+    def over(cls, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None = None) -> Self:
         """Return a client over an open pipeline and reads, which it closes with itself."""
         client = cls.__new__(cls)
-        client._join(pipeline, reads)
+        client._join(pipeline, reads, streams)
         return client
 
-    def _join(self, pipeline: Pipeline, reads: Reads) -> None:
+    def _join(self, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
+        self.streams = KeyStreams(reads, streams)
+        """Ways to the datanodes, which keys that are opened as files share."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
         """How long the end of a ``with`` block waits for what is in flight."""
         reads.follow(pipeline.positions)
@@ -324,6 +331,49 @@ class Client:
         """
         self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
 
+    # Bytes
+
+    @overload
+    def open(
+        self, path: str, mode: Literal["rb"] = "rb", *, options: StreamOptions | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> KeyInput: ...  # fmt: skip
+
+    @overload
+    def open(
+        self, path: str, mode: Literal["wb"], *, size: int = 0, replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+    ) -> KeyOutput: ...  # fmt: skip
+
+    @overload
+    def open(
+        self, path: str, mode: str, *, size: int = 0, replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> KeyOutput | KeyInput: ...  # fmt: skip
+
+    def open(
+        self, path: str, mode: str = "rb", *, size: int = 0, replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> KeyOutput | KeyInput:  # fmt: skip
+        """Open the key ``/volume/bucket/key`` as a binary file, to read (``rb``) or to write it (``wb``).
+
+        A key that is written is visible when its file is closed, and not at all if the ``with`` block ends by an
+        exception. ``size`` is the number of bytes that are expected, if that is known. Raises one of
+        ``producers.errors``, here and in the file's methods.
+
+        >>> with client.open("/vol1/bucket1/a/b.txt", "wb") as file:  # doctest: +SKIP
+        ...     file.write(b"hello")
+        >>> with client.open("/vol1/bucket1/a/b.txt") as file:  # doctest: +SKIP
+        ...     print(file.read())
+        b'hello'
+        """
+        return open_key(
+            self, self.reads, self.streams, path, mode, size=size, replication=replication, metadata=metadata,
+            options=options, consistency=consistency,
+        )  # fmt: skip
+
     # Operators
 
     def log_digest_base(self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str) -> None:
@@ -402,6 +452,7 @@ class Client:
         >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
         """
         unanswered = self.pipeline.close(timeout_ms)
+        self.streams.close()
         self.reads.close()
         return unanswered
 

@@ -80,6 +80,30 @@ class NotConnected(RetryableError):
     """No broker, or no node to read from, could be reached."""
 
 
+class DatanodeError(RetryableError):
+    """A datanode refused, failed or could not be reached; what was to be written is not committed.
+
+    ``status`` is a code of ``schemas/stream_errors.py``, ``datanode`` the one that is to blame (empty: nobody knows),
+    ``doing`` what it was asked, ``offset`` what all datanodes of a stream have, ``hint`` whom to ask instead.
+
+    >>> print(DatanodeError("DISK_FULL", "no space", datanode="dn2", doing="OPEN of block 1/2"))
+    DISK_FULL: dn2: OPEN of block 1/2: no space
+    """
+
+    def __init__(
+        self, status: str, message: str, *, datanode: str = "", doing: str = "", offset: int = 0, hint: str = ""
+    ) -> None:
+        super().__init__(status, message)
+        self.datanode = datanode
+        self.doing = doing
+        self.offset = offset
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """Return status, datanode, request and message in one line."""
+        return f"{self.status}: " + ": ".join(part for part in (self.datanode, self.doing, self.message) if part)
+
+
 class RequestFailed(StratologError):
     """The request, or the state that it met, is wrong; the same call fails again."""
 

@@ -1,0 +1,152 @@
+"""One stream of a block's bytes: through a tree of datanodes, or, the old way, as chunks through the log.
+
+What belongs here: the frames of a stream, in the order that datanodes expect, and acknowledgements. Both kinds have the
+same four methods, so that a writer does not care which it has. All may raise DatanodeError; the stream is over then.
+
+A :class:`PacketStream` numbers its frames: OPEN is 0, packets and END follow. It is acknowledged in bytes. A
+:class:`ChunkStream` sends requests one after another on a connection without waiting for answers, which come in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from producers.datanode_connection import Connection
+from producers.errors import DatanodeError
+from producers.stream_window import Packet
+from schemas.codec import Undecodable, decode_as, encode
+from schemas.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
+from schemas.packets import FrameHeader, Kind
+from schemas.stream_errors import BAD_FRAME
+
+ACK_PACKETS = 8
+"""Acknowledgements are looked for at most every so many packets while there is room in the window."""
+
+
+class BlockStream(Protocol):
+    """What a writer needs of a stream."""
+
+    connection: Connection
+
+    def begin(self, offset: int) -> None:
+        """Open the stream at ``offset``; returns when all datanodes are ready."""
+
+    def send(self, packet: Packet) -> None:
+        """Send a packet."""
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """Return how far everyone has everything, None if nothing new came; ``wait`` for news."""
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """End the stream; returns when everyone has ``length`` bytes, with the answer to ``commit`` if one was given."""
+
+
+class PacketStream:
+    """A stream through a spanning tree, on its own connection to the primary."""
+
+    def __init__(self, connection: Connection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
+        self.connection = connection
+        self._opening = opening
+        self._stream = stream
+        self._silence_ms = silence_ms
+        self._sequence = 0
+        connection.doing = f"stream of block {opening.container_id}/{opening.local_id}"
+
+    def begin(self, offset: int) -> None:
+        """As :meth:`BlockStream.begin`."""
+        self.connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
+        header, _ = self.connection.receive(self._silence_ms)
+        if self._offset_of(header) != offset:
+            raise self.connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
+
+    def send(self, packet: Packet) -> None:
+        """As :meth:`BlockStream.send`."""
+        self._sequence += 1
+        self.connection.send(
+            Kind.DATA, packet.data, stream=self._stream, sequence=self._sequence, offset=packet.offset, crc=packet.crc
+        )
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """As :meth:`BlockStream.acknowledged`."""
+        found = None
+        if wait:
+            header, _ = self.connection.receive(self._silence_ms)
+            found = self._offset_of(header)
+        while (frame := self.connection.receive_now()) is not None:
+            found = self._offset_of(frame[0])
+        return found
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """As :meth:`BlockStream.end`."""
+        self._sequence += 1
+        payload = b"" if commit is None else encode(commit)
+        self.connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
+        while True:
+            header, answer = self.connection.receive(self._silence_ms)
+            acknowledged(self._offset_of(header))
+            if header.sequence == self._sequence and header.offset == length and (answer or commit is None):
+                break
+        try:
+            return decode_as(BlockCommitted, bytes(answer)) if answer else None
+        except Undecodable as error:
+            raise self.connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
+
+    def _offset_of(self, header: FrameHeader) -> int:
+        if header.kind is not Kind.ACK:
+            raise self.connection.error(BAD_FRAME, f"a {header.kind.name} frame where an ACK was expected")
+        return header.offset
+
+
+class ChunkStream:
+    """The old way: every chunk is a request to the pipeline's leader, and an entry of its log."""
+
+    def __init__(
+        self, connection: Connection, *, partition: int, container_id: int, local_id: int, silence_ms: int
+    ) -> None:
+        self.connection = connection
+        self._partition = partition
+        self._container_id = container_id
+        self._local_id = local_id
+        self._silence_ms = silence_ms
+        self._under_way: deque[int] = deque()
+        """Ends of the chunks that are not answered."""
+        connection.doing = f"WriteChunk of block {container_id}/{local_id}"
+
+    def begin(self, offset: int) -> None:
+        """Do nothing: the first chunk begins it."""
+
+    def send(self, packet: Packet) -> None:
+        """As :meth:`BlockStream.send`."""
+        request = WriteChunk(
+            partition=self._partition, container_id=self._container_id, local_id=self._local_id,
+            offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,
+        )  # fmt: skip
+        self.connection.send(Kind.REQUEST, encode(request))
+        self._under_way.append(packet.end)
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """As :meth:`BlockStream.acknowledged`."""
+        found = None
+        if wait and self._under_way:
+            found = self._take(self.connection.receive(self._silence_ms))
+        while self._under_way and (frame := self.connection.receive_now()) is not None:
+            found = self._take(frame)
+        return found
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """Wait for all answers; PutBlock is a request of its own."""
+        del length, commit
+        while self._under_way:
+            offset = self.acknowledged(wait=True)
+            if offset is not None:
+                acknowledged(offset)
+        return None
+
+    def _take(self, frame: tuple[FrameHeader, bytearray]) -> int:
+        answer = self.connection.answer(*frame)
+        if not isinstance(answer, ChunkWritten):
+            message = f"WriteChunk was answered with a {type(answer).__name__}"
+            raise DatanodeError(BAD_FRAME, message, datanode=self.connection.datanode)
+        return self._under_way.popleft()

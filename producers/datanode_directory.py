@@ -1,0 +1,109 @@
+"""Which datanodes a pipeline consists of, as the Object Manager says (design, section 8).
+
+What belongs here: ``GET /v1/pipelines`` with its cache. It is asked again for an unknown pipeline, and when a writer
+met a failure, but not more often than every MIN_REFRESH_MS; what is known stays known if nobody answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+from producers.errors import RequestFailed, RetryableError
+from producers.reads import Reads
+from schemas.datanode import Member
+from schemas.result_codes import INTERNAL_ERROR
+from schemas.stream_errors import NO_SUCH_PIPELINE
+
+PATH = "/v1/pipelines"
+STATUS_PATH = "/status"
+"""Names the cluster, if the list of pipelines does not."""
+MIN_REFRESH_MS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineView:
+    """A pipeline as the Object Manager knows it; ``partition`` is that of ``dn.log``."""
+
+    pipeline: str
+    partition: int
+    state: str
+    members: tuple[Member, ...]
+
+    @property
+    def majority(self) -> int:
+        """Members that are more than half."""
+        return len(self.members) // 2 + 1
+
+
+class Directory:
+    """The pipelines by name; safe to share between threads."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._known: dict[str, PipelineView] = {}
+        self._asked_at_s = float("-inf")
+        self._cluster = ""
+
+    def pipeline(self, name: str) -> PipelineView:
+        """Return a pipeline, asking the Object Manager if it is not known.
+
+        Raises RetryableError if it does not know it either, or as :meth:`producers.reads.Reads.get` does.
+        """
+        found = self._known.get(name)
+        if found is None:
+            self.refresh()
+            found = self._known.get(name)
+        if found is None:
+            raise RetryableError(NO_SUCH_PIPELINE, f"the Object Manager knows no pipeline {name!r}")
+        return found
+
+    def cluster_name(self) -> str:
+        """Return the name of the cluster, which datanodes want to hear; raises as :meth:`refresh`."""
+        if not self._cluster:
+            self.refresh()
+        if not self._cluster:
+            self._cluster = str(self._reads.get(STATUS_PATH, {}, "stale").get("cluster", ""))
+        return self._cluster
+
+    def refresh(self) -> None:
+        """Ask again, if the last time is long enough ago."""
+        with self._lock:
+            if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
+                return
+            answer = self._reads.get(PATH, {}, "stale")
+            try:
+                self._known = self._known | {view.pipeline: view for view in map(_view, answer["pipelines"])}
+            except (KeyError, TypeError, ValueError) as error:
+                raise RequestFailed(
+                    INTERNAL_ERROR, f"GET {PATH}: the answer cannot be understood: {error!r}"
+                ) from error
+            self._cluster = str(answer.get("cluster", "")) or self._cluster
+            self._asked_at_s = time.monotonic()
+
+    def try_refresh(self) -> None:
+        """As :meth:`refresh`; what was known stays if nobody answers."""
+        try:
+            self.refresh()
+        except RetryableError:
+            return
+
+
+def _view(value: dict[str, object]) -> PipelineView:
+    members = value["members"]
+    if not isinstance(members, list):
+        raise TypeError(f"members of {value['pipeline']!r} are no list")
+    return PipelineView(
+        pipeline=str(value["pipeline"]),
+        partition=int(str(value["partition"])),
+        state=str(value["state"]),
+        members=tuple(
+            Member(
+                datanode=member["datanode"], address=member["address"], http_address=member["http_address"],
+                rack=member["rack"],
+            )
+            for member in members
+        ),
+    )  # fmt: skip

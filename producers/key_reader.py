@@ -1,0 +1,235 @@
+"""Reads a key's bytes from its blocks' replicas (design, section 8).
+
+What belongs here: which block and replica a byte is read from. The rules:
+
+1. Replicas are asked in order of nearness; the one that answered last is asked first.
+2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
+   replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
+   followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised.
+3. A reader that reads on asks for more at once, twice as much each time, ``read_ahead_bytes`` at most; what was asked
+   for waits in the sockets' buffers. One packet is held here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from producers.datanode_connection import Connection
+from producers.datanode_directory import PipelineView
+from producers.errors import DatanodeError
+from producers.key_streams import KeyStreams
+from producers.stream_options import StreamOptions
+from producers.topology import nearest_first
+from schemas.codec import encode
+from schemas.datanode import Member, ReadBlock
+from schemas.packets import CELL_BYTES, Kind
+from schemas.rows import BlockLocation
+from schemas.stream_errors import BAD_FRAME, NOT_COMMITTED
+
+MAX_ROUNDS = 3
+FIRST_PAUSE_MS = 100
+FIRST_READ_BYTES = 4 * CELL_BYTES
+"""What a reader asks for at first, unless it wants more."""
+DRAIN_BYTES = 4 * CELL_BYTES
+"""An answer of which no more than this is left is read to its end, so that its connection can be kept."""
+
+
+class KeyReader:
+    """Reads the bytes of ``blocks``, which lie one after the other; for one thread at a time.
+
+    Methods raise DatanodeError if no replica of a block can give its bytes.
+    """
+
+    def __init__(
+        self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None
+    ) -> None:
+        self._streams = streams
+        self._options = options or streams.options
+        self._blocks = list(blocks)
+        self.size = sum(block.length for block in self._blocks)
+        """Bytes of the key."""
+        self._block: _BlockReader | None = None
+        self.failovers = 0
+        """How often another replica had to be asked."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` with the key's bytes from ``offset`` on; return how many there were, fewer only at the end."""
+        wanted = max(min(len(buffer), self.size - offset), 0)
+        done = 0
+        while done < wanted:
+            part = self.next_bytes(offset + done, wanted - done)
+            count = min(len(part), wanted - done)
+            buffer[done : done + count] = part[:count]
+            done += count
+        return done
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        """Return some bytes from ``offset`` on, which lies within the key; ``wanted`` is how many are going to be read."""
+        block = self._reader_at(offset)
+        part = block.next_bytes(offset - block.location.offset, wanted)
+        self.failovers += block.take_failovers()
+        return part
+
+    def _reader_at(self, offset: int) -> _BlockReader:
+        found = self._block
+        if found is not None and 0 <= offset - found.location.offset < found.location.length:
+            return found
+        self.close()
+        location = next(block for block in self._blocks if 0 <= offset - block.offset < block.length)
+        found = self._block = _BlockReader(self._streams, location, self._options)
+        return found
+
+    def close(self) -> None:
+        """Let go of connections; reading again opens new ones."""
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+
+class _BlockReader:
+    """Reads one block."""
+
+    def __init__(self, streams: KeyStreams, location: BlockLocation, options: StreamOptions) -> None:
+        self.location = location
+        self._streams = streams
+        self._options = options
+        self._preferred: Member | None = None
+        self._connection: Connection | None = None
+        self._next = self._end = 0
+        """Where the next packet of the answer under way lies, and where the answer ends."""
+        self._ahead = FIRST_READ_BYTES
+        self._packet = memoryview(b"")
+        self._packet_offset = 0
+        self._failovers = 0
+
+    def take_failovers(self) -> int:
+        """Return how often another replica was asked since the last call."""
+        found, self._failovers = self._failovers, 0
+        return found
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        """As :meth:`KeyReader.next_bytes`, within the block."""
+        if not 0 <= offset - self._packet_offset < len(self._packet):
+            self._fetch(offset, wanted)
+        return self._packet[offset - self._packet_offset :]
+
+    def _fetch(self, offset: int, wanted: int) -> None:
+        """Have the packet in which ``offset`` lies, from whichever replica."""
+        cell = offset - offset % CELL_BYTES
+        error: DatanodeError | None = None
+        if self._connection is not None and self._next == cell and cell < self._end:
+            error = self._try_receive(cell)
+            if error is None:
+                return
+            self._failovers += 1
+            self._drop()
+        self._let_go()
+        for attempt in range(MAX_ROUNDS):
+            if attempt:
+                time.sleep(attempt * FIRST_PAUSE_MS / 1000)
+                self._streams.directory.try_refresh()
+            pipeline = self._streams.directory.pipeline(self.location.pipeline)
+            for member in self._in_order(pipeline):
+                error = self._try_begin(pipeline, member, cell, offset + wanted) or self._try_receive(cell)
+                if error is None:
+                    self._preferred = member
+                    return
+                self._failovers += 1
+                self._drop()
+                if member is self._preferred:
+                    self._preferred = None
+        assert error is not None, "a pipeline has members"
+        raise error
+
+    def _in_order(self, pipeline: PipelineView) -> list[Member]:
+        members = nearest_first(random.sample(pipeline.members, len(pipeline.members)), self._options.rack)
+        return sorted(members, key=lambda member: member != self._preferred)
+
+    def _try_begin(self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int) -> DatanodeError | None:
+        reads_on = cell == self._next and cell > 0
+        self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
+        end = min(max(wanted_end, cell + self._ahead), self.location.length)
+        request = ReadBlock(
+            partition=pipeline.partition, container_id=self.location.container_id, local_id=self.location.local_id,
+            offset=cell, length=end - cell, bcs_id=self.location.bcs_id, committed_only=True,
+        )  # fmt: skip
+        try:
+            connection = self._streams.datanodes.borrow(member)
+            connection.doing = f"ReadBlock of {self.location.container_id}/{self.location.local_id}"
+            try:
+                connection.send(Kind.REQUEST, encode(request))
+            except DatanodeError:
+                connection.close()
+                connection = self._streams.datanodes.borrow(member, fresh=True)
+                connection.send(Kind.REQUEST, encode(request))
+        except DatanodeError as error:
+            return error
+        self._connection, self._next, self._end = connection, cell, end
+        return None
+
+    def _try_receive(self, cell: int) -> DatanodeError | None:
+        """Take the packet at ``cell`` from the answer under way."""
+        connection = self._connection
+        assert connection is not None, "an answer is under way"
+        try:
+            header, payload = connection.receive(self._streams.datanodes.silence_ms)
+            if header.kind is Kind.END:
+                return connection.error(
+                    NOT_COMMITTED, f"the answer ended at {header.offset}, {self._end} was asked for"
+                )
+            if header.kind is not Kind.DATA or header.offset != cell or not payload:
+                what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
+                return connection.error(BAD_FRAME, what)
+        except DatanodeError as error:
+            return error
+        # A replica may have more than this key's part of the block.
+        self._packet = memoryview(payload)[: self.location.length - cell].toreadonly()
+        self._packet_offset = cell
+        self._next = cell + len(payload)
+        if self._next >= self._end:
+            self._finish_answer()
+        return None
+
+    def _finish_answer(self) -> None:
+        """Take the end of the answer, and give the connection back."""
+        connection, self._connection = self._connection, None
+        assert connection is not None, "an answer is under way"
+        connection.used = True
+        try:
+            header, _ = connection.receive(self._streams.datanodes.silence_ms)
+        except DatanodeError:
+            connection.close()
+            return
+        if header.kind is Kind.END:
+            self._streams.datanodes.give_back(connection)
+        else:
+            connection.close()
+
+    def _let_go(self) -> None:
+        """End the answer under way: read what little is left of it, or close the connection."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        try:
+            if 0 < self._end - self._next <= DRAIN_BYTES:
+                while connection.receive(self._streams.datanodes.silence_ms)[0].kind is Kind.DATA:
+                    pass
+                self._streams.datanodes.give_back(connection)
+                return
+        except DatanodeError:
+            pass
+        connection.close()
+
+    def _drop(self) -> None:
+        """Close the connection of an answer that failed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._let_go()
+        self._packet = memoryview(b"")
