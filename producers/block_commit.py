@@ -145,9 +145,9 @@ class BlockCommitter:
         )  # fmt: skip
         found = satisfied(outcomes)
         for outcome in outcomes.values():
-            if len(found) < self._pipeline.majority and isinstance(outcome, DatanodeError):
-                if outcome.status in OF_THE_BLOCK - {CHECKSUM_MISMATCH}:
-                    raise outcome
+            refused = isinstance(outcome, DatanodeError) and outcome.status in OF_THE_BLOCK - {CHECKSUM_MISMATCH}
+            if refused and isinstance(outcome, DatanodeError) and len(found) < self._pipeline.majority:
+                raise outcome
         return found
 
     def make_durable(

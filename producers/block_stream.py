@@ -24,6 +24,9 @@ from schemas.stream_errors import BAD_FRAME
 ACK_PACKETS = 8
 """Acknowledgements are looked for at most every so many packets while there is room in the window."""
 
+END_PATIENCE = 3
+"""How many times longer the end of a stream may take: whole blocks are written to disks."""
+
 
 class BlockStream(Protocol):
     """What a writer needs of a stream."""
@@ -57,7 +60,7 @@ class PacketStream:
     def begin(self, offset: int) -> None:
         """As :meth:`BlockStream.begin`."""
         self.connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
-        header, _ = self.connection.receive(self._silence_ms)
+        header, _ = self.connection.receive_patiently(self._silence_ms)
         if self._offset_of(header) != offset:
             raise self.connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
 
@@ -72,7 +75,7 @@ class PacketStream:
         """As :meth:`BlockStream.acknowledged`."""
         found = None
         if wait:
-            header, _ = self.connection.receive(self._silence_ms)
+            header, _ = self.connection.receive_patiently(self._silence_ms)
             found = self._offset_of(header)
         while (frame := self.connection.receive_now()) is not None:
             found = self._offset_of(frame[0])
@@ -84,7 +87,7 @@ class PacketStream:
         payload = b"" if commit is None else encode(commit)
         self.connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
         while True:
-            header, answer = self.connection.receive(self._silence_ms)
+            header, answer = self.connection.receive_patiently(END_PATIENCE * self._silence_ms)
             acknowledged(self._offset_of(header))
             if header.sequence == self._sequence and header.offset == length and (answer or commit is None):
                 break
@@ -130,7 +133,7 @@ class ChunkStream:
         """As :meth:`BlockStream.acknowledged`."""
         found = None
         if wait and self._under_way:
-            found = self._take(self.connection.receive(self._silence_ms))
+            found = self._take(self.connection.receive_patiently(self._silence_ms))
         while self._under_way and (frame := self.connection.receive_now()) is not None:
             found = self._take(frame)
         return found

@@ -26,7 +26,7 @@ from dataclasses import replace
 
 from producers.block_commit import OF_THE_BLOCK, BlockCommitter
 from producers.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
-from producers.datanode_connection import UNREACHABLE, Datanodes
+from producers.datanode_connection import PROBE_TIMEOUT_MS, UNREACHABLE, Datanodes
 from producers.datanode_directory import PipelineView
 from producers.errors import DatanodeError
 from producers.stream_options import CommitWay, StreamOptions
@@ -38,6 +38,7 @@ from schemas.rows import BlockLocation
 from schemas.stream_errors import (
     BAD_FRAME,
     DOWNSTREAM_FAILED,
+    FAILED,
     NOT_LEADER,
     OVERLOADED,
     STOPPING,
@@ -48,7 +49,6 @@ STRIKES = 3
 """Errors without an obvious culprit after which a datanode is left out."""
 MAX_FUTILE_RESUMES = 8
 """Resumptions in a row without a byte of progress after which the block is given up."""
-PROBE_TIMEOUT_MS = 1_000
 PAUSE_MS = 50
 MAX_STREAM_ID = 2**63 - 1
 
@@ -183,15 +183,16 @@ class BlockWriter:
     def settle(self) -> BlockLocation:
         """Return the block as it is committed and watched, after :meth:`finish`."""
         self._await_durable()
-        location = self.watched_location()
-        assert location is not None, "a block without bytes is never begun"
-        return location
+        return self._watched()
 
     def watched_location(self) -> BlockLocation | None:
         """Return the block as far as it is watched, None if it is not at all; never raises."""
+        found = self._watched()
+        return found if found.length else None
+
+    def _watched(self) -> BlockLocation:
         with self._lock:
-            length, bcs_id = self.window.watched, self.window.watched_bcs_id
-        return replace(self.location, length=length, bcs_id=bcs_id) if length else None
+            return replace(self.location, length=self.window.watched, bcs_id=self.window.watched_bcs_id)
 
     # -- the stream
 
@@ -353,7 +354,7 @@ class BlockWriter:
                 return
         strikes = self._strikes[culprit] = self._strikes.get(culprit, 0) + 1
         passing = error.status in _PASSING or error.status in {TIMED_OUT, UNREACHABLE}
-        passing = passing or (error.status == DOWNSTREAM_FAILED and error.hint in _PASSING | {"", TIMED_OUT})
+        passing = passing or (error.status == DOWNSTREAM_FAILED and error.hint in _PASSING | {"", TIMED_OUT, FAILED})
         if not passing or strikes >= STRIKES:
             self._failing.add(culprit)
 

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from struct import Struct
 from typing import Any, TypeVar
 
@@ -47,8 +48,12 @@ UNREACHABLE = "UNREACHABLE"
 """Status of a DatanodeError: the connection could not be made, or broke."""
 
 CONNECT_TIMEOUT_MS = 3_000
-SILENCE_MS = 10_000
-"""A datanode that neither takes nor sends a byte for this long, while it should, is treated as gone."""
+SILENCE_MS = 30_000
+"""A datanode that neither takes nor sends a byte for this long, while it should, is treated as gone. Longer than datanodes
+wait for each other, so that the one next to a datanode that hangs can name it."""
+PROBE_AFTER_MS = 4_000
+"""After this silence a datanode that streams is asked for a HELLO on another connection; without one it is gone."""
+PROBE_TIMEOUT_MS = 2_000
 RECEIVE_BYTES = 64 * 1024
 """What is read at once; larger payloads are received where they belong."""
 SOCKET_BUFFER_BYTES = 1024 * 1024
@@ -76,6 +81,9 @@ class Connection:
         """What goes into the message of an error."""
         self.used = False
         """Whether an earlier request was answered on it."""
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Asked while the datanode is silent whether waiting makes sense."""
+        self._silence_ms = silence_ms
         self._received = bytearray()
         self._timeouts: dict[int, int] = {}
         try:
@@ -86,7 +94,7 @@ class Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._socket.settimeout(None)
-            self._limit(socket.SO_SNDTIMEO, silence_ms)
+            self._limit(socket.SO_SNDTIMEO, min(silence_ms, PROBE_AFTER_MS))
             self._greet(hello, max(connect_timeout_ms, silence_ms))
         except BaseException:
             self._socket.close()
@@ -118,22 +126,40 @@ class Connection:
         parts: list[bytes | bytearray | memoryview] = [header, payload] if len(payload) else [header]
         total = sum(map(len, parts))
         try:
-            sent = self._socket.sendmsg(parts)
-            while sent < total:
+            while (sent := self._send_some(parts)) < total:
                 total -= sent
                 parts = _after(parts, sent)
-                sent = self._socket.sendmsg(parts)
-        except BlockingIOError as error:
-            raise self.error(TIMED_OUT, f"{self.address} takes no bytes") from error
         except OSError as error:
             raise self._last_words() or self.error(UNREACHABLE, f"{self.address}: {error}") from error
+
+    def _send_some(self, parts: list[bytes | bytearray | memoryview]) -> int:
+        for _ in range(max(self._silence_ms // PROBE_AFTER_MS, 1)):
+            try:
+                return self._socket.sendmsg(parts)
+            except BlockingIOError:
+                if not self.is_alive():
+                    break
+        raise self.error(TIMED_OUT, f"{self.address} takes no bytes")
+
+    def receive_patiently(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+        """As :meth:`receive`, but give up sooner if the datanode does not seem to be alive."""
+        for _ in range(timeout_ms // PROBE_AFTER_MS):
+            self._limit(socket.SO_RCVTIMEO, PROBE_AFTER_MS)
+            try:
+                while len(self._received) < HEADER_BYTES:
+                    self._read_some(0)
+                break
+            except DatanodeError as error:
+                if error.status != TIMED_OUT or not self.is_alive():
+                    raise
+        return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
 
     def receive(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
         """Wait for a frame and return it; an ERROR frame is raised, TIMED_OUT if there is none for ``timeout_ms``."""
         self._limit(socket.SO_RCVTIMEO, timeout_ms)
         while len(self._received) < HEADER_BYTES:
             self._read_some(0)
-        return self._frame(0)
+        return self._frame()
 
     def receive_now(self) -> tuple[FrameHeader, bytearray] | None:
         """Return a frame that is there already, None if there is none; an ERROR frame is raised."""
@@ -141,12 +167,12 @@ class Connection:
             return None
         if len(self._received) < HEADER_BYTES:
             return None
-        return self._frame(0)
+        return self._frame()
 
-    def _frame(self, flags: int) -> tuple[FrameHeader, bytearray]:
+    def _frame(self) -> tuple[FrameHeader, bytearray]:
         try:
             header = decode_header(bytes(self._received[:HEADER_BYTES]))
-            payload = self._payload(header.length, flags)
+            payload = self._payload(header.length)
             check_payload(header, payload)
         except BadFrame as error:
             self.close()
@@ -155,17 +181,16 @@ class Connection:
             raise self._refusal(payload)
         return header, payload
 
-    def _payload(self, length: int, flags: int) -> bytearray:
+    def _payload(self, length: int) -> bytearray:
         end = HEADER_BYTES + length
         payload = self._received[HEADER_BYTES:end]
         del self._received[:end]
         have = len(payload)
         if have < length:
             payload += bytes(length - have)
-            view = memoryview(payload)
-            while have < length:
-                have += self._checked(lambda: self._socket.recv_into(view[have:], flags=flags))
-            view.release()
+            with memoryview(payload) as view:
+                while have < length:
+                    have += self._checked(partial(self._socket.recv_into, view[have:]))
         return payload
 
     def _read_some(self, flags: int) -> bool:
@@ -288,10 +313,12 @@ class Datanodes:
 
     def connect(self, member: Member) -> Connection:
         """Open a new connection, for a stream."""
-        return Connection(
+        connection = Connection(
             member.address, self._hello, datanode=member.datanode, connect_timeout_ms=self._connect_timeout_ms,
             silence_ms=self.silence_ms,
         )  # fmt: skip
+        connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
+        return connection
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -390,7 +417,7 @@ class Datanodes:
                 try:
                     outcome = connection.answer(*connection.receive(self.silence_ms))
                     if not isinstance(outcome, expect):
-                        raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")  # noqa: TRY004
+                        raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")
                     outcomes[name] = outcome
                     self.give_back(connection)
                 except DatanodeError as error:

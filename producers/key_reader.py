@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Sequence
 
-from producers.datanode_connection import Connection
+from producers.datanode_connection import UNREACHABLE, Connection
 from producers.datanode_directory import PipelineView
 from producers.errors import DatanodeError
 from producers.key_streams import KeyStreams
@@ -120,7 +120,7 @@ class _BlockReader:
         cell = offset - offset % CELL_BYTES
         error: DatanodeError | None = None
         if self._connection is not None and self._next == cell and cell < self._end:
-            error = self._try_receive(cell)
+            error = self._try_receive(self._connection, cell)
             if error is None:
                 return
             self._failovers += 1
@@ -132,7 +132,7 @@ class _BlockReader:
                 self._streams.directory.try_refresh()
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
             for member in self._in_order(pipeline):
-                error = self._try_begin(pipeline, member, cell, offset + wanted) or self._try_receive(cell)
+                error = self._try_replica(pipeline, member, cell, offset + wanted)
                 if error is None:
                     self._preferred = member
                     return
@@ -140,14 +140,14 @@ class _BlockReader:
                 self._drop()
                 if member is self._preferred:
                     self._preferred = None
-        assert error is not None, "a pipeline has members"
-        raise error
+        raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
 
     def _in_order(self, pipeline: PipelineView) -> list[Member]:
         members = nearest_first(random.sample(pipeline.members, len(pipeline.members)), self._options.rack)
         return sorted(members, key=lambda member: member != self._preferred)
 
-    def _try_begin(self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int) -> DatanodeError | None:
+    def _try_replica(self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int) -> DatanodeError | None:
+        """Ask a replica for cells from ``cell`` on, and take the first packet of its answer."""
         reads_on = cell == self._next and cell > 0
         self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
         end = min(max(wanted_end, cell + self._ahead), self.location.length)
@@ -155,24 +155,27 @@ class _BlockReader:
             partition=pipeline.partition, container_id=self.location.container_id, local_id=self.location.local_id,
             offset=cell, length=end - cell, bcs_id=self.location.bcs_id, committed_only=True,
         )  # fmt: skip
-        try:
-            connection = self._streams.datanodes.borrow(member)
-            connection.doing = f"ReadBlock of {self.location.container_id}/{self.location.local_id}"
+        connection: Connection | None = None
+        for fresh in (False, True):
             try:
+                connection = self._streams.datanodes.borrow(member, fresh=fresh)
+                connection.doing = f"ReadBlock of {self.location.container_id}/{self.location.local_id}"
                 connection.send(Kind.REQUEST, encode(request))
-            except DatanodeError:
-                connection.close()
-                connection = self._streams.datanodes.borrow(member, fresh=True)
-                connection.send(Kind.REQUEST, encode(request))
-        except DatanodeError as error:
-            return error
-        self._connection, self._next, self._end = connection, cell, end
+            except DatanodeError as error:
+                if connection is not None:
+                    connection.close()
+                if fresh:
+                    return error
+                continue
+            self._connection, self._next, self._end = connection, cell, end
+            failure = self._try_receive(connection, cell)
+            if failure is None or failure.status != UNREACHABLE or fresh:
+                return failure
+            self._drop()
         return None
 
-    def _try_receive(self, cell: int) -> DatanodeError | None:
+    def _try_receive(self, connection: Connection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the answer under way."""
-        connection = self._connection
-        assert connection is not None, "an answer is under way"
         try:
             header, payload = connection.receive(self._streams.datanodes.silence_ms)
             if header.kind is Kind.END:
@@ -189,13 +192,12 @@ class _BlockReader:
         self._packet_offset = cell
         self._next = cell + len(payload)
         if self._next >= self._end:
-            self._finish_answer()
+            self._connection = None
+            self._finish_answer(connection)
         return None
 
-    def _finish_answer(self) -> None:
+    def _finish_answer(self, connection: Connection) -> None:
         """Take the end of the answer, and give the connection back."""
-        connection, self._connection = self._connection, None
-        assert connection is not None, "an answer is under way"
         connection.used = True
         try:
             header, _ = connection.receive(self._streams.datanodes.silence_ms)

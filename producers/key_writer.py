@@ -235,8 +235,7 @@ class KeyWriter:
     def _finish_current(self) -> None:
         """End the current block; its watch goes on while the next one is written."""
         block = self._current
-        assert block is not None, "there is a block to finish"
-        if self._guarded(block, block.finish):
+        if block is not None and self._guarded(block, block.finish):
             self._settle_closing()
             self._closing, self._current = block, None
 

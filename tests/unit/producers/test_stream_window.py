@@ -38,14 +38,14 @@ def send_all(found):
 
 @given(
     sizes=st.lists(st.integers(1, 150 * KIB), max_size=8),
-    packet=st.sampled_from([4, 16, 64, 128, 256]),
+    packet_kib=st.sampled_from([4, 16, 64, 128, 256]),
     keep=st.booleans(),
     seals=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_writes_become_the_same_bytes_and_cells(sizes, packet, keep, seals):
+def test_any_writes_become_the_same_bytes_and_cells(sizes, packet_kib, keep, seals):
     data = content(sum(sizes))
-    found = window(packet_bytes=packet * KIB, window_bytes=2048 * KIB, flush_bytes=256 * KIB, buffer_bytes=2048 * KIB,
+    found = window(packet_bytes=packet_kib * KIB, window_bytes=2048 * KIB, flush_bytes=256 * KIB, buffer_bytes=2048 * KIB,
                    block_bytes=2048 * KIB)  # fmt: skip
     done = 0
     for size in sizes:
