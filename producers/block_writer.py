@@ -131,7 +131,7 @@ class BlockWriter:
                 if self.window.room():
                     return
             if self._unacknowledged():
-                self._drive(lambda: self._take_acknowledgements(wait=True))
+                self._drive(self._send_and_hear)
             elif self._durable is not None:
                 self._await_durable()
             elif not self._begin_due():
@@ -276,6 +276,11 @@ class BlockWriter:
             else:
                 break
         self._begin_due()
+
+    def _send_and_hear(self) -> None:
+        self._send_all()
+        if self._unacknowledged():
+            self._take_acknowledgements(wait=True)
 
     def _send_and_wait(self) -> None:
         self._send_all()

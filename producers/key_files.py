@@ -91,7 +91,8 @@ class KeyOutput(io.BufferedIOBase):
 
     def flush(self) -> None:
         """Return once all datanodes have what was written; it is not committed: see :meth:`hsync`."""
-        if not self.closed:
+        # Closing a file flushes it once more.
+        if not self._writer.ended:
             self._writer.flush()
 
     def hsync(self) -> None:

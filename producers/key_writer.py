@@ -88,6 +88,11 @@ class KeyWriter:
         return self._written
 
     @property
+    def ended(self) -> bool:
+        """Whether the key was closed or aborted."""
+        return self._ended
+
+    @property
     def session_id(self) -> int:
         """The session of the open key."""
         return self._session_id

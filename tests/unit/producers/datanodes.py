@@ -1,0 +1,313 @@
+"""Datanodes for the tests of the client: the real stream servers and sockets in this process, over pipelines in memory.
+
+A :class:`World` is an Object Manager in memory, its HTTP node, and datanodes that can be stopped, damaged and slowed down.
+"""
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from crc32c import crc32c
+
+from datanode_processors.errors import BlockError
+from datanode_processors.limits import Limits
+from datanode_processors.ports import Readable
+from datanode_processors.server import StreamServer
+from producers.client import Client
+from producers.reads import Reads
+from producers.stream_options import StreamOptions
+from schemas import stream_errors
+from schemas.datanode import (
+    BlockCommitted,
+    BlockWatched,
+    ChunkWritten,
+    Member,
+    PutBlock,
+    WatchBlock,
+    WriteChunk,
+)
+from schemas.messages import AllocateBlock, AllocatedBlock, CreateKey, KeySession
+from schemas.result_codes import INVALID_REQUEST, OK
+from schemas.rows import BlockLocation
+from tests.support.streams import PlainBlocks
+
+from .memory import MemoryCluster, pipeline_to
+from .nodes import Node
+from producers.calls import Policy
+
+KIB = 1024
+CLUSTER = "twin"
+WATCH_POLL_S = 0.005
+
+
+def checksums_of(data, cell=64 * KIB):
+    return b"".join(crc32c(data[at : at + cell]).to_bytes(4, "big") for at in range(0, len(data), cell))
+
+
+class Log:
+    """The log of one pipeline: every member applies an entry at once, unless it is stopped."""
+
+    def __init__(self, partition, members):
+        self.partition = partition
+        self.members = members
+        self.index = 0
+        self.rows = {}
+        self.chunks = []
+        self.puts = []
+        self.lock = threading.Lock()
+        self.leader = members[0]
+        self.forwards = True
+        self.lose = 0
+        """So many PutBlocks are acknowledged early and then lost."""
+        self.refuse = None
+        """Called with each PutBlock; may raise."""
+        self.closed = False
+
+    def put(self, put: PutBlock) -> BlockCommitted:
+        with self.lock:
+            self.puts.append(put)
+            if self.refuse is not None:
+                self.refuse(put)
+            self.index += 1
+            if self.lose and not put.wait_effective:
+                self.lose -= 1
+                return self.committed(put, put.length, self.index)
+            key = (put.container_id, put.local_id)
+            old = self.rows.get(key)
+            if old is None or old[0].length < put.length:
+                self.rows[key] = (put, self.index)
+            elif old[0].length == put.length and old[0].checksums != put.checksums:
+                raise BlockError(stream_errors.CHECKSUM_MISMATCH, "equal length, other checksums")
+            put, index = self.rows[key]
+            return self.committed(put, put.length, index)
+
+    @staticmethod
+    def committed(put, length, index):
+        return BlockCommitted(
+            container_id=put.container_id, local_id=put.local_id, length=length, bcs_id=index, log_offset=index
+        )
+
+
+class Pipelines:
+    """The pipeline port of one datanode."""
+
+    def __init__(self, world, name, blocks):
+        self.world = world
+        self.name = name
+        self.blocks = blocks
+        self.corrupt = []
+        self.watches = 0
+        self.deaf = False
+        """Whether watches are never satisfied here."""
+
+    def log(self, partition) -> Log:
+        log = self.world.logs.get(partition)
+        if log is None or self.name not in log.members:
+            raise BlockError(stream_errors.NO_SUCH_PIPELINE, f"no member of pipeline-{partition}")
+        return log
+
+    def check_stream(self, partition, container_id, local_id):
+        if self.log(partition).closed:
+            raise BlockError(stream_errors.PIPELINE_CLOSED, f"pipeline-{partition} is closed")
+
+    def handle(self, request):
+        log = self.log(request.partition)
+        if isinstance(request, PutBlock | WriteChunk):
+            if log.leader != self.name and not log.forwards:
+                raise BlockError(stream_errors.NOT_LEADER, "another leads", hint=log.leader)
+            if not self.world.alive(log.leader):
+                raise BlockError(stream_errors.TIMED_OUT, f"the leader {log.leader} does not answer")
+        if isinstance(request, PutBlock):
+            return log.put(request)
+        if isinstance(request, WriteChunk):
+            assert crc32c(request.data) == request.checksum
+            with log.lock:
+                log.index += 1
+                log.chunks.append(request)
+                for member in log.members:
+                    if self.world.alive(member):
+                        self.world.nodes[member].blocks.patch(request.local_id, request.offset, request.data)
+                return ChunkWritten(bcs_id=log.index)
+        if isinstance(request, WatchBlock):
+            self.watches += 1
+            deadline = time.monotonic() + request.timeout_ms / 1000
+            while not (satisfied := self.holds(log, request)) and time.monotonic() < deadline:
+                time.sleep(WATCH_POLL_S)
+            return BlockWatched(datanode=self.name, bcs_id=log.index, length=request.length, satisfied=satisfied)
+        raise BlockError(stream_errors.INVALID_REQUEST, type(request).__name__)
+
+    def holds(self, log, watch):
+        row = log.rows.get((watch.container_id, watch.local_id))
+        if self.deaf or row is None or row[0].length < watch.length or row[1] < watch.bcs_id:
+            return False
+        put = row[0]
+        path = self.blocks.path(watch.local_id)
+        return path.exists() and checksums_of(path.read_bytes()[: put.length]) == put.checksums
+
+    def readable(self, request):
+        log = self.log(request.partition)
+        row = log.rows.get((request.container_id, request.local_id))
+        if row is None or request.bcs_id > log.index:
+            raise BlockError(stream_errors.NOT_COMMITTED, f"block {request.local_id} at {request.bcs_id}")
+        put = row[0]
+        return Readable(length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums)
+
+    def found_corrupt(self, container_id, local_id, offset):
+        self.corrupt.append((local_id, offset))
+
+
+class Blocks(PlainBlocks):
+    def patch(self, local_id, offset, data):
+        descriptor = os.open(self.path(local_id), os.O_WRONLY | os.O_CREAT, 0o600)
+        os.pwrite(descriptor, data, offset)
+        os.close(descriptor)
+
+
+class Datanode:
+    def __init__(self, world, name, folder, limits):
+        self.name = name
+        self.blocks = Blocks(folder)
+        self.pipelines = Pipelines(world, name, self.blocks)
+        self.notes = []
+        self.running = True
+        self.server = StreamServer(
+            name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks, pipelines=self.pipelines,
+            note=lambda message, **_: self.notes.append(message), limits=limits,
+        )  # fmt: skip
+        self.address = f"127.0.0.1:{self.server.port}"
+
+    def stop(self):
+        self.running = False
+        self.blocks.slow.set()
+        self.server.stop()
+
+
+class OmNode(Node):
+    """The HTTP node of the Object Manager, with pipelines."""
+
+    def __init__(self, cluster, world):
+        super().__init__(cluster)
+        self.world = world
+
+    def respond(self, target):
+        if target.startswith("/v1/pipelines"):
+            import json
+
+            return 200, json.dumps(self.world.pipelines_answer()).encode()
+        return super().respond(target)
+
+
+class BlockCluster(MemoryCluster):
+    """An Object Manager that allocates blocks on the world's pipelines, in turn."""
+
+    def __init__(self, world):
+        super().__init__(1)
+        self.world = world
+        self.allocated = []
+
+    def apply(self, body):
+        if isinstance(body, CreateKey) and (body.volume, body.bucket) in self.buckets:
+            self.open[self.index] = body
+            count = -(-body.size // self.world.block_bytes)
+            blocks = [self.allocate([]) for _ in range(count)]
+            return OK, KeySession(session_id=self.index, object_id=self.index, blocks=blocks)
+        if isinstance(body, AllocateBlock):
+            if set(body.excluded_pipelines) >= {f"pipeline-{partition}" for partition in self.world.logs}:
+                return INVALID_REQUEST, None
+            return OK, AllocatedBlock(block=self.allocate(body.excluded_pipelines))
+        return super().apply(body)
+
+    def allocate(self, excluded):
+        usable = [partition for partition in self.world.logs if f"pipeline-{partition}" not in excluded]
+        partition = usable[len(self.allocated) % len(usable)]
+        block = BlockLocation(
+            container_id=partition, local_id=len(self.allocated) + 1, offset=0, length=self.world.block_bytes,
+            pipeline=f"pipeline-{partition}",
+        )  # fmt: skip
+        self.allocated.append(block)
+        return block
+
+
+class World:
+    """``pipelines`` of ``replicas`` datanodes each, and a client of them all."""
+
+    def __init__(self, folder: Path, *, pipelines=1, replicas=3, block_bytes=1024 * KIB, limits=None, **options):
+        self.block_bytes = block_bytes
+        self.nodes = {}
+        self.logs = {}
+        limits = limits or Limits(stop_grace_s=0.0, linger_s=0.2)
+        for partition in range(1, pipelines + 1):
+            names = [f"dn{partition}{n}" for n in range(1, replicas + 1)]
+            for name in names:
+                self.nodes[name] = Datanode(self, name, folder / name, limits)
+            self.logs[partition] = Log(partition, names)
+        self.racks = {}
+        self.cluster = BlockCluster(self)
+        self.om = OmNode(self.cluster, self)
+        given = {
+            "flush_bytes": 256 * KIB, "client_buffer_bytes": 512 * KIB, "window_bytes": 256 * KIB,
+            "watch_timeout_ms": 300, "commit_timeout_ms": 3_000,
+        }  # fmt: skip
+        self.options = StreamOptions(**{**given, **options})
+        pipeline, _ = pipeline_to(self.cluster, Policy())
+        self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=5_000), self.options)
+        self.client.create_volume("v")
+        self.client.create_bucket("v", "b")
+
+    def with_options(self, **changes):
+        return replace(self.options, **changes)
+
+    def alive(self, name):
+        return self.nodes[name].running
+
+    def pipelines_answer(self):
+        return {
+            "cluster": CLUSTER,
+            "pipelines": [
+                {
+                    "pipeline": f"pipeline-{log.partition}", "partition": log.partition, "state": "OPEN",
+                    "members": [
+                        {"datanode": name, "address": self.nodes[name].address, "http_address": "",
+                         "rack": self.racks.get(name, "/r")}
+                        for name in log.members
+                    ],
+                }
+                for log in self.logs.values()
+            ],
+        }  # fmt: skip
+
+    def members(self, partition=1):
+        return [self.nodes[name] for name in self.logs[partition].members]
+
+    def put(self, data, path="/v/b/k", *, piece=100 * KIB, **options):
+        """Write a key in pieces and return the writer's statistics."""
+        with self.client.open(path, "wb", options=self.with_options(**options)) as file:
+            for at in range(0, len(data), piece):
+                file.write(data[at : at + piece])
+        return file.statistics()
+
+    def get(self, path="/v/b/k"):
+        with self.client.open(path) as file:
+            return file.read()
+
+    def key(self, key="k"):
+        return self.cluster.keys["v", "b", key]
+
+    def check_replicas(self, data, key="k", *, living=None):
+        """Every committed block is, byte for byte, on every living member of its pipeline."""
+        for block in self.key(key).blocks:
+            expected = data[block.offset : block.offset + block.length]
+            for node in self.members(block.container_id):
+                if node.running and (living is None or node.name in living):
+                    assert node.blocks.bytes_of(block.local_id)[: block.length] == expected, node.name
+
+    def close(self):
+        for node in self.nodes.values():
+            node.stop()
+        self.client.close(timeout_ms=1_000)
+        self.om.close()
+
+
+__all__ = ["KIB", "Limits", "Member", "World", "checksums_of"]

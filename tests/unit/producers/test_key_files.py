@@ -1,0 +1,455 @@
+"""Keys as files, over real stream servers: round trips, commit ways, hsync, limits, failures of every kind."""
+
+import asyncio
+import io
+import random
+import threading
+import time
+
+import pytest
+
+from producers.async_client import AsyncClient
+from producers.errors import DatanodeError, RequestFailed, StratologError
+from producers.key_files import KeyInput, KeyOutput
+from producers.key_reader import KeyReader
+from schemas.packets import CELL_BYTES
+
+from .datanodes import KIB, World
+
+
+def some_bytes(length, seed=1):
+    return random.Random(seed).randbytes(length)
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def begin(**settings):
+        made.append(World(tmp_path / str(len(made)), **settings))
+        return made[-1]
+
+    yield begin
+    for world in made:
+        world.close()
+
+
+SIZES = [0, 1, CELL_BYTES - 1, CELL_BYTES, CELL_BYTES + 1, 300 * KIB + 17, 1024 * KIB, 2500 * KIB + 3]
+
+
+@pytest.mark.parametrize("way", [0, 1, 2, 3])
+def test_what_is_written_is_read(make, way):
+    world = make(pipelines=2, commit_way=way)
+    for number, size in enumerate(SIZES):
+        data = some_bytes(size, number)
+        world.put(data, f"/v/b/k{number}")
+        key = world.key(f"k{number}")
+        assert key.size == size
+        assert sum(block.length for block in key.blocks) == size
+        assert all(block.bcs_id > 0 for block in key.blocks)
+        assert world.get(f"/v/b/k{number}") == data
+        world.check_replicas(data, f"k{number}")
+
+
+@pytest.mark.parametrize("topology", ["star", "chain", "tree"])
+@pytest.mark.parametrize("packet", [4, 64, 1024])
+def test_topologies_and_packets_of_all_sizes(make, topology, packet):
+    world = make(replicas=5, topology=topology)
+    data = some_bytes(700 * KIB + 5)
+    options = {"packet_bytes": packet * KIB, "window_bytes": max(256, packet) * KIB}
+    world.put(data, flush_bytes=1024 * KIB, client_buffer_bytes=1024 * KIB, **options)
+    assert world.get() == data
+    world.check_replicas(data)
+
+
+def test_a_size_that_is_known_takes_the_blocks_that_came_with_the_key(make):
+    world = make()
+    data = some_bytes(2500 * KIB)
+    with world.client.open("/v/b/k", "wb", size=len(data)) as file:
+        file.write(data)
+    assert len(world.cluster.allocated) == 3
+    assert world.get() == data
+
+
+def test_small_writes_of_a_buffer_that_is_reused(make):
+    world = make()
+    data = some_bytes(200 * KIB)
+    buffer = bytearray(777)
+    with world.client.open("/v/b/k", "wb") as file:
+        for at in range(0, len(data), len(buffer)):
+            part = data[at : at + len(buffer)]
+            buffer[: len(part)] = part
+            assert file.write(memoryview(buffer)[: len(part)]) == len(part)
+    assert world.get() == data
+
+
+def test_hsync_commits_exactly_what_was_written(make):
+    world = make()
+    data = some_bytes(400 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 100 * KIB + 1])
+        file.hsync()
+        file.write(data[100 * KIB + 1 : 150 * KIB])
+        file.flush()
+        locations = file.locations()
+        assert [block.length for block in locations] == [100 * KIB + 1]
+        with KeyInput(KeyReader(world.client.streams, locations), "k") as reader:
+            assert reader.read() == data[: 100 * KIB + 1]
+        file.hsync()
+        with KeyInput(KeyReader(world.client.streams, file.locations()), "k") as reader:
+            assert reader.read() == data[: 150 * KIB]
+        file.write(data[150 * KIB :])
+        assert file.tell() == len(data)
+    assert world.get() == data
+
+
+def test_reads_of_ranges(make):
+    world = make()
+    data = some_bytes(2200 * KIB)
+    world.put(data)
+    chance = random.Random(7)
+    with world.client.open("/v/b/k") as file:
+        assert file.size == len(data)
+        for _ in range(60):
+            offset, size = chance.randrange(len(data) + 10), chance.randrange(200 * KIB)
+            assert file.pread(size, offset) == data[offset : offset + size]
+            assert file.seek(offset) == offset
+            assert file.read(size) == data[offset : offset + size]
+        assert file.seek(-5, io.SEEK_END) == len(data) - 5
+        assert file.read() == data[-5:]
+        assert file.read() == b""
+        assert file.read1(10) == b""
+        file.seek(CELL_BYTES - 3)
+        assert file.read1(10) == data[CELL_BYTES - 3 : CELL_BYTES]
+        with pytest.raises(ValueError, match="lies before the key"):
+            file.seek(-1)
+
+
+def test_files_are_what_pythons_io_expects(make):
+    world = make()
+    with world.client.open("/v/b/k", "wb") as file, io.TextIOWrapper(file, "utf-8") as text:
+        for number in range(5000):
+            text.write(f"line {number} ü\n")
+    with world.client.open("/v/b/k") as file, io.TextIOWrapper(file, "utf-8") as text:
+        assert [line.rstrip("\n") for line in text] == [f"line {number} ü" for number in range(5000)]
+    with world.client.open("/v/b/k") as file:
+        assert file.readline() == "line 0 ü\n".encode()
+        assert (file.readable(), file.writable(), file.seekable()) == (True, False, True)
+        with pytest.raises(io.UnsupportedOperation):
+            file.write(b"")
+    with pytest.raises(ValueError, match="is closed"):
+        file.read()
+
+
+def test_an_exception_leaves_nothing(make):
+    world = make()
+    with pytest.raises(RuntimeError, match="mine"), world.client.open("/v/b/k", "wb") as file:
+        file.write(some_bytes(500 * KIB))
+        raise RuntimeError("mine")
+    assert file.closed
+    with pytest.raises(RequestFailed, match="KEY_NOT_FOUND"):
+        world.client.open("/v/b/k")
+    with pytest.raises(ValueError, match="is closed"):
+        file.write(b"")
+    forgotten = world.client.open("/v/b/k", "wb")
+    forgotten.write(b"x")
+    del forgotten
+    with pytest.raises(RequestFailed, match="KEY_NOT_FOUND"):
+        world.client.open("/v/b/k")
+
+
+def test_what_is_wrong_is_named(make):
+    world = make()
+    with pytest.raises(RequestFailed, match="'/v/b' is not the path of a key"):
+        world.client.open("/v/b")
+    with pytest.raises(RequestFailed, match="mode must be 'rb' or 'wb', not 'r'"):
+        world.client.open("/v/b/k", "r")
+    with pytest.raises(RequestFailed, match="BUCKET_NOT_FOUND"):
+        world.client.open("/v/other/k", "wb")
+
+
+# -- failures
+
+
+def test_a_follower_that_dies_is_left_out(make):
+    world = make(topology="chain")
+    data = some_bytes(900 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 300 * KIB])
+        file.flush()
+        primary = next(node for node in world.members() if node.server.snapshot().streams)
+        victim = follower_of(world)
+        victim.stop()
+        file.write(data[300 * KIB :])
+    found = file.statistics()
+    assert (found.blocks, found.failed_blocks) == (1, 0)
+    assert found.resumed_streams >= 1
+    assert found.watches_by_majority >= 1
+    assert primary.running
+    assert world.get() == data
+    world.check_replicas(data)
+
+
+def primaries(world):
+    """The datanodes to which the client streams: no other datanode does."""
+    return [
+        node for node in world.members()
+        if any(link.peer == "client" for link in getattr(node.server.snapshot(), "links", []))
+    ]  # fmt: skip
+
+
+def follower_of(world):
+    """A datanode that is not the primary of the stream that is open."""
+    return next(node for node in world.members() if node is not primary_of(world))
+
+
+def primary_of(world):
+    for node in world.members():
+        for connection in list(node.server._connections):
+            if connection.streaming and connection.peer == "client":
+                return node
+    raise AssertionError("no stream is open")
+
+
+@pytest.mark.parametrize("way", [0, 1, 2, 3])
+def test_the_primary_dies(make, way):
+    world = make(commit_way=way)
+    data = some_bytes(900 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 300 * KIB])
+        file.flush()
+        if way:
+            victim = primary_of(world)
+            if victim.name == world.logs[1].leader:
+                world.logs[1].leader = next(node.name for node in world.members() if node is not victim)
+            victim.stop()
+        file.write(data[300 * KIB :])
+    assert file.statistics().failed_blocks == 0
+    assert world.get() == data
+    world.check_replicas(data)
+
+
+@pytest.mark.parametrize("flushed", [0, 300])
+def test_two_die_and_the_rest_goes_to_another_pipeline(make, flushed):
+    world = make(pipelines=2)
+    data = some_bytes(900 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        if flushed:
+            file.write(data[: flushed * KIB])
+            file.hsync()
+        file.write(data[flushed * KIB : 400 * KIB])
+        file.flush()
+        primary = primary_of(world)
+        for victim in [primary, follower_of(world)]:
+            victim.stop()
+        file.write(data[400 * KIB :])
+    found = file.statistics()
+    assert found.failed_blocks == 1
+    key = world.key()
+    assert [block.pipeline for block in key.blocks][-1] == "pipeline-2"
+    if flushed:
+        # What was committed and watched stays as a block of its own.
+        assert (key.blocks[0].pipeline, key.blocks[0].length >= flushed * KIB) == ("pipeline-1", True)
+    assert world.get() == data
+
+
+def test_a_stream_that_cannot_be_resumed_is_committed_where_it_stands(make, monkeypatch):
+    world = make(pipelines=2)
+    data = some_bytes(700 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 128 * KIB])
+        file.flush()
+        for node in world.members():
+
+            def refuse(*_):
+                from datanode_processors.errors import BlockError
+
+                raise BlockError("OVERLOADED", "no more streams")
+
+            monkeypatch.setattr(node.pipelines, "check_stream", refuse)
+        for node in world.members():
+            for connection in list(node.server._connections):
+                if connection.streaming:
+                    connection.stop()
+        file.write(data[128 * KIB :])
+    assert world.key().blocks[0].length >= 128 * KIB
+    assert world.key().blocks[0].pipeline == "pipeline-1"
+    assert file.statistics().failed_blocks == 1
+    assert world.get() == data
+    world.check_replicas(data)
+
+
+def test_another_leader_is_asked_and_nothing_is_sent_again(make):
+    world = make()
+    world.logs[1].forwards = False
+    data = some_bytes(700 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 300 * KIB])
+        file.hsync()
+        world.logs[1].leader = world.logs[1].members[2]
+        file.write(data[300 * KIB :])
+    assert file.statistics().resumed_streams == 0
+    assert world.get() == data
+
+
+def test_an_early_close_that_was_lost_is_refused_by_the_watch_and_sent_again(make):
+    world = make(commit_way=3)
+    world.logs[1].lose = 1
+    data = some_bytes(200 * KIB)
+    world.put(data)
+    assert [put.wait_effective for put in world.logs[1].puts] == [False, True]
+    assert world.get() == data
+
+
+def test_a_member_that_does_not_satisfy_the_watch_makes_it_fall_to_a_majority(make):
+    world = make()
+    world.members()[1].pipelines.deaf = True
+    data = some_bytes(600 * KIB)
+    found = world.put(data)
+    assert found.watches_by_majority >= 1
+    assert found.failed_blocks == 0
+    assert world.get() == data
+
+
+def test_a_pipeline_that_closes_is_followed_by_another(make):
+    world = make(pipelines=2)
+    data = some_bytes(1500 * KIB)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 600 * KIB])
+        world.logs[1].closed = True
+        world.logs[1].refuse = closed
+        file.write(data[600 * KIB :])
+    assert {block.pipeline for block in world.key().blocks} == {"pipeline-1", "pipeline-2"}
+    assert world.get() == data
+    world.check_replicas(data)
+
+
+def closed(_put):
+    from datanode_processors.errors import BlockError
+
+    raise BlockError("PIPELINE_CLOSED", "closed")
+
+
+def test_with_nobody_left_the_writer_says_so(make):
+    world = make(commit_timeout_ms=300)
+    with pytest.raises(StratologError):
+        with world.client.open("/v/b/k", "wb") as file:
+            file.write(some_bytes(100 * KIB))
+            file.flush()
+            for node in world.members():
+                node.stop()
+            file.write(some_bytes(900 * KIB))
+    assert ("v", "b", "k") not in world.cluster.keys
+
+
+def test_a_slow_datanode_bounds_the_writers_memory(make):
+    world = make(topology="chain")
+    data = some_bytes(1000 * KIB)
+    slow = world.members()[2]
+    slow.pipelines.deaf = world.members()[1].pipelines.deaf = True
+    done = threading.Event()
+    most = []
+
+    def write():
+        with world.client.open("/v/b/k", "wb", options=world.with_options(commit_timeout_ms=30_000)) as file:
+            files.append(file)
+            file.write(data)
+        done.set()
+
+    files: list[KeyOutput] = []
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline and not done.is_set():
+        if files:
+            most.append(files[0]._writer.held_bytes)
+        time.sleep(0.01)
+    assert not done.is_set(), "the writer did not wait for the watch"
+    slow.pipelines.deaf = world.members()[1].pipelines.deaf = False
+    assert done.wait(60)
+    writer.join()
+    assert max(most) <= world.options.client_buffer_bytes
+    assert world.get() == data
+
+
+# -- reads that fail over
+
+
+def test_a_damaged_cell_is_read_from_another_replica(make):
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    block = world.key().blocks[0]
+    for node in world.members()[:2]:
+        node.blocks.patch(block.local_id, 400 * KIB, b"damage")
+    for _ in range(5):
+        with world.client.open("/v/b/k") as file:
+            assert file.read() == data
+    assert any(node.pipelines.corrupt for node in world.members()[:2])
+
+
+def test_a_replica_that_dies_in_the_middle_of_a_read(make):
+    world = make()
+    data = some_bytes(1000 * KIB)
+    world.put(data)
+    with world.client.open("/v/b/k") as file:
+        got = file.read(100 * KIB)
+        for node in world.members():
+            for connection in list(node.server._connections):
+                connection.stop()
+        world.members()[0].stop()
+        world.members()[1].stop()
+        assert got + file.read() == data
+
+
+def test_with_every_replica_damaged_the_error_names_the_block(make):
+    world = make(replicas=1)
+    data = some_bytes(100 * KIB)
+    world.put(data)
+    world.members()[0].blocks.patch(world.key().blocks[0].local_id, 0, b"damage")
+    with world.client.open("/v/b/k") as file, pytest.raises(DatanodeError, match="CHECKSUM_MISMATCH: dn11: ReadBlock of"):
+        file.read()
+
+
+# -- asyncio
+
+
+def test_the_same_awaited(make):
+    world = make()
+    data = some_bytes(700 * KIB)
+
+    async def run():
+        client = AsyncClient("memory:0", read_from=[world.om.address], open_pipeline=lambda _: world.client.pipeline,
+                             streams=world.options)  # fmt: skip
+        await client.connect()
+        async with client.open("/v/b/k", "wb") as file:
+            for at in range(0, len(data), 100 * KIB):
+                await file.write(data[at : at + 100 * KIB])
+            await file.hsync()
+            assert file.tell() == len(data)
+        async with client.open("/v/b/k") as file:
+            assert await file.read(10) == data[:10]
+            assert await file.pread(5, 1000) == data[1000:1005]
+            file.seek(0)
+            assert await file.read() == data
+            with pytest.raises(io.UnsupportedOperation):
+                await file.write(b"")
+        with pytest.raises(RuntimeError):
+            async with client.open("/v/b/none", "wb") as file:
+                await file.write(b"x")
+                raise RuntimeError
+        many = [client.open(f"/v/b/many{n}", "wb") for n in range(20)]
+
+        async def write(number, file):
+            async with file:
+                await file.write(data[: number * KIB])
+
+        await asyncio.gather(*(write(number, file) for number, file in enumerate(many)))
+        client._files[0].streams.close()
+        client._files[1].shutdown()
+        client.reads.close()
+
+    asyncio.run(run())
+    assert ("v", "b", "none") not in world.cluster.keys
+    for number in range(20):
+        assert world.get(f"/v/b/many{number}") == data[: number * KIB]
