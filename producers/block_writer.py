@@ -429,6 +429,8 @@ class BlockWriter:
         except BlockFailed:
             self._durable = None
         window = self.window
+        # A datanode that takes no stream may still follow the log.
+        self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS)
         living = [member for member in self._members if member.datanode not in self._failing]
         hopeless = failure.error.status in OF_THE_BLOCK or len(living) < self.pipeline.majority
         if not hopeless and window.acknowledged > window.watched:

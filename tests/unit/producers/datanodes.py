@@ -3,6 +3,7 @@
 A :class:`World` is an Object Manager in memory, its HTTP node, and datanodes that can be stopped, damaged and slowed down.
 """
 
+import json
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Readable
 from datanode_processors.server import StreamServer
+from producers.calls import Policy
 from producers.client import Client
 from producers.reads import Reads
 from producers.stream_options import StreamOptions
@@ -35,7 +37,6 @@ from tests.support.streams import PlainBlocks
 
 from .memory import MemoryCluster, pipeline_to
 from .nodes import Node
-from producers.calls import Policy
 
 KIB = 1024
 CLUSTER = "twin"
@@ -53,7 +54,7 @@ class Log:
         self.partition = partition
         self.members = members
         self.index = 0
-        self.rows = {}
+        self.rows: dict[tuple[int, int], tuple[PutBlock, int]] = {}
         self.chunks = []
         self.puts = []
         self.lock = threading.Lock()
@@ -84,7 +85,7 @@ class Log:
             return self.committed(put, put.length, index)
 
     @staticmethod
-    def committed(put, length, index):
+    def committed(put: PutBlock, length: int, index: int) -> BlockCommitted:
         return BlockCommitted(
             container_id=put.container_id, local_id=put.local_id, length=length, bcs_id=index, log_offset=index
         )
@@ -103,7 +104,7 @@ class Pipelines:
         """Whether watches are never satisfied here."""
 
     def log(self, partition) -> Log:
-        log = self.world.logs.get(partition)
+        log: Log | None = self.world.logs.get(partition)
         if log is None or self.name not in log.members:
             raise BlockError(stream_errors.NO_SUCH_PIPELINE, f"no member of pipeline-{partition}")
         return log
@@ -170,7 +171,7 @@ class Datanode:
         self.name = name
         self.blocks = Blocks(folder)
         self.pipelines = Pipelines(world, name, self.blocks)
-        self.notes = []
+        self.notes: list[str] = []
         self.running = True
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks, pipelines=self.pipelines,
@@ -193,8 +194,6 @@ class OmNode(Node):
 
     def respond(self, target):
         if target.startswith("/v1/pipelines"):
-            import json
-
             return 200, json.dumps(self.world.pipelines_answer()).encode()
         return super().respond(target)
 
@@ -235,15 +234,15 @@ class World:
 
     def __init__(self, folder: Path, *, pipelines=1, replicas=3, block_bytes=1024 * KIB, limits=None, **options):
         self.block_bytes = block_bytes
-        self.nodes = {}
-        self.logs = {}
+        self.nodes: dict[str, Datanode] = {}
+        self.logs: dict[int, Log] = {}
         limits = limits or Limits(stop_grace_s=0.0, linger_s=0.2)
         for partition in range(1, pipelines + 1):
             names = [f"dn{partition}{n}" for n in range(1, replicas + 1)]
             for name in names:
                 self.nodes[name] = Datanode(self, name, folder / name, limits)
             self.logs[partition] = Log(partition, names)
-        self.racks = {}
+        self.racks: dict[str, str] = {}
         self.cluster = BlockCluster(self)
         self.om = OmNode(self.cluster, self)
         given = {

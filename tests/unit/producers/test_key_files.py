@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from datanode_processors.errors import BlockError
 from producers.async_client import AsyncClient
 from producers.errors import DatanodeError, RequestFailed, StratologError
 from producers.key_files import KeyInput, KeyOutput
@@ -23,7 +24,7 @@ def some_bytes(length, seed=1):
 
 @pytest.fixture
 def make(tmp_path):
-    made = []
+    made: list[World] = []
 
     def begin(**settings):
         made.append(World(tmp_path / str(len(made)), **settings))
@@ -143,9 +144,17 @@ def test_files_are_what_pythons_io_expects(make):
 
 def test_an_exception_leaves_nothing(make):
     world = make()
-    with pytest.raises(RuntimeError, match="mine"), world.client.open("/v/b/k", "wb") as file:
-        file.write(some_bytes(500 * KIB))
-        raise RuntimeError("mine")
+    files: list[KeyOutput] = []
+
+    def fail():
+        with world.client.open("/v/b/k", "wb") as file:
+            files.append(file)
+            file.write(some_bytes(500 * KIB))
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
+    file = files[0]
     assert file.closed
     with pytest.raises(RequestFailed, match="KEY_NOT_FOUND"):
         world.client.open("/v/b/k")
@@ -177,9 +186,9 @@ def test_a_follower_that_dies_is_left_out(make):
     with world.client.open("/v/b/k", "wb") as file:
         file.write(data[: 300 * KIB])
         file.flush()
-        primary = next(node for node in world.members() if node.server.snapshot().streams)
-        victim = follower_of(world)
-        victim.stop()
+        primary = primary_of(world)
+        world.logs[1].leader = primary.name
+        follower_of(world).stop()
         file.write(data[300 * KIB :])
     found = file.statistics()
     assert (found.blocks, found.failed_blocks) == (1, 0)
@@ -188,14 +197,6 @@ def test_a_follower_that_dies_is_left_out(make):
     assert primary.running
     assert world.get() == data
     world.check_replicas(data)
-
-
-def primaries(world):
-    """The datanodes to which the client streams: no other datanode does."""
-    return [
-        node for node in world.members()
-        if any(link.peer == "client" for link in getattr(node.server.snapshot(), "links", []))
-    ]  # fmt: skip
 
 
 def follower_of(world):
@@ -260,13 +261,7 @@ def test_a_stream_that_cannot_be_resumed_is_committed_where_it_stands(make, monk
         file.write(data[: 128 * KIB])
         file.flush()
         for node in world.members():
-
-            def refuse(*_):
-                from datanode_processors.errors import BlockError
-
-                raise BlockError("OVERLOADED", "no more streams")
-
-            monkeypatch.setattr(node.pipelines, "check_stream", refuse)
+            monkeypatch.setattr(node.pipelines, "check_stream", overloaded)
         for node in world.members():
             for connection in list(node.server._connections):
                 if connection.streaming:
@@ -324,21 +319,27 @@ def test_a_pipeline_that_closes_is_followed_by_another(make):
     world.check_replicas(data)
 
 
-def closed(_put):
-    from datanode_processors.errors import BlockError
+def overloaded(*_):
+    raise BlockError("OVERLOADED", "no more streams")
 
+
+def closed(_put):
     raise BlockError("PIPELINE_CLOSED", "closed")
 
 
 def test_with_nobody_left_the_writer_says_so(make):
     world = make(commit_timeout_ms=300)
-    with pytest.raises(StratologError):
+
+    def write():
         with world.client.open("/v/b/k", "wb") as file:
             file.write(some_bytes(100 * KIB))
             file.flush()
             for node in world.members():
                 node.stop()
             file.write(some_bytes(900 * KIB))
+
+    with pytest.raises(StratologError):
+        write()
     assert ("v", "b", "k") not in world.cluster.keys
 
 
@@ -407,7 +408,10 @@ def test_with_every_replica_damaged_the_error_names_the_block(make):
     data = some_bytes(100 * KIB)
     world.put(data)
     world.members()[0].blocks.patch(world.key().blocks[0].local_id, 0, b"damage")
-    with world.client.open("/v/b/k") as file, pytest.raises(DatanodeError, match="CHECKSUM_MISMATCH: dn11: ReadBlock of"):
+    with (
+        world.client.open("/v/b/k") as file,
+        pytest.raises(DatanodeError, match="CHECKSUM_MISMATCH: dn11: ReadBlock of"),
+    ):
         file.read()
 
 
@@ -434,10 +438,14 @@ def test_the_same_awaited(make):
             assert await file.read() == data
             with pytest.raises(io.UnsupportedOperation):
                 await file.write(b"")
-        with pytest.raises(RuntimeError):
+
+        async def fail():
             async with client.open("/v/b/none", "wb") as file:
                 await file.write(b"x")
                 raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            await fail()
         many = [client.open(f"/v/b/many{n}", "wb") for n in range(20)]
 
         async def write(number, file):
@@ -445,8 +453,8 @@ def test_the_same_awaited(make):
                 await file.write(data[: number * KIB])
 
         await asyncio.gather(*(write(number, file) for number, file in enumerate(many)))
-        client._files[0].streams.close()
-        client._files[1].shutdown()
+        client._file_client()[0].streams.close()
+        client._file_client()[1].shutdown()
         client.reads.close()
 
     asyncio.run(run())

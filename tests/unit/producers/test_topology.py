@@ -93,4 +93,4 @@ def test_what_is_wrong_is_named():
     with pytest.raises(ValueError, match="8 datanodes in one stream; at most 7"):
         spanning_tree(group(["/r"] * 8), "dn0", "star")
     with pytest.raises(ValueError, match="'ring' is none of star, chain, tree"):
-        spanning_tree(members, "dn0", "ring")
+        spanning_tree(members, "dn0", "ring")  # type: ignore[arg-type]
