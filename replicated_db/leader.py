@@ -238,6 +238,9 @@ class Leader:
             elif is_below_floor(self._overlay.get, proposal.client_id, proposal.call_id):
                 refusal, message = Refusal.EXPIRED, BELOW_FLOOR
             self._answered.hear(proposal.client_id, proposal.answered_below)
+        if refusal is None and self.state.prepared is not None and not proposal.begins_batch:
+            # Expired by the clock, so it was let in; but not by the time of the batch, which was opened earlier.
+            return self._refuse_prepared(proposal)
         index = self.index + 1
         recorded = refusal is None
         if refusal is None:

@@ -22,7 +22,7 @@ from om_processors.service import OM_FAMILIES
 from replicated_db.column_families import RETRY_EXPIRY
 from replicated_db.late import derive_batch
 from replicated_db.ports import Entry
-from replicated_db.retry import expiry_row
+from replicated_db.retry import expiry_row, floors_row
 from schemas.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.log import (
@@ -229,9 +229,11 @@ class Truth:
             if result.recorded:
                 keys.append(result.client_id + result.call_id)
                 self._change((RETRY, keys[-1]), result.request_hash + result.response, None, offset)
-        if keys:
-            key, value = expiry_row(batch, keys)
-            self.expiry[RETRY_EXPIRY, key] = value
+        floors = [one.key for one in batch.operations if isinstance(one, Put) and one.cf == RETRY]
+        for expiry, listed in ((expiry_row, keys), (floors_row, floors)):
+            if listed:
+                key, value = expiry(batch, listed)
+                self.expiry[RETRY_EXPIRY, key] = value
         self.index, self.timestamp_ms = batch.last_index, batch.timestamp_ms
 
     @staticmethod

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from replicated_db.errors import Refused, UpgradeNeeded
+from replicated_db.retry import REQUEST_LIFETIME_MS
 from replicated_db.shard_state import ShardState, state_after
 from replicated_db.transaction import Transaction
 from schemas.codec import decode
@@ -191,6 +192,17 @@ def test_what_was_executed_before_is_answered_and_what_comes_behind_is_refused()
         assert dict(checkpoint.iterate("things", b"")) == {b"a": b"1"}
         assert node.replica.state.prepared == "v2"
         assert_sound(node.replica)
+
+
+def test_a_prepared_shard_refuses_what_is_expired_by_the_clock_but_not_by_its_batch():
+    shard = Shard()
+    prepare(shard)
+    shard.execute(command(shard, lambda _: b"opens a batch"))
+    sent_ms = shard.leader.timestamp_ms(shard.clock.elapsed_ms())
+    shard.clock.advance(REQUEST_LIFETIME_MS)
+    at_once = shard.execute(propose(put(b"b", b"1"), sent_ms=sent_ms))
+    assert at_once is not None
+    assert at_once.response.startswith(b"prepared|")
 
 
 def test_a_repeated_request_gets_its_recorded_answer_from_a_prepared_shard():
