@@ -26,6 +26,8 @@ from schemas.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
 
 ACK_EVERY_BYTES = 1024 * 1024
 """A stream that never pauses is acknowledged this often."""
+TAKEOVER_POLL_S = 0.02
+"""How often a stream looks whether an older one of its block has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class Forwarding:
         self._by_fileno: dict[int, Child] = {}
         self._poll = select.poll()
         self._heard_at = time.monotonic()
+        self._told_at = self._heard_at
         self._unacknowledged = 0
         self._writer: Writer | None = None
 
@@ -109,29 +112,52 @@ class Forwarding:
         )
         for child in self._children.values():
             self._connect(child, opening)
-        request = self._request
-        self._writer = self._node.blocks.open_writer(
-            request.container_id, request.local_id, request.offset, request.bytes_per_checksum
-        )
+        self._writer = self._open_writer()
         for child in self._children.values():
             self._greet(child)
         self._poll.register(self._upstream, select.POLLIN)
         while not self.state.open:
             self._wait(self._limits.open_timeout_s)
-        self._send_ack(b"", self._request.offset)
+        self._send_ack(b"", self.state.sequence, self._request.offset)
+
+    def _open_writer(self) -> Writer:
+        """Open the block, when an older stream of it has ended or is given up.
+
+        A client that opens a second one has lost the first, whose end may not have come here yet.
+        """
+        request = self._request
+        deadline = time.monotonic() + self._limits.takeover_wait_s
+        while True:
+            try:
+                return self._node.blocks.open_writer(
+                    request.container_id,
+                    request.local_id,
+                    request.offset,
+                    request.bytes_per_checksum,
+                    alive=self._alive,
+                )
+            except BlockError as error:
+                if error.code != stream_errors.OVERLOADED or time.monotonic() > deadline:
+                    raise
+            time.sleep(TAKEOVER_POLL_S)
+
+    def _alive(self) -> bool:
+        """Return whether the client may still send. Called by the threads of other streams."""
+        silent_s = time.monotonic() - self._heard_at
+        return silent_s < self._limits.takeover_silence_s and not self._upstream.hung_up()
 
     def _connect(self, child: Child, opening: bytes) -> None:
         try:
-            child.wire = connect(child.address, self._limits.handshake_timeout_s)
+            child.wire = connect(child.address, self._limits.connect_timeout_s)
             self._node.attach(child.wire, child.name)
             hello = hello_frame(self._node.name, self._node.cluster)
-            child.wire.wait_send(hello, opening, timeout_s=self._limits.handshake_timeout_s)
+            child.wire.wait_send(hello, opening, timeout_s=self._limits.connect_timeout_s)
         except WireClosed as error:
             raise self._lost(child, error) from error
 
     def _greet(self, child: Child) -> None:
         try:
-            hello = read_hello(child.connection.wait_frame(self._limits.handshake_timeout_s), self._node.cluster)
+            hello = read_hello(child.connection.wait_frame(self._limits.connect_timeout_s), self._node.cluster)
         except WireClosed as error:
             raise self._lost(child, error) from error
         except BadFrame as error:
@@ -200,14 +226,14 @@ class Forwarding:
     def _wait_to_send(self, child: Child, timeout_s: float) -> None:
         assert child.left is not None  # noqa: S101 - asked by the caller
         self._poll.modify(child.connection, select.POLLIN | select.POLLOUT)
-        self._poll.modify(self._upstream, 0)
+        self._poll.unregister(self._upstream)
         try:
             self._wait(timeout_s)
             self._acknowledge()
             self._offer(child, child.left)
         finally:
             self._poll.modify(child.connection, select.POLLIN)
-            self._poll.modify(self._upstream, select.POLLIN)
+            self._poll.register(self._upstream, select.POLLIN)
 
     # ------------------------------------------------------------------------------------------------- end
 
@@ -229,7 +255,7 @@ class Forwarding:
                 raise BlockError(stream_errors.OUT_OF_ORDER, f"{early.header.kind.name} before END was acknowledged")
         self._close()
         answer = b"" if put is None else encode(self._node.pipelines.handle(put))
-        self._send_ack(answer, end.header.offset)
+        self._send_ack(answer, end.header.sequence, end.header.offset)
 
     def _put_block(self, end: Frame) -> PutBlock | None:
         """Return the PutBlock that rides END, at the root; checks that it is the stream's."""
@@ -249,18 +275,20 @@ class Forwarding:
 
     # ------------------------------------------------------------------------------------- acknowledgements
 
-    def _acknowledge(self) -> None:
-        """Acknowledge upward what everyone has, if that is more than before and the connection takes it."""
+    def _acknowledge(self, *, again: bool = False) -> None:
+        """Acknowledge upward what everyone has, if that is more than before (or ``again``) and the connection takes it."""
         everyone = self.state.everyone
-        if everyone == self.state.acknowledged:
+        if everyone == self.state.acknowledged and not again:
             return
+        self._told_at = time.monotonic()
         frame = encode_frame(Kind.ACK, stream=self._stream, sequence=self.state.sequence, offset=everyone)
         if self._upstream.send_small(frame):
             self.state.acknowledged = everyone
             self._unacknowledged = 0
 
-    def _send_ack(self, payload: bytes, offset: int) -> None:
-        frame = encode_frame(Kind.ACK, payload, stream=self._stream, sequence=self.state.sequence, offset=offset)
+    def _send_ack(self, payload: bytes, sequence: int, offset: int) -> None:
+        frame = encode_frame(Kind.ACK, payload, stream=self._stream, sequence=sequence, offset=offset)
+        self._told_at = time.monotonic()
         self._upstream.wait_send(frame, timeout_s=self._limits.send_timeout_s)
 
     def _hear(self, child: Child) -> None:
@@ -286,27 +314,32 @@ class Forwarding:
         that stood still longer, TIMED_OUT for a silent client.
         """
         deadline, silent = self._next_deadline(timeout_s)
-        events = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        wake_at = deadline
+        if silent is not None and self.state.open:
+            wake_at = min(deadline, self._told_at + self._limits.alive_s)
+        events = self._poll.poll(max(0.0, wake_at - time.monotonic()) * 1000)
         for fileno, _ in events:
             if (child := self._by_fileno.get(fileno)) is not None:
                 self._hear(child)
-        if not events and time.monotonic() >= deadline:
-            if silent is None:
-                raise BlockError(
-                    stream_errors.TIMED_OUT, f"the client was silent for {self._limits.idle_timeout_s:g} s"
-                )
-            raise self.state.child_failed(
-                silent.name, f"no progress for {patience_s(timeout_s, silent.height):g} s", stream_errors.TIMED_OUT
-            )
+        if events:
+            return
+        if time.monotonic() < deadline:
+            self._acknowledge(again=True)
+            return
+        if silent is None:
+            raise BlockError(stream_errors.TIMED_OUT, f"the client was silent for {self._limits.idle_timeout_s:g} s")
+        raise self.state.child_failed(
+            silent.name, f"neither took nor said anything for {timeout_s:g} s", stream_errors.TIMED_OUT
+        )
 
     def _next_deadline(self, timeout_s: float) -> tuple[float, Child | None]:
         """Return until when to wait, and for which child (None: the client)."""
         deadline, silent = self._heard_at + self._limits.idle_timeout_s, None
         for child in self._children.values():
             if child.left is not None or self.state.outstanding(child.name):
-                limit = child.moved_at + patience_s(timeout_s, child.height)
-                if limit < deadline:
-                    deadline, silent = limit, child
+                patience = timeout_s if self.state.open else patience_s(timeout_s, child.height)
+                if child.moved_at + patience < deadline:
+                    deadline, silent = child.moved_at + patience, child
         return deadline, silent
 
     def _lost(self, child: Child, error: WireClosed) -> BlockError:

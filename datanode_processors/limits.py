@@ -14,13 +14,21 @@ class Limits:
     max_streams: int = 256
     """Streams at once; one more is refused with OVERLOADED."""
     handshake_timeout_s: float = 10.0
-    """How long a peer may take for HELLO, and a connection attempt to another datanode."""
+    """How long a peer that connects may take for HELLO."""
+    connect_timeout_s: float = 3.0
+    """How long a connection to another datanode and its HELLO may take."""
     idle_timeout_s: float = 600.0
     """How long a connection, or the client of a stream, may be silent."""
-    open_timeout_s: float = 10.0
+    open_timeout_s: float = 3.0
     """How long a child may take to open its stream; more for one with children (``stream.patience_s``)."""
-    stall_timeout_s: float = 10.0
-    """How long a child that owes an acknowledgement may show no progress; more for one with children."""
+    takeover_silence_s: float = 1.5
+    """How long the client of a stream must have been silent before a newer stream of the same block may end it."""
+    takeover_wait_s: float = 2.5
+    """How long a newer stream waits for an older one of the same block to end."""
+    stall_timeout_s: float = 8.0
+    """How long a child that owes an acknowledgement may neither take nor say anything."""
+    alive_s: float = 2.0
+    """How often a node that waits for a child repeats its acknowledgement, so that those above see that it is not the one that hangs."""
     end_timeout_s: float = 60.0
     """The same behind END, when it may have to flush the whole block to its disk."""
     send_timeout_s: float = 30.0

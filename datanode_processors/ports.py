@@ -32,11 +32,31 @@ class Writer(Protocol):
 class Blocks(Protocol):
     """The block files of this datanode. Many threads use it."""
 
-    def open_writer(self, container_id: int, local_id: int, offset: int, bytes_per_checksum: int) -> Writer:
-        """Return a writer whose first bytes will lie at ``offset``."""
+    def open_writer(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        bytes_per_checksum: int,
+        *,
+        alive: Callable[[], bool] | None = None,
+    ) -> Writer:
+        """Return a writer whose first bytes will lie at ``offset``.
 
-    def read(self, container_id: int, local_id: int, offset: int, length: int) -> Iterator[tuple[int, memoryview, int]]:
-        """Yield (offset, bytes, their CRC32C) cell by cell; ``offset`` begins a cell. The bytes are good until the next one."""
+        ``alive`` says whether the stream still lives, if a newer one wants the block; other threads call it.
+        """
+
+    def read(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        length: int,
+        *,
+        bytes_per_checksum: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[tuple[int, memoryview, int]]:
+        """Yield (offset, bytes, CRC32C of these bytes) of each cell in the range; ``end`` is where the block ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,8 @@ pipeline, which repairs the cell from a peer.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from struct import Struct
-
-from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from datanode_processors.forwarding import Node
@@ -32,10 +31,12 @@ def cells_of(request: ReadBlock, readable: Readable) -> tuple[int, int]:
             f"offset {request.offset}, length {request.length} of block {request.container_id}/{request.local_id},"
             f" of which {readable.length} bytes may be read",
         )
+    if not request.length or request.offset == readable.length:
+        return request.offset, 0
     cell = readable.bytes_per_checksum
     start = request.offset // cell * cell
     stop = min(readable.length, -(-(request.offset + request.length) // cell) * cell)
-    return start, max(0, stop - start) if request.length else 0
+    return start, stop - start
 
 
 def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -> None:
@@ -43,9 +44,7 @@ def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -
     readable = node.pipelines.readable(request)
     start, length = cells_of(request, readable)
     reached = start
-    cells = node.blocks.read(request.container_id, request.local_id, start, length) if length else ()
-    for offset, data, _ in cells:
-        crc = crc32c(data)
+    for offset, data, crc in _cells(node, request, readable, start, length):
         _check(node, request, readable, offset, len(data), crc)
         header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
         wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
@@ -57,6 +56,21 @@ def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -
         )
     end = encode_frame(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
     wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
+
+
+def _cells(
+    node: Node, request: ReadBlock, readable: Readable, start: int, length: int
+) -> Iterable[tuple[int, memoryview, int]]:
+    if not length:
+        return ()
+    return node.blocks.read(
+        request.container_id,
+        request.local_id,
+        start,
+        length,
+        bytes_per_checksum=readable.bytes_per_checksum,
+        end=readable.length,
+    )
 
 
 def _check(node: Node, request: ReadBlock, readable: Readable, offset: int, length: int, crc: int) -> None:

@@ -35,8 +35,8 @@ MAX_BLOCK_BYTES = 2**40
 """Largest offset in a block."""
 
 PATIENCE_STEP = 0.5
-"""How much longer a node waits for a child for each level below that child, as a share of the time-out, so that the one that stands
-nearest to a datanode that hangs gives up first and names it."""
+"""How much longer a node waits for a child to open its stream for each level below that child, as a share of the time-out, so that the
+one that stands nearest to a datanode that hangs gives up first and names it. Later, acknowledgements are repeated as signs of life."""
 
 _OF_THE_BLOCK = frozenset(
     {
@@ -112,7 +112,7 @@ def _heights(routes: dict[str, Route], root: str) -> dict[str, int]:
 
 
 def patience_s(timeout_s: float, height: int) -> float:
-    """Return how long to wait for a child of ``height``, in seconds."""
+    """Return how long a child of ``height`` may take to open its stream, in seconds."""
     return timeout_s * (1 + PATIENCE_STEP * height)
 
 
@@ -140,7 +140,7 @@ class StreamState:
         self.acknowledged = request.offset
         """What has been acknowledged upward."""
         self.sequence = sequence
-        """Sequence number of the last frame that was taken."""
+        """Sequence number of the last frame before END that was taken."""
         self.end: FrameHeader | None = None
         self._window = request.window_bytes
         self._stored = request.offset
@@ -190,7 +190,6 @@ class StreamState:
     def ended(self, header: FrameHeader) -> None:
         """Take END's header; raises OUT_OF_ORDER if its offset is not where the stream stands."""
         self._in_order(header)
-        self.sequence = header.sequence
         self.end = header
 
     def stored(self) -> None:

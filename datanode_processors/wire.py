@@ -33,8 +33,8 @@ SOCKET_BUFFER_BYTES = 1024 * 1024
 own limit. Together with one packet per hop this bounds what a stream holds in a datanode."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """A peer whose host has vanished is noticed 25 s after its last sign of life."""
-CLIENT = "client"
-"""Name that a client gives in HELLO."""
+HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The event of a peer that has closed its sending side."""
 
 
 class WireClosed(Exception):
@@ -72,6 +72,14 @@ class Wire:
             self.sock.shutdown(socket.SHUT_RD)
         except OSError:
             pass  # it is closed already
+
+    def hung_up(self) -> bool:
+        """Return whether the peer has closed or lost the connection, whatever of it is still unread. Called by other threads too."""
+        if self.sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.sock, HANG_UP)
+        return bool(poll.poll(0))
 
     def frame(self) -> Frame | None:
         """Return the next frame, or None if it has not come whole; does not wait. Raises BadFrame, WireClosed."""
@@ -210,7 +218,10 @@ def hello_frame(peer: str, cluster: str) -> bytes:
 
 
 def read_hello(frame: Frame, cluster: str) -> Hello:
-    """Return the peer's HELLO; raises BAD_FRAME, UNSUPPORTED_VERSION, WRONG_CLUSTER, or the error that it sent instead."""
+    """Return the peer's HELLO; raises BAD_FRAME, UNSUPPORTED_VERSION, WRONG_CLUSTER, or the error that it sent instead.
+
+    A client that does not know the cluster's name leaves it empty; a datanode never does.
+    """
     if frame.header.kind is Kind.ERROR:
         error = read_error(frame)
         raise BlockError(error.code, error.message, hint=error.hint, datanode=error.datanode)
@@ -221,7 +232,7 @@ def read_hello(frame: Frame, cluster: str) -> Hello:
         agreed_version(hello.min_version, hello.max_version)
     except BadFrame as error:
         raise BlockError(stream_errors.UNSUPPORTED_VERSION, str(error)) from error
-    if hello.cluster != cluster:
+    if hello.cluster and hello.cluster != cluster:
         raise BlockError(
             stream_errors.WRONG_CLUSTER, f"this is cluster {cluster!r}; peer {hello.peer!r} is of {hello.cluster!r}"
         )

@@ -1,17 +1,28 @@
-"""Stream servers in this process, with plain files and a pipeline port that takes everything: for tests of the wire."""
+"""Stream servers with real block files and a pipeline port that takes everything: for tests and measurements of the wire.
+
+    python -m tests.support.streams NAME FOLDER FSYNC
+
+serves one until it is killed; the first line that it prints is its port."""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 from crc32c import crc32c
 
+from datanode_processors.block_store import BlockStore
+from datanode_processors.containers import CONTAINERS, block_name
 from datanode_processors.errors import BlockError
+from datanode_processors.fsync import NEVER
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Readable
 from datanode_processors.server import StreamServer
@@ -32,7 +43,8 @@ from schemas.packets import Frame, Kind, encode_frame, encode_header
 CLUSTER = "test"
 CONTAINER, PARTITION = 7, 3
 CELL = 64 * 1024
-TIMEOUT_S = 20.0
+TIMEOUT_S = 30.0
+ROOT = Path(__file__).parents[2]
 _CHECKSUM = Struct(">I")
 
 
@@ -40,76 +52,23 @@ def checksums_of(data: bytes, cell: int = CELL) -> bytes:
     return b"".join(_CHECKSUM.pack(crc32c(data[at : at + cell])) for at in range(0, len(data), cell))
 
 
-class PlainWriter:
-    """Writes a file as it is told, after looking at each checksum."""
+class Addressed(Protocol):
+    """A datanode, or a proxy in front of it."""
 
-    def __init__(self, blocks: PlainBlocks, path: Path) -> None:
-        self._blocks = blocks
-        self._file: int | None = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-        blocks.opened(+1)
-
-    def write(self, offset: int, data: memoryview, crc: int) -> None:
-        assert self._file is not None
-        assert crc32c(data) == crc, "a packet that was not checked reached the store"
-        if offset + len(data) > self._blocks.capacity_bytes:
-            raise BlockError(stream_errors.DISK_FULL, "no room")
-        self._blocks.slow.wait()
-        os.pwrite(self._file, data, offset)
-
-    def flush(self) -> None:
-        assert self._file is not None
-        self._blocks.flushes += 1
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-            self._blocks.opened(-1)
+    name: str
+    address: str
 
 
-class PlainBlocks:
-    """A file for each block."""
+class Behind:
+    """A datanode that is reached through a proxy."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.flushes = 0
-        self.writers = 0
-        self.capacity_bytes = 2**62
-        self.slow = threading.Event()
-        self.slow.set()
-        self._lock = threading.Lock()
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def opened(self, change: int) -> None:
-        with self._lock:
-            self.writers += change
-
-    def path(self, local_id: int) -> Path:
-        return self.folder / f"{local_id}.block"
-
-    def bytes_of(self, local_id: int) -> bytes:
-        return self.path(local_id).read_bytes()
-
-    def open_writer(self, container_id: int, local_id: int, offset: int, bytes_per_checksum: int) -> PlainWriter:
-        path = self.path(local_id)
-        stored = path.stat().st_size if path.exists() else 0
-        if offset > stored:
-            raise BlockError(
-                stream_errors.OUT_OF_ORDER, f"offset {offset} of block {local_id}; {stored} bytes are here"
-            )
-        return PlainWriter(self, path)
-
-    def read(self, container_id: int, local_id: int, offset: int, length: int) -> Iterator[tuple[int, memoryview, int]]:
-        with self.path(local_id).open("rb") as file:
-            file.seek(offset)
-            for at in range(offset, offset + length, CELL):
-                data = file.read(min(CELL, offset + length - at))
-                if data:
-                    yield at, memoryview(data), crc32c(data)
+    def __init__(self, node: Addressed, proxy: Proxy) -> None:
+        self.name = node.name
+        self.address = proxy.address
 
 
-class PlainPipelines:
-    """Takes every block, commits every PutBlock at once, and keeps what it was told."""
+class Taking:
+    """A pipeline port that takes every block, commits every PutBlock at once, and keeps what it was told."""
 
     def __init__(self) -> None:
         self.committed: dict[int, PutBlock] = {}
@@ -147,24 +106,123 @@ class PlainPipelines:
 
 
 class Datanode:
-    """One stream server and what stands behind it."""
+    """One stream server and what stands behind it, in this process."""
 
-    def __init__(self, name: str, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, name: str, folder: Path, limits: Limits | None = None, fsync: str = NEVER) -> None:
         self.name = name
-        self.blocks = PlainBlocks(folder / name)
-        self.pipelines = PlainPipelines()
+        self.folder = folder / name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.store = BlockStore(self.folder, fsync=fsync)
+        self.pipelines = Taking()
         self.notes: list[str] = []
         self.server = StreamServer(
-            name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks, pipelines=self.pipelines,
+            name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
             note=self._note, limits=limits or Limits(stop_grace_s=0.2),
         )  # fmt: skip
+        self.address = f"127.0.0.1:{self.server.port}"
 
     def _note(self, message: str, **fields: Any) -> None:
         self.notes.append(message)
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server.port}"
+    def bytes_of(self, block: int = 1) -> bytes:
+        return self.path(block).read_bytes()
+
+    def path(self, block: int = 1) -> Path:
+        return self.folder / CONTAINERS / str(CONTAINER) / block_name(block)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+
+class NodeProcess:
+    """One stream server in a process of its own."""
+
+    def __init__(self, name: str, folder: Path, fsync: str = NEVER) -> None:
+        self.name = name
+        self.folder = folder / name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.streams", name, str(folder), fsync],
+            stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.address = f"127.0.0.1:{int(self.process.stdout.readline())}"
+
+    def bytes_of(self, block: int = 1) -> bytes:
+        return (self.folder / CONTAINERS / str(CONTAINER) / block_name(block)).read_bytes()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+class Proxy:
+    """A TCP proxy in front of a datanode: slows, freezes, cuts, or damages what goes towards it."""
+
+    def __init__(
+        self, target: str, *, flip_at: int | None = None, cut_at: int | None = None, bytes_per_s: float = 0
+    ) -> None:
+        """Flip a bit of byte ``flip_at``, close after ``cut_at`` bytes, read no faster than ``bytes_per_s`` (0: any)."""
+        self._target = target
+        self._flip_at, self._cut_at, self.bytes_per_s = flip_at, cut_at, bytes_per_s
+        self.passing = threading.Event()
+        self.passing.set()
+        self.answering = threading.Event()
+        """Cleared: what comes from the datanode is held back."""
+        self.answering.set()
+        self.forwarded = 0
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        # So that a slow reader is felt soon.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            host, port = self._target.split(":")
+            far = socket.create_connection((host, int(port)))
+            threading.Thread(target=self._pump, args=(near, far, True), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, False), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, towards: bool) -> None:
+        done = 0
+        try:
+            while data := bytearray(source.recv(16 * 1024)):
+                if towards:
+                    self.passing.wait()
+                    if self.bytes_per_s:
+                        time.sleep(len(data) / self.bytes_per_s)
+                    if self._flip_at is not None and done <= self._flip_at < done + len(data):
+                        data[self._flip_at - done] ^= 4
+                    if self._cut_at is not None and done + len(data) >= self._cut_at:
+                        return
+                    self.forwarded += len(data)
+                else:
+                    self.answering.wait()
+                done += len(data)
+                sink.sendall(data)
+        except OSError:
+            pass
+        finally:
+            for sock in (source, sink):
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass
+                sock.close()
+
+    def close(self) -> None:
+        self.passing.set()
+        self.answering.set()
+        self._listener.close()
 
 
 class Client:
@@ -285,9 +343,15 @@ def put_block(data: bytes, block: int) -> PutBlock:
     )  # fmt: skip
 
 
-def routes_of(nodes: Sequence[Datanode], tree: Sequence[Sequence[int]]) -> list[Route]:
+def routes_of(nodes: Sequence[Addressed], tree: Sequence[Sequence[int]]) -> list[Route]:
     """Return routes in which ``tree[n]`` are the children of node n."""
     return [
         Route(datanode=node.name, address=node.address, children=[nodes[child].name for child in tree[number]])
         for number, node in enumerate(nodes)
     ]
+
+
+if __name__ == "__main__":
+    served = Datanode(sys.argv[1], Path(sys.argv[2]), fsync=sys.argv[3])
+    print(served.server.port, flush=True)
+    threading.Event().wait()
