@@ -122,6 +122,11 @@ class BlockFile:
             self.exists = self.loaded = True
             self._settled = False
 
+    def look_again(self) -> None:
+        """Have the next ``load`` look at the file, if there was none so far."""
+        with self.lock:
+            self.loaded = self.exists
+
     def set_cell_bytes(self, cell_bytes: int) -> None:
         """Keep checksums of cells of this size from now on; call with ``lock``."""
         if cell_bytes != self.cells.cell_bytes:
@@ -192,13 +197,13 @@ class BlockFile:
         self._counted(used_bytes=size - self.file_bytes)
         self.file_bytes = size
 
-    def flush(self, descriptor: int | None = None) -> None:
-        """Have everything written so far stored under the fsync policy; raises BlockError.
+    def flush(self, descriptor: int | None = None, *, always: bool = False) -> None:
+        """Have everything written so far stored under the fsync policy, or ``always`` by an fsync; raises BlockError.
 
         After an fsync that failed the kernel may have dropped what it could not store and say nothing the next time, so what was not
         durable before counts as lost: it has to be written again.
         """
-        if self.fsync == NEVER:
+        if self.fsync == NEVER and not always:
             return
         with self.flush_lock:
             with self.lock:

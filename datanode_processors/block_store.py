@@ -247,22 +247,25 @@ class BlockStore:
         end: int | None = None,
         from_disk: bool = False,
     ) -> Iterator[tuple[int, memoryview, int]]:
-        """Iterate over (offset, bytes, CRC32C of these very bytes) of the whole cells that have bytes in [offset, offset + length).
+        """Iterate over (offset, bytes, CRC32C of these very bytes) of the cells that have bytes in [offset, offset + length).
 
-        The caller verifies them against the committed row. ``end`` is the committed length: the last cell ends there, so that its
-        checksum is the row's (None: where the file's bytes end). ``from_disk`` drops what the page cache has of the file first, and
-        again behind. Raises BlockError: NO_SUCH_BLOCK, NOT_COMMITTED (there are fewer bytes), OVERLOADED, FAILED.
+        The caller verifies them against the committed row. The first cell comes whole; the last one ends where the range does, or, if
+        ``end`` is given (the committed length), where the cell or the block does. ``bytes_per_checksum`` is the row's (None: as the
+        block was written; the usual one if that is not known). ``from_disk`` drops what the page cache has of the range first, and
+        again behind. Raises BlockError: NO_SUCH_BLOCK, NOT_COMMITTED (there are fewer bytes), OVERLOADED, INVALID_REQUEST, FAILED.
         """
         with self._held(container_id, local_id) as block:
             cell_bytes = bytes_per_checksum or block.cells.cell_bytes
             written = block.written
             if not block.exists:
                 raise BlockError(NO_SUCH_BLOCK, f"{block.path} is not stored here")
-        end = written if end is None else end
-        if offset < 0 or length < 0 or offset + length > end:
-            raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}, which ends at {end}")
-        start = offset - offset % cell_bytes
-        stop = min(end, -(-(offset + length) // cell_bytes) * cell_bytes)
+        start, stop = offset - offset % cell_bytes, offset + length
+        if end is not None:
+            if stop > end:
+                raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}, which ends at {end}")
+            stop = min(end, -(-stop // cell_bytes) * cell_bytes)
+        if offset < 0 or length < 0:
+            raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}")
         if stop > written:
             raise BlockError(NOT_COMMITTED, f"{block.path} has {written} bytes here, {stop} are asked for", written)
         return self._cells(block, start, stop, cell_bytes, from_disk)
@@ -280,11 +283,13 @@ class BlockStore:
                     data = memoryview(os.pread(descriptor, size, offset))
                 except OSError as error:
                     raise block_error(error, f"read {size} bytes at {offset} of", block.path) from error
-                if len(data) < size:
-                    raise BlockError(FAILED, f"{block.path} ends at {offset + len(data)}, {stop} bytes were there")
                 for at in range(0, size, cell_bytes):
                     cell = data[at : at + cell_bytes]
+                    if at + len(cell) == len(data) < size:  # cut short within this cell
+                        break
                     yield offset + at, cell, crc32c(cell)
+                if len(data) < size:
+                    raise BlockError(FAILED, f"{block.path} can be read up to {offset + len(data)}, not to {stop}")
             if from_disk:
                 os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
 
@@ -299,6 +304,11 @@ class BlockStore:
         finally:
             with self._lock:
                 self._readers -= 1
+
+    def forget_checksums(self, container_id: int, local_id: int) -> None:
+        """Read a block again before its checksums are told: its file has been found to hold other bytes than were written."""
+        with self._held(container_id, local_id) as block, block.lock:
+            block.cells.forget(0, block.written)
 
     # --------------------------------------------------------------------------------------- following the log
 
@@ -346,6 +356,31 @@ class BlockStore:
         """Return whether a container is marked closed here."""
         container = self._containers.peek(container_id)
         return container is not None and container.closed
+
+    def adopt_container(self, container_id: int, folder: Path) -> None:
+        """Take a complete directory of a closed container's blocks for its own (``transfer``). Raises BlockError.
+
+        INVALID_REQUEST if there is something of that container already.
+        """
+        try:
+            self._containers.adopt(container_id, folder)
+        except FileExistsError:
+            raise BlockError(INVALID_REQUEST, f"container {container_id} is stored here already") from None
+        except OSError as error:
+            raise block_error(error, "rename", folder) from error
+        with self._lock:
+            known = [*self._idle.values(), *self._busy.values()]
+        for block in known:
+            if block.key[0] == container_id:
+                block.look_again()
+
+    def import_folder(self, container_id: int) -> Path:
+        """Return where a copy of a container is put together until it is complete; removed at start."""
+        return self._containers.import_folder(container_id)
+
+    def container_folder(self, container_id: int) -> Path:
+        """Return a container's directory, which need not be there."""
+        return self._containers.path(container_id)
 
     # ------------------------------------------------------------------------------------------------- accounting
 

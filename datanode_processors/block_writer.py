@@ -109,10 +109,17 @@ class BlockWriter:
 
     def flush(self) -> None:
         """Have everything written so far stored under the fsync policy: ``stored_length`` covers it then. Raises BlockError."""
+        self._flush(always=False)
+
+    def sync(self) -> None:
+        """Have everything written so far fsynced under any policy. Raises BlockError."""
+        self._flush(always=True)
+
+    def _flush(self, *, always: bool) -> None:
         with self._block.lock:
             if self._ended is not None:
                 raise BlockError(*self._ended, self._block.written)
-        self._block.flush(self._descriptor)
+        self._block.flush(self._descriptor, always=always)
 
     def close(self) -> None:
         """Let go of the block, without a flush. Any number of times."""

@@ -158,6 +158,21 @@ class Containers:
         self._count.directory(self.folder)
         container.linked = container.closed = True
 
+    def import_folder(self, container_id: int) -> Path:
+        """Return where a copy of a container is put together."""
+        return self.folder / f"{IMPORTING}{container_id}"
+
+    def adopt(self, container_id: int, folder: Path) -> None:
+        """Rename a complete directory into place and count it. Raises FileExistsError, OSError."""
+        with self._lock:
+            container = self._find(container_id)
+        if container.path.exists():  # an empty directory would be replaced
+            raise FileExistsError(container.path)
+        folder.rename(container.path)
+        self._count.directory(self.folder)
+        container.read_directory()
+        container.linked = True
+
     def drop_if_empty(self, container_id: int) -> None:
         """Remove a container's directory if no block is left in it. Raises OSError."""
         container = self.peek(container_id)

@@ -71,7 +71,9 @@ def pure_modules() -> list[Path]:
         for name in ("context", "execute", "ids", "late", "names", "quota", "tables")
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
-    datanodes = [ROOT / "datanode_processors" / f"{name}.py" for name in ("checksums", "errors", "limits", "stream")]
+    datanodes = [
+        ROOT / "datanode_processors" / f"{name}.py" for name in ("checksums", "digests", "errors", "limits", "stream")
+    ]
     return [*core, *requests, *operations, *helpers, *clients, *datanodes]
 
 

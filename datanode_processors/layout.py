@@ -1,0 +1,213 @@
+"""Whose folder it is, and in which layout: the file ``DATA/VERSION``, and the rules for a software that meets another layout.
+
+``VERSION`` is JSON: ``layout_version``, ``datanode``, ``cluster``, ``upgrade_prepared``. It is replaced as a whole (written aside, fsynced, renamed,
+directory fsynced), so it is the old one or the new one. ``DATA/LOCK`` is locked while a process has the folder open.
+
+Rules (:func:`decide`):
+
+1. A folder without VERSION is taken only if it is empty.
+2. Another datanode's or another cluster's folder is refused.
+3. A newer layout is refused: the software is too old.
+4. An older layout is refused unless it is *prepared*: the older software has closed its containers and destroyed its pipelines
+   (``prepare-upgrade``), so that no block is open across the change. Then each step from version to version is taken, VERSION
+   written behind each, and the mark removed at the end. A step that is interrupted is taken again, so it must bear that.
+5. The mark stays when the same software starts again; taking blocks again removes it (:meth:`DataFolder.mark_prepared`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.record import record
+
+LAYOUT_VERSION = 1
+"""Layout that this software reads and writes."""
+VERSION_FILE = "VERSION"
+LOCK_FILE = "LOCK"
+_WRITING = ".VERSION.new"
+_OURS_BEFORE_VERSION = frozenset({LOCK_FILE, _WRITING})
+"""What an interrupted first start leaves in a folder that is empty otherwise."""
+
+UpgradeStep = Callable[[Path], None]
+UPGRADES: Mapping[int, UpgradeStep] = {}
+"""For each older version that can be upgraded: what turns it into the next one."""
+
+
+class LayoutRefused(Exception):
+    """The folder must not be used as it is; the message says why, and what to do."""
+
+
+@record
+class Layout:
+    """Contents of VERSION."""
+
+    layout_version: int
+    datanode: str
+    cluster: str
+    upgrade_prepared: bool
+
+
+@record
+class Create:
+    """The folder is new."""
+
+
+@record
+class Keep:
+    """The folder is in this software's layout."""
+
+
+@record
+class Upgrade:
+    """Take the steps from these versions, in this order."""
+
+    steps: tuple[int, ...]
+
+
+@record
+class Refuse:
+    """Do not start."""
+
+    reason: str
+
+
+Decision = Create | Keep | Upgrade | Refuse
+
+
+def decide(found: Layout | None, *, datanode: str, cluster: str, empty: bool, software_version: int) -> Decision:
+    """Say what a datanode is to do with a folder whose VERSION is ``found`` (None: it has none). Pure; rules 1 to 4."""
+    if found is None:
+        if empty:
+            return Create()
+        return Refuse(reason=f"it has no {VERSION_FILE} but is not empty: is it a datanode's folder?")
+    if found.cluster != cluster:
+        return Refuse(reason=f"it belongs to cluster {found.cluster!r}, not {cluster!r}")
+    if found.datanode != datanode:
+        return Refuse(reason=f"it belongs to datanode {found.datanode!r}, not {datanode!r}")
+    if found.layout_version > software_version:
+        return Refuse(
+            reason=f"it has layout {found.layout_version}, this software knows {software_version}: upgrade the software"
+        )
+    if found.layout_version == software_version:
+        return Keep()
+    if not found.upgrade_prepared:
+        return Refuse(
+            reason=f"it has layout {found.layout_version}, this software writes {software_version}, and the upgrade is not prepared: "
+            "start the former software, run `prepare-upgrade`, and start this one again"
+        )
+    return Upgrade(steps=tuple(range(found.layout_version, software_version)))
+
+
+class DataFolder:
+    """A datanode's folder, locked for this process."""
+
+    def __init__(self, path: Path, layout: Layout, lock: int) -> None:
+        """Call :func:`open_folder`."""
+        self.path = path
+        self.layout = layout
+        self._lock: int | None = lock
+
+    def mark_prepared(self, prepared: bool) -> None:
+        """Set or remove the mark that a newer layout may be made of this one; it is stored when this returns. Raises OSError."""
+        layout = Layout(
+            layout_version=self.layout.layout_version,
+            datanode=self.layout.datanode,
+            cluster=self.layout.cluster,
+            upgrade_prepared=prepared,
+        )
+        write_layout(self.path, layout)
+        self.layout = layout
+
+    def close(self) -> None:
+        """Unlock the folder. Any number of times."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def open_folder(
+    path: Path,
+    *,
+    datanode: str,
+    cluster: str,
+    software_version: int = LAYOUT_VERSION,
+    upgrades: Mapping[int, UpgradeStep] = UPGRADES,
+) -> DataFolder:
+    """Make, check or upgrade a datanode's folder, and lock it. Raises LayoutRefused, OSError."""
+    path.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LayoutRefused(f"{path}: another process has it open") from None
+        layout = _settle(path, datanode, cluster, software_version, upgrades)
+    except BaseException:
+        os.close(lock)
+        raise
+    return DataFolder(path, layout, lock)
+
+
+def _settle(
+    path: Path, datanode: str, cluster: str, software_version: int, upgrades: Mapping[int, UpgradeStep]
+) -> Layout:
+    """Carry out what is decided, and return the layout that there is then."""
+    found = read_layout(path)
+    empty = set(os.listdir(path)) <= _OURS_BEFORE_VERSION
+    decision = decide(found, datanode=datanode, cluster=cluster, empty=empty, software_version=software_version)
+    if isinstance(decision, Refuse):
+        raise LayoutRefused(f"{path}: {decision.reason}")
+    if isinstance(decision, Keep) and found is not None:
+        return found
+    steps = decision.steps if isinstance(decision, Upgrade) else ()
+    if missing := [version for version in steps if version not in upgrades]:
+        raise LayoutRefused(f"{path}: this software has no upgrade from layout {missing[0]}")
+    for version in steps:
+        upgrades[version](path)
+        prepared = version + 1 < software_version
+        write_layout(path, _layout(version + 1, datanode, cluster, prepared=prepared))
+    layout = _layout(software_version, datanode, cluster, prepared=False)
+    if not steps:
+        write_layout(path, layout)
+    return layout
+
+
+def _layout(version: int, datanode: str, cluster: str, *, prepared: bool) -> Layout:
+    return Layout(layout_version=version, datanode=datanode, cluster=cluster, upgrade_prepared=prepared)
+
+
+def read_layout(path: Path) -> Layout | None:
+    """Return what a folder's VERSION says, None if there is none. Raises LayoutRefused if it cannot be understood, OSError."""
+    file = path / VERSION_FILE
+    try:
+        said: Any = json.loads(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LayoutRefused(f"{file}: not JSON: {error}") from error
+    wanted = {"layout_version": int, "datanode": str, "cluster": str, "upgrade_prepared": bool}
+    for name, kind in wanted.items():
+        if not isinstance(said, dict) or type(said.get(name)) is not kind:
+            raise LayoutRefused(f"{file}: {name} is not there, or is no {kind.__name__}")
+    return Layout(**{name: said[name] for name in wanted})
+
+
+def write_layout(path: Path, layout: Layout) -> None:
+    """Replace a folder's VERSION; it is stored when this returns. Raises OSError."""
+    said = {name: getattr(layout, name) for name in ("layout_version", "datanode", "cluster", "upgrade_prepared")}
+    aside = path / _WRITING
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(said, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path / VERSION_FILE)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
