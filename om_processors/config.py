@@ -35,6 +35,14 @@ class NodeConfig:
     """Directory of this node's databases, one per shard; nobody else's."""
     pipelines: tuple[str, ...]
     """Names of the datanode pipelines that blocks are allocated on."""
+    datanodes: tuple[str, ...]
+    """Names of the datanodes; with any, blocks are allocated on their pipelines, and ``pipelines`` on none."""
+    datanode_timeout_ms: int
+    """How long a datanode may be silent before it is dead."""
+    block_bytes: int
+    """Size of an allocated block."""
+    container_bytes: int
+    """Size at which a container is closed."""
     session_timeout_ms: int
     """How long the leaders' group waits for a silent member before it gives its shards to others."""
     max_queued_requests: int

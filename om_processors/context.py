@@ -62,18 +62,25 @@ class Transaction(ReadView, Protocol):
 
 
 @record
-class PreExecuteContext:
-    """What the leader brings to a request: its shard, the batch's time, the minted index, what blocks may be allocated on.
+class Allocation:
+    """What blocks may be allocated on: pipelines by number (below ``ids.MAX_PIPELINES``), in containers that are not closed.
 
-    ``pipelines`` are numbers and names, numbers below ``ids.MAX_PIPELINES``: with datanodes those that take blocks now, as this node sees
-    them (``om_processors/placement.py``), else all of the settings', by position.
+    With datanodes these are the pipelines that take blocks now, as the node sees them (``placement``), else all of the settings', by position.
     """
+
+    pipelines: tuple[NumberedPipeline, ...]
+    closed_containers: frozenset[int]
+
+
+@record
+class PreExecuteContext:
+    """What the leader brings to a request: its shard, the batch's time, the minted index, what blocks may be allocated on."""
 
     shard: int
     shards: int
     now_ms: int
     index: int
-    pipelines: tuple[NumberedPipeline, ...]
+    allocation: Allocation
     block_size_bytes: int
 
 

@@ -8,9 +8,10 @@ Object id, 64 bits, the highest first (design, section 3)::
 epoch is raised if an index ever had to start again; epochs 2 and 3 would set the sign bit of an Avro long and are
 refused, so ids are positive. Ids ascend with the index within a shard and an epoch, and none is used twice.
 
-Container id, 54 bits: ``epoch (2) | shard (10) | index / 1024 (34) | pipeline's position in the settings (8)``: the
-blocks that one pipeline is given within a window of 1,024 indexes share a container. A container must not change its
-pipeline: the list of pipelines in the settings is only ever appended to.
+Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``: the blocks that one pipeline is given
+within a window of 1,024 indexes share a container, until it is closed because it is full; then those that follow go into the
+one of the next ``roll``. A container must not change its pipeline: a pipeline's number is its partition of ``dn.log``, which no other
+pipeline is given, or (without datanodes) its position in the settings, which are only ever appended to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ INDEX_BITS = 44
 SUB_BITS = 8
 PIPELINE_BITS = 8
 CONTAINER_WINDOW_BITS = 10
+CONTAINER_BITS = 54
+"""Bits of a container's id below the roll."""
+MAX_ROLLS = 1 << 9
+"""Containers of one pipeline, shard and window."""
 
 EPOCH = 0
 """The epoch of ids minted now."""
@@ -65,11 +70,14 @@ def block_local_id(object_id: int, position: int) -> int:
     return object_id | position + 1
 
 
-def container_id(object_id: int, pipeline: int) -> int:
-    """Return the container for blocks of the request that makes ``object_id``, on the pipeline at this position.
+def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
+    """Return a container for blocks of the request that makes ``object_id``, on the pipeline of this number.
 
-    Raises ValueError beyond MAX_PIPELINES pipelines.
+    Raises ValueError beyond MAX_PIPELINES pipelines or MAX_ROLLS rolls.
     """
+    if not 0 <= roll < MAX_ROLLS:
+        raise ValueError(f"roll {roll} of a container; at most {MAX_ROLLS}")
     if not 0 <= pipeline < MAX_PIPELINES:
-        raise ValueError(f"pipeline {pipeline} in the settings; at most {MAX_PIPELINES} have numbers")
-    return object_id >> SUB_BITS + CONTAINER_WINDOW_BITS << PIPELINE_BITS | pipeline
+        raise ValueError(f"pipeline {pipeline}; at most {MAX_PIPELINES} have numbers")
+    window = object_id >> SUB_BITS + CONTAINER_WINDOW_BITS << PIPELINE_BITS | pipeline
+    return roll << CONTAINER_BITS | window

@@ -37,7 +37,7 @@ class OMExecutor:
         request: Request = proposal.body
         context = PreExecuteContext(
             shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=index,
-            pipelines=self._choose(), block_size_bytes=self._block_bytes,
+            allocation=self._choose(), block_size_bytes=self._block_bytes,
         )  # fmt: skip
         try:
             prepared = pre_execute(request, context)

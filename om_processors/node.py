@@ -20,9 +20,13 @@ import mode.loop
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
+from om_processors.context import Allocation
+from om_processors.datanode_client import Courier
+from om_processors.fleet_api import FleetApi
 from om_processors.flusher import Flusher
 from om_processors.follower import Follower, make_app, place_group
 from om_processors.gateway import Gateway
+from om_processors.heartbeats import NOTHING, FleetView
 from om_processors.http_api import HttpApi
 from om_processors.intake import RequestIntake
 from om_processors.late import OMExecutor
@@ -30,9 +34,11 @@ from om_processors.leadership import Leadership
 from om_processors.leadership_api import LeadershipApi
 from om_processors.node_status import NodeStatus
 from om_processors.outbox import KafkaOutbox
+from om_processors.placement_loop import PlacementLoop
+from om_processors.proposer import Proposer
 from om_processors.pulse import Pulse
 from om_processors.request_metrics import RequestMetrics
-from om_processors.service import OM_FAMILIES, OMService
+from om_processors.service import OM_FAMILIES, Choose, OMService
 from om_processors.startup import check_topics
 from om_processors.write_audit import WriteAudit
 from replicated_db import logs
@@ -49,6 +55,7 @@ from replicated_db.startup import check_replica
 from replicated_db.system import SystemClock, SystemIds
 from schemas.log import Batch, RequestBatch
 from schemas.reference import validate_schemas
+from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
 
 log = logging.getLogger("stratolog.node")
@@ -70,8 +77,12 @@ class Node:
         self.follower_logs = {
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
+        self.fleet: FleetView | None = None
+        self.placement: PlacementLoop | None = None
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
         self.notes = Notes(self.replicas)
+        if config.datanodes:
+            self.fleet = FleetView(config, self.replicas[SYSTEM_SHARD], self.clock, self.notes.info, fatal)
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
@@ -82,10 +93,20 @@ class Node:
     def _open(self, shard: int) -> Replica:
         store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
-        executor = OMExecutor(shard=shard, shards=self.config.shards, pipelines=self.config.pipelines)
+        executor = OMExecutor(
+            shard=shard, shards=self.config.shards, pipelines=self.config.pipelines, choose=self._choice(),
+            block_bytes=self.config.block_bytes,
+        )  # fmt: skip
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
         when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
         return replica
+
+    def _choice(self) -> Choose | None:
+        """Return where blocks are allocated: with datanodes on what their heartbeats show, else on the settings' pipelines."""
+        return self._allocation if self.config.datanodes else None
+
+    def _allocation(self) -> Allocation:
+        return NOTHING if self.fleet is None else self.fleet.choose()
 
     def _loop(self, shard: int) -> LeaderLoop:
         config, replica = self.config, self.replicas[shard]
@@ -93,7 +114,10 @@ class Node:
         return LeaderLoop(
             replica,
             self.logs[shard],
-            OMService(shard=shard, shards=config.shards, pipelines=config.pipelines),
+            OMService(
+                shard=shard, shards=config.shards, pipelines=config.pipelines, choose=self._choice(),
+                block_bytes=config.block_bytes,
+            ),
             Limits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
             clock=self.clock,
             ids=SystemIds(),
@@ -132,6 +156,7 @@ class Node:
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
         HttpApi(self.replicas, self.consistency, status, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
+        FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another leads.
         app.on_before_shutdown.connect(self._hand_over)
@@ -141,9 +166,39 @@ class Node:
         await asyncio.get_running_loop().run_in_executor(None, self.leadership.stop)
         await self.consistency.close()
 
+    def start_placing(self) -> None:
+        """Begin to listen to the datanodes, and to act for the shards that this node leads."""
+        if self.fleet is None:
+            return
+        config, note = self.config, self.notes.info
+        self.courier = Courier(own=config.node, cluster=config.cluster, log=note)
+        self.proposer = Proposer(
+            config.bootstrap_servers,
+            node=config.node,
+            shards=config.shards,
+            clock=self.clock,
+            ids=SystemIds(),
+            log=note,
+        )
+        self.placement = PlacementLoop(
+            config, self.fleet, self.loops, self.proposer, self.courier, self.clock, note, fatal
+        )
+        self.fleet.start()
+        self.placement.start()
+
+    def stop_placing(self) -> None:
+        """End what :meth:`start_placing` began."""
+        if self.fleet is None or self.placement is None:
+            return
+        self.placement.close()
+        self.fleet.close()
+        self.courier.close()
+        self.proposer.close()
+
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
         self.leadership.stop()
+        self.stop_placing()
         closing()
         self.outbox.close()
         if self.write_audit is not None:
@@ -172,6 +227,7 @@ def run(config: NodeConfig) -> None:
     worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
     node.flusher.start()
     node.leadership.start()
+    node.start_placing()
     try:
         worker.execute_from_commandline()
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from om_processors.commands import command
-from om_processors.context import NumberedPipeline, PreExecuteContext
+from om_processors.context import Allocation, PreExecuteContext
 from om_processors.errors import OMError
 from om_processors.execute import execute
 from replicated_db.column_families import Families, families
@@ -21,8 +21,8 @@ from schemas.messages import Request, Response, ShardCommand
 BLOCK_SIZE_BYTES = 256 * 1024 * 1024
 """Size of an allocated block, as Ozone's default."""
 
-Choose = Callable[[], tuple[NumberedPipeline, ...]]
-"""Says which pipelines take blocks now."""
+Choose = Callable[[], Allocation]
+"""Says what blocks may be allocated on now."""
 
 OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
 
@@ -37,8 +37,8 @@ STATUS_OF = {
 
 def always(pipelines: Iterable[str]) -> Choose:
     """Return a choice that is always the same: the pipelines of the settings, by position."""
-    numbered = tuple(enumerate(pipelines))
-    return lambda: numbered
+    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset())
+    return lambda: found
 
 
 class OMService:
@@ -67,7 +67,7 @@ class OMService:
             else:
                 context = PreExecuteContext(
                     shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=transaction.index,
-                    pipelines=self._choose(), block_size_bytes=self._block_bytes,
+                    allocation=self._choose(), block_size_bytes=self._block_bytes,
                 )  # fmt: skip
                 result = execute(request, transaction, context)
         except OMError as error:

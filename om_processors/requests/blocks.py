@@ -26,21 +26,22 @@ def allocate(
     Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes them all.
     ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
     """
-    if not context.pipelines:
+    pipelines, closed = context.allocation.pipelines, context.allocation.closed_containers
+    if not pipelines:
         raise OMError(
             FAILED_TO_FIND_ACTIVE_PIPELINE,
             "no pipeline takes blocks now: each is closed, or one of its datanodes is away, unhealthy or full",
         )
-    candidates: Sequence[NumberedPipeline] = [p for p in context.pipelines if p[1] not in excluded]
+    candidates: Sequence[NumberedPipeline] = [p for p in pipelines if p[1] not in excluded]
     if not candidates:
-        names = [name for _, name in context.pipelines]
+        names = [name for _, name in pipelines]
         raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
     blocks = []
     for position in range(count):
         number, pipeline = candidates[(context.index + position) % len(candidates)]
         blocks.append(
             BlockLocation(
-                container_id=ids.container_id(object_id, number),
+                container_id=_open_container(object_id, number, closed),
                 local_id=ids.block_local_id(object_id, position),
                 offset=position * context.block_size_bytes,
                 length=context.block_size_bytes,
@@ -48,6 +49,21 @@ def allocate(
             )
         )
     return blocks
+
+
+def _open_container(object_id: int, pipeline: int, closed: Collection[int]) -> int:
+    """Return the container for a new block: the first of its window that is not closed.
+
+    Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are.
+    """
+    for roll in range(ids.MAX_ROLLS):
+        container_id = ids.container_id(object_id, pipeline, roll)
+        if container_id not in closed:
+            return container_id
+    raise OMError(
+        FAILED_TO_FIND_ACTIVE_PIPELINE,
+        f"all {ids.MAX_ROLLS} containers of pipeline {pipeline} at this index are closed",
+    )
 
 
 def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:

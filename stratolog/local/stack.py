@@ -264,6 +264,7 @@ def topic_plan(settings: Settings) -> TopicPlan:
         response_partitions=settings.response_partitions,
         replication_factor=settings.brokers,
         durability=settings.durability,
+        datanodes=bool(settings.datanodes),
     )
 
 

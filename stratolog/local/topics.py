@@ -16,6 +16,9 @@ from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewT
 
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
+    DN_AUDIT,
+    DN_HEARTBEATS,
+    DN_LOG,
     LOG_SETTINGS,
     MAX_MESSAGE_BYTES,
     OM_AUDIT,
@@ -42,6 +45,13 @@ DURABILITIES = (REPLICATED, FSYNC)
 """An acknowledged log record is in the page caches of min.insync.replicas brokers, or on their disks."""
 
 
+DN_LOG_PARTITIONS = 32
+"""Pipelines that there is room for at first; the Object Manager adds partitions when they are used up."""
+GROWING = (DN_LOG, DN_AUDIT)
+"""Topics that may have more partitions than planned."""
+HEARTBEAT_RETENTION_MS = 3_600_000
+
+
 class TopicMismatch(UserError):
     """A topic exists with other settings or another number of partitions than the cluster needs."""
 
@@ -54,13 +64,15 @@ class TopicPlan:
     response_partitions: int
     replication_factor: int
     durability: str
+    datanodes: bool = False
+    """Whether the cluster has datanodes, and so their topics."""
 
     def topics(self) -> Mapping[str, tuple[int, Mapping[str, str]]]:
         """Return for each topic its number of partitions and its settings."""
         in_sync = {"min.insync.replicas": str(min_in_sync(self.replication_factor))}
         bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)}
         flush = {"flush.messages": "1" if self.durability == FSYNC else NEVER_FLUSH}
-        return {
+        topics: dict[str, tuple[int, Mapping[str, str]]] = {
             OM_LOG: (self.shards, {**LOG_SETTINGS, **in_sync, **flush}),
             OM_REQUESTS: (self.shards, {**bounded, **REQUEST_SETTINGS}),
             OM_RESPONSES: (self.response_partitions, bounded),
@@ -68,6 +80,16 @@ class TopicPlan:
             OM_VERDICTS: (self.shards, bounded),
             OM_REJECTED: (1, bounded),
         }
+        if self.datanodes:
+            topics |= {
+                DN_LOG: (DN_LOG_PARTITIONS, {**LOG_SETTINGS, **in_sync, **flush}),
+                DN_HEARTBEATS: (
+                    1,
+                    {"retention.ms": str(HEARTBEAT_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)},
+                ),
+                DN_AUDIT: (DN_LOG_PARTITIONS, bounded),
+            }
+        return topics
 
 
 def ensure_topics(
@@ -160,7 +182,7 @@ def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
     words = []
     for name, (count, settings) in plan.topics().items():
         partitions = found[name].partitions
-        if len(partitions) != count:
+        if len(partitions) < count or (len(partitions) > count and name not in GROWING):
             words.append(f"{name} has {len(partitions)} partitions, not {count}")
         if {len(partition.replicas) for partition in partitions.values()} != {plan.replication_factor}:
             words.append(f"{name} is not replicated {plan.replication_factor} times")

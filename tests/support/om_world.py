@@ -5,6 +5,7 @@ from __future__ import annotations
 from om_processors.context import ALLOW_ALL, Authorizer, PreExecuteContext, Result
 from om_processors.errors import OMError
 from om_processors.execute import execute
+from om_processors.service import always
 from schemas.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
 from tests.support.dict_transaction import DictTables, DictTransaction, Write
 
@@ -31,7 +32,7 @@ class World:
     def context(self) -> PreExecuteContext:
         return PreExecuteContext(
             shard=self.shard, shards=self.shards, now_ms=self.now_ms, index=self.index,
-            pipelines=tuple(enumerate(PIPELINES)), block_size_bytes=BLOCK_SIZE_BYTES,
+            allocation=always(PIPELINES)(), block_size_bytes=BLOCK_SIZE_BYTES,
         )  # fmt: skip
 
     def begin(self) -> DictTransaction:

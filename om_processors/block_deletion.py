@@ -1,0 +1,136 @@
+"""Deleting blocks that nothing refers to: the leader of each shard reads deletedTable, has the datanodes delete, then purges the rows.
+
+Rules:
+    - A row goes (PurgeBlocks, through the log) only after the pipelines of all its blocks have committed the deletion: DeleteBlocks leaves a
+      tombstone, so a PutBlock that comes later is void.
+    - What is on its way is remembered by row, not in the log: after a change of the leader it is done again, which changes nothing.
+    - A pipeline none of whose members lives keeps its rows; blocks of the settings' pipelines (no datanodes) are no one's to delete.
+    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_DONE rows that wait for their purge.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+from om_processors import ids, placement, tables
+from om_processors.datanode_client import Courier
+from om_processors.fleet import Picture
+from om_processors.proposer import Proposer
+from om_processors.requests.fleet import MAX_PURGED_ROWS, pipeline_name
+from replicated_db.logs import Note
+from replicated_db.ports import Clock
+from replicated_db.replica import Replica
+from schemas.column_families import DELETED_TABLE
+from schemas.datanode import BlockId, DeleteBlocks
+from schemas.messages import PurgeBlocks
+from schemas.rows import BlockLocation
+
+MAX_ROWS = 500
+MAX_BLOCKS = 1000
+MAX_DONE = 10_000
+REST_MS = 2_000
+"""Between two looks at a table that had nothing to do."""
+
+
+class BlockDeletion:
+    """Deletes for one shard, while this node leads it."""
+
+    def __init__(
+        self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
+    ) -> None:
+        self._shard = shard
+        self._replica = replica
+        self._proposer = proposer
+        self._courier = courier
+        self._clock = clock
+        self._note = note
+        self._lock = Lock()
+        self._deleted: dict[bytes, set[int]] = {}
+        """By row: the partitions whose pipelines have deleted its blocks."""
+        self._after = b""
+        """The last row that was looked at: rows that cannot go for now must not hide those behind them."""
+        self._rest_until_ms = 0
+
+    def turn(self, picture: Picture) -> None:
+        """Go through the next rows: ask for deletions, propose the purge of what is deleted."""
+        now_ms = self._clock.elapsed_ms()
+        if now_ms < self._rest_until_ms:
+            return
+        rows = self._next_rows()
+        if not rows:
+            self._rest_until_ms = now_ms + REST_MS
+            return
+        wanted: dict[int, list[tuple[bytes, BlockLocation]]] = {}
+        gone: list[bytes] = []
+        for key, blocks in rows:
+            left = [block for block in blocks if partition_of(block) not in self._done_of(key)]
+            for block in left:
+                wanted.setdefault(partition_of(block), []).append((key, block))
+            if not left:
+                gone.append(key)
+        for partition, found in wanted.items():
+            self._delete(picture, partition, found)
+        if gone:
+            self._purge(gone[:MAX_PURGED_ROWS])
+
+    def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
+        """Return rows behind the last one that was looked at, and the blocks of each that datanodes hold; from the start after the end."""
+        start = self._after + b"\x00" if self._after else b""
+        with self._replica.lock:
+            found = list(islice(self._replica.late.cache.iterate(DELETED_TABLE, start), MAX_ROWS))
+        self._after = found[-1][0] if len(found) == MAX_ROWS else b""
+        return [
+            (key, [block for block in tables.decode_key(value).blocks if is_on_datanodes(block)])
+            for key, value in found
+        ]
+
+    def _done_of(self, key: bytes) -> set[int]:
+        with self._lock:
+            return self._deleted.get(key, set())
+
+    def _delete(self, picture: Picture, partition: int, found: list[tuple[bytes, BlockLocation]]) -> None:
+        """Have a pipeline delete blocks: whole rows, as many as MAX_BLOCKS allows, but one at least."""
+        chosen: list[tuple[bytes, BlockLocation]] = []
+        for key, block in found:
+            if len(chosen) >= MAX_BLOCKS and key != chosen[-1][0]:
+                break
+            chosen.append((key, block))
+        row = next((row for row in picture.pipelines if row.partition == partition), None)
+        member = None if row is None else placement.spokesman(picture, row)
+        if member is None or member.heartbeat is None:
+            return
+        named = [BlockId(container_id=block.container_id, local_id=block.local_id) for _, block in chosen]
+        self._courier.send(
+            ("delete", self._shard, partition), member.heartbeat.address,
+            DeleteBlocks(partition=partition, blocks=named),
+            done=partial(self._was_deleted, partition, tuple({key for key, _ in chosen})),
+        )  # fmt: skip
+
+    def _was_deleted(self, partition: int, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
+        with self._lock:
+            if len(self._deleted) >= MAX_DONE:
+                self._deleted.clear()
+            for key in rows:
+                self._deleted.setdefault(key, set()).add(partition)
+
+    def _purge(self, rows: list[bytes]) -> None:
+        body = PurgeBlocks(shard=self._shard, rows=rows)
+        if self._proposer.propose(("purge", self._shard, rows[0], len(rows)), body):
+            self._note(f"{len(rows)} rows of {DELETED_TABLE} are to be purged", shard=self._shard)
+            with self._lock:
+                # Should the purge be lost, the rows are found again, and deleted again.
+                for key in rows:
+                    self._deleted.pop(key, None)
+
+
+def partition_of(block: BlockLocation) -> int:
+    """Return the number of a block's pipeline."""
+    return block.container_id & (ids.MAX_PIPELINES - 1)
+
+
+def is_on_datanodes(block: BlockLocation) -> bool:
+    """Say whether datanodes may hold a block: those of the settings' pipelines have other names."""
+    return block.pipeline == pipeline_name(partition_of(block))

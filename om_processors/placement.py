@@ -1,0 +1,347 @@
+"""What to do with datanodes, pipelines and containers: functions of a :class:`~om_processors.fleet.Picture`. Pure.
+
+Rules:
+    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows it without a fault.
+    - A new pipeline is ``replicas`` datanodes that take blocks and have fewer than PIPELINES_PER_DATANODE open pipelines. They stand in
+      exactly two racks if healthy datanodes stand in two or more (then data crosses from rack to rack once, wherever a stream
+      begins), and the one that leads fewest comes first.
+    - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
+    - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
+      entering maintenance count as holders: they come back.
+    - Nobody is believed dead before this node has listened for the whole time-out (``Picture.settled``).
+
+All decisions are repeated at each turn of the loop until the rows and heartbeats say that they are carried out: nothing is remembered
+here. What one turn decides is bounded by the limits below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from om_processors import ids
+from om_processors.context import NumberedPipeline
+from om_processors.fleet import Container, Datanode, Health, Picture
+from schemas.datanode import MAX_REPORTED_CONTAINERS, PipelineRow
+from schemas.datanode_states import (
+    CLOSED,
+    DECOMMISSIONED,
+    DECOMMISSIONING,
+    ENTERING_MAINTENANCE,
+    IN_MAINTENANCE,
+    IN_SERVICE,
+    OPEN,
+)
+from schemas.messages import CreatePipeline, RetirePipeline, SetDatanodeState
+from schemas.record import record
+
+PIPELINE_REPLICAS = 3
+"""Datanodes of a pipeline, where there are so many."""
+PIPELINES_PER_DATANODE = 2
+"""Open pipelines that a datanode is a member of (Ozone's ``ozone.scm.datanode.pipeline.limit``)."""
+MAX_COPIES_PER_TURN = 20
+"""Containers that one turn of the loop has copied."""
+MAX_COPIES_PER_DATANODE = 2
+"""Containers that one turn has one datanode fetch."""
+MAX_CLOSES_PER_TURN = 100
+LOAD_SLACK = 16
+"""Streams that a pipeline's busiest member may have beyond the least busy pipeline's before it gets no blocks for a while."""
+
+
+@record
+class Copy:
+    """A closed container is to be fetched by ``target`` from one of ``sources`` (addresses)."""
+
+    container_id: int
+    partition: int
+    target: str
+    sources: tuple[str, ...]
+
+
+# ---- allocation
+
+
+def is_usable(picture: Picture, row: PipelineRow) -> bool:
+    """Say whether a pipeline takes blocks now."""
+    if row.state != OPEN:
+        return False
+    for one in row.members:
+        datanode = picture.member(one.datanode)
+        report = datanode.report(row.partition)
+        if report is None or not report.healthy or not datanode.takes_blocks:
+            return False
+        if not datanode.has_room(picture.min_free_bytes):
+            return False
+    return True
+
+
+def choices(picture: Picture) -> tuple[NumberedPipeline, ...]:
+    """Return the pipelines that blocks are allocated on, in the order of their numbers; the caller goes round robin.
+
+    Those without a leader, and those much busier than others, are left out as long as others are there.
+    """
+    usable = [row for row in picture.pipelines if is_usable(picture, row)]
+    led = [row for row in usable if leader(picture, row) is not None] or usable
+    loads = {row.partition: _load(picture, row) for row in led}
+    least = min(loads.values(), default=0)
+    return tuple((row.partition, row.pipeline) for row in led if loads[row.partition] <= least + LOAD_SLACK)
+
+
+def leader(picture: Picture, row: PipelineRow) -> str | None:
+    """Return the member that says that it leads a pipeline; None if none does."""
+    for one in row.members:
+        report = picture.member(one.datanode).report(row.partition)
+        if report is not None and report.leading:
+            return one.datanode
+    return None
+
+
+def _load(picture: Picture, row: PipelineRow) -> int:
+    return max((_streams(picture.member(one.datanode)) for one in row.members), default=0)
+
+
+def _streams(datanode: Datanode) -> int:
+    return 0 if datanode.heartbeat is None else datanode.heartbeat.active_streams
+
+
+# ---- pipelines
+
+
+def retirements(picture: Picture) -> list[RetirePipeline]:
+    """Return the open pipelines that are to take no blocks any more, and why."""
+    found = []
+    for row in picture.open_pipelines():
+        reasons = [reason for one in row.members if (reason := _reason_to_retire(picture.member(one.datanode)))]
+        if reasons:
+            found.append(RetirePipeline(partition=row.partition, reason="; ".join(reasons)))
+    return found
+
+
+def _reason_to_retire(datanode: Datanode) -> str:
+    if datanode.health is Health.DEAD:
+        return f"{datanode.name} is dead"
+    return "" if datanode.state == IN_SERVICE else f"{datanode.name} is {datanode.state}"
+
+
+def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
+    """Return the next pipeline to create: one at a time, for each changes what the next one should be. None if there is none to make.
+
+    ``replicas`` is PIPELINE_REPLICAS, or fewer where the cluster has fewer datanodes.
+    """
+    partition = max((row.partition for row in picture.pipelines), default=-1) + 1
+    if partition >= ids.MAX_PIPELINES:
+        return None
+    members = choose_members(picture, replicas)
+    if members is None:
+        return None
+    return CreatePipeline(partition=partition, members=[datanode.member for datanode in members])
+
+
+def choose_members(picture: Picture, replicas: int) -> list[Datanode] | None:
+    """Return the datanodes of a new pipeline, the one that is to lead first; None if no legal set is left."""
+    fit = [node for node in picture.datanodes.values() if node.takes_blocks and node.has_room(picture.min_free_bytes)]
+    spread = replicas > 1 and len({node.rack for node in fit}) > 1
+    free = [node for node in fit if picture.pipelines_of(node.name) < PIPELINES_PER_DATANODE]
+    free.sort(key=lambda node: (picture.pipelines_of(node.name), _streams(node), node.name))
+    if len(free) < replicas:
+        return None
+    chosen = _in_two_racks(free, replicas) if spread else free[:replicas]
+    if chosen is None:
+        return None
+    first = min(chosen, key=lambda node: (_led_first(picture, node.name), chosen.index(node)))
+    return [first, *(node for node in chosen if node is not first)]
+
+
+def _in_two_racks(free: list[Datanode], replicas: int) -> list[Datanode] | None:
+    """Return ``replicas`` datanodes of exactly two racks, those with least to do first; None if there are none."""
+    for first in free:
+        for second in free:
+            if second.rack == first.rack:
+                continue
+            rest = [node for node in free if node.rack in (first.rack, second.rack) and node not in (first, second)]
+            if len(rest) >= replicas - 2:
+                return [first, second, *rest[: replicas - 2]]
+    # Every datanode stands in a rack of its own: then three racks are what there is.
+    if len({node.rack for node in free}) == len(free):
+        return free[:replicas]
+    return None
+
+
+def _led_first(picture: Picture, datanode: str) -> int:
+    return sum(row.members[0].datanode == datanode for row in picture.open_pipelines())
+
+
+# ---- what datanodes are to be told
+
+
+def to_open(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
+    """Return the open pipelines with members that live but do not follow them yet."""
+    return [
+        (row, datanode)
+        for row in picture.open_pipelines()
+        for one in row.members
+        if (datanode := picture.member(one.datanode)).alive and datanode.report(row.partition) is None
+    ]
+
+
+def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
+    """Return the closed pipelines with living members that follow them: each is to be told so, once at least."""
+    return [
+        (row, datanode)
+        for row in picture.pipelines
+        if row.state == CLOSED
+        for one in row.members
+        if (datanode := picture.member(one.datanode)).alive and datanode.report(row.partition) is not None
+    ]
+
+
+def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Container, list[Datanode]]]:
+    """Return open containers that are to be closed, with the members to ask, the leader first: full ones, those of closed pipelines,
+    and those that one replica has closed.
+    """
+    rows = {row.partition: row for row in picture.pipelines}
+    found = []
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None or container.closed_by >= container.held_by:
+            continue
+        full = container.used_bytes >= container_bytes or bool(container.closed_by)
+        if full or row.state == CLOSED:
+            leads = leader(picture, row)
+            members = [picture.member(one.datanode) for one in row.members]
+            living = [node for node in members if node.alive and node.report(row.partition) is not None]
+            if living:
+                found.append((container, sorted(living, key=lambda node: node.name != leads)))
+        if len(found) == MAX_CLOSES_PER_TURN:
+            break
+    return found
+
+
+def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
+    """Return the member to ask for something that goes through a pipeline's log: its leader, or one that sends it on; None if none lives."""
+    living = [picture.member(one.datanode) for one in row.members]
+    living = [node for node in living if node.alive and node.report(row.partition) is not None]
+    leads = leader(picture, row)
+    return min(living, key=lambda node: node.name != leads, default=None)
+
+
+# ---- containers
+
+
+def holders(picture: Picture, container: Container, *, closed: bool = True) -> list[Datanode]:
+    """Return the datanodes that count as having a good replica of a container; with ``closed``, one that is closed already."""
+    counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
+    good = container.healthy_on & container.closed_by if closed else container.healthy_on
+    return [node for name in sorted(good) if (node := picture.member(name)).alive and node.state in counted]
+
+
+def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list[Copy]:
+    """Return what is to be copied where; ``fetching`` are (container, datanode) that are under way.
+
+    Containers with the fewest replicas come first.
+    """
+    if not picture.settled:
+        return []
+    short: list[tuple[int, Container, PipelineRow]] = []
+    rows = {row.partition: row for row in picture.pipelines}
+    away = _in_maintenance(picture)
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None or not container.closed_by:
+            continue
+        under_way = sum(number == container.container_id for number, _ in fetching)
+        silent = len(away & {one.datanode for one in row.members} - container.held_by)
+        # A replica that is not closed yet will be: it is no reason to make another.
+        have = len(holders(picture, container, closed=False)) + silent
+        if have + under_way < len(row.members):
+            short.append((have, container, row))
+    short.sort(key=lambda one: (one[0], one[1].container_id))
+    return _targets(picture, ((container, row) for _, container, row in short), fetching)
+
+
+def _in_maintenance(picture: Picture) -> set[str]:
+    states = (ENTERING_MAINTENANCE, IN_MAINTENANCE)
+    return {node.name for node in picture.datanodes.values() if node.state in states}
+
+
+def _targets(
+    picture: Picture, short: Iterable[tuple[Container, PipelineRow]], fetching: Collection[tuple[int, str]]
+) -> list[Copy]:
+    busy: dict[str, int] = {}
+    for _, name in fetching:
+        busy[name] = busy.get(name, 0) + 1
+    found: list[Copy] = []
+    for container, _ in short:
+        if len(found) == MAX_COPIES_PER_TURN:
+            break
+        sources = [picture.member(name) for name in sorted(container.healthy_on & container.closed_by)]
+        addresses = tuple(node.heartbeat.address for node in sources if node.alive and node.heartbeat is not None)
+        target = _target(picture, container, busy)
+        if not addresses or target is None:
+            continue
+        busy[target.name] = busy.get(target.name, 0) + 1
+        found.append(
+            Copy(
+                container_id=container.container_id,
+                partition=container.partition,
+                target=target.name,
+                sources=addresses,
+            )
+        )
+    return found
+
+
+def _target(picture: Picture, container: Container, busy: dict[str, int]) -> Datanode | None:
+    """Return who should fetch a container: in a rack that has none if its replicas stand in one, with least to do, most room."""
+    racks = {node.rack for node in holders(picture, container)}
+    fit = [
+        node
+        for node in picture.datanodes.values()
+        if node.takes_blocks
+        # One that has a damaged replica repairs it itself, from its peers.
+        and node.name not in container.held_by
+        and busy.get(node.name, 0) < MAX_COPIES_PER_DATANODE
+        and node.has_room(max(picture.min_free_bytes, container.used_bytes))
+    ]
+    return min(
+        fit,
+        key=lambda node: (
+            len(racks) == 1 and node.rack in racks, busy.get(node.name, 0), -_free(node), node.name,
+        ),
+        default=None,
+    )  # fmt: skip
+
+
+def _free(node: Datanode) -> int:
+    return 0 if node.heartbeat is None else node.heartbeat.free_bytes
+
+
+# ---- datanodes that leave
+
+
+def reached(picture: Picture) -> list[SetDatanodeState]:
+    """Return the datanodes that have come to where their operator wants them."""
+    found = []
+    for node in picture.datanodes.values():
+        if picture.pipelines_of(node.name):
+            continue
+        if node.state == DECOMMISSIONING and picture.settled and not _still_needed(picture, node):
+            found.append(SetDatanodeState(datanode=node.name, state=DECOMMISSIONED))
+        elif node.state == ENTERING_MAINTENANCE:
+            found.append(SetDatanodeState(datanode=node.name, state=IN_MAINTENANCE))
+    return found
+
+
+def _still_needed(picture: Picture, node: Datanode) -> bool:
+    """Say whether a datanode holds what too few others hold, or may hold more than it has reported."""
+    if node.heartbeat is None:
+        return False
+    if len(node.heartbeat.containers) >= MAX_REPORTED_CONTAINERS:
+        return True
+    rows = {row.partition: row for row in picture.pipelines}
+    for report in node.heartbeat.containers:
+        container, row = picture.containers.get(report.container_id), rows.get(report.partition)
+        if container is None or row is None:
+            continue
+        if len(holders(picture, container)) < len(row.members):
+            return True
+    return False

@@ -1,0 +1,178 @@
+"""Carrying out what ``placement`` decides: a loop on every node that acts while this node leads shard 0, and on the leader of each shard
+deletes blocks (``block_deletion``).
+
+Rules:
+    - Rows change by requests alone (``proposer``); datanodes are told over TCP (``datanode_client``). Each turn decides afresh, so whatever is
+      lost, refused or done twice is put right by a later turn, here or on the node that leads next.
+    - A turn never waits for a datanode. What was told and accepted is told again after REMIND_MS, if heartbeats still do not show it.
+    - The topic gets more partitions before a pipeline needs them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from om_processors import ids, placement
+from om_processors.block_deletion import BlockDeletion
+from om_processors.config import NodeConfig
+from om_processors.datanode_client import FETCH_TIMEOUT_S, Courier
+from om_processors.fleet import Datanode, Picture
+from om_processors.heartbeats import FleetView
+from om_processors.proposer import Proposer
+from replicated_db.leader_loop import LeaderLoop
+from replicated_db.logs import Note
+from replicated_db.ports import Clock
+from schemas.datanode import CloseContainer, ClosePipeline, FetchContainer, OpenPipeline, PipelineRow
+from schemas.messages import CreatePipeline
+from schemas.sharding import SYSTEM_SHARD
+from schemas.topics import DN_AUDIT, DN_LOG
+
+TURN_S = 0.5
+REMIND_MS = 10_000
+"""An accepted message whose effect does not show in heartbeats is sent again after this time."""
+MAX_REMEMBERED = 10_000
+GROW_PARTITIONS = 32
+"""Partitions that dn.log is given more at once."""
+ADMIN_TIMEOUT_S = 10.0
+
+
+class PlacementLoop:
+    """Runs on a thread of its own."""
+
+    def __init__(
+        self, config: NodeConfig, view: FleetView, loops: Mapping[int, LeaderLoop], proposer: Proposer, courier: Courier,
+        clock: Clock, note: Note, fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._view = view
+        self._loops = loops
+        self._proposer = proposer
+        self._courier = courier
+        self._clock = clock
+        self._note = note
+        self._fatal = fatal
+        self._replicas = min(placement.PIPELINE_REPLICAS, len(config.datanodes))
+        self._accepted: dict[Hashable, int] = {}
+        self._deletions = {
+            shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
+        }
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="placement", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(TURN_S):
+                self.turn()
+        except BaseException as error:
+            if not self._stop.is_set():
+                self._fatal(error)
+
+    def turn(self) -> None:
+        """Decide and act once, for the shards that this node leads."""
+        leading = [shard for shard, loop in self._loops.items() if loop.leading]
+        if not leading:
+            return
+        picture = self._view.refresh()
+        if SYSTEM_SHARD in leading:
+            self._place(picture)
+        for shard in leading:
+            self._deletions[shard].turn(picture)
+
+    def _place(self, picture: Picture) -> None:
+        for retire in placement.retirements(picture):
+            if self._proposer.propose(("retire", retire.partition), retire):
+                self._note(f"pipeline-{retire.partition} is retired: {retire.reason}", shard=SYSTEM_SHARD)
+        for state in placement.reached(picture):
+            if self._proposer.propose(("state", state.datanode, state.state), state):
+                self._note(f"datanode {state.datanode} is {state.state}", shard=SYSTEM_SHARD)
+        create = placement.new_pipeline(picture, self._replicas)
+        if create is not None:
+            self._create(create)
+        for row, datanode in placement.to_open(picture):
+            self._tell(("open", row.partition, datanode.name), datanode, _open(row))
+        for row, datanode in placement.to_close(picture):
+            close = ClosePipeline(partition=row.partition, generation=row.generation)
+            self._tell(("close", row.partition, datanode.name), datanode, close)
+        for container, members in placement.full_containers(picture, self._config.container_bytes):
+            number = container.container_id
+            request = CloseContainer(partition=container.partition, container_id=number)
+            # Asked first is the leader; a member that does not lead sends the request on.
+            self._tell(("container", number), members[0], request)
+        self._copy(picture)
+
+    def _create(self, create: CreatePipeline) -> None:
+        key = ("create", create.partition)
+        if (
+            self._proposer.is_due(key)
+            and self._ensure_partition(create.partition)
+            and self._proposer.propose(key, create)
+        ):
+            names = ", ".join(member.datanode for member in create.members)
+            self._note(f"pipeline-{create.partition} of {names} is proposed", shard=SYSTEM_SHARD)
+
+    def _copy(self, picture: Picture) -> None:
+        fetching = [key[1:] for key in self._courier.under_way if isinstance(key, tuple) and key[0] == "fetch"]
+        for copy in placement.copies(picture, fetching):
+            target = picture.member(copy.target)
+            request = FetchContainer(
+                partition=copy.partition, container_id=copy.container_id, sources=list(copy.sources)
+            )
+            key = ("fetch", copy.container_id, copy.target)
+            if self._tell(key, target, request, FETCH_TIMEOUT_S):
+                self._note(
+                    f"container {copy.container_id} is copied to {copy.target} from {', '.join(copy.sources)}",
+                    shard=SYSTEM_SHARD,
+                )
+
+    def _tell(self, key: Hashable, datanode: Datanode, request: Any, timeout_s: float | None = None) -> bool:
+        """Tell a datanode, unless it accepted the same a moment ago, or is being told."""
+        accepted_ms = self._accepted.get(key)
+        if datanode.heartbeat is None or (
+            accepted_ms is not None and self._clock.elapsed_ms() - accepted_ms < REMIND_MS
+        ):
+            return False
+        more = {} if timeout_s is None else {"timeout_s": timeout_s}
+        return self._courier.send(
+            key, datanode.heartbeat.address, request, done=partial(self._was_accepted, key), **more
+        )
+
+    def _was_accepted(self, key: Hashable, answer: Any) -> None:  # noqa: ARG002 - the effect shows in heartbeats
+        if len(self._accepted) >= MAX_REMEMBERED:
+            self._accepted.clear()
+        self._accepted[key] = self._clock.elapsed_ms()
+
+    def _ensure_partition(self, partition: int) -> bool:
+        """Give the pipelines' log, and the topic of their reports, more partitions if this one is not there; say whether it is."""
+        try:
+            admin = AdminClient({"bootstrap.servers": self._config.bootstrap_servers, "log_level": 0})
+            topics = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
+            for name in (DN_AUDIT, DN_LOG):
+                there = len(topics[name].partitions)
+                if partition >= there:
+                    total = min(ids.MAX_PIPELINES, max(partition + 1, there + GROW_PARTITIONS))
+                    admin.create_partitions([NewPartitions(name, total)])[name].result(ADMIN_TIMEOUT_S)
+                    self._note(f"{name} has {total} partitions now", shard=SYSTEM_SHARD)
+        except (KafkaException, KeyError) as error:
+            self._note(f"no partition {partition} of {DN_LOG} for now: {error}", shard=SYSTEM_SHARD)
+            return False
+        return True
+
+
+def _open(row: PipelineRow) -> OpenPipeline:
+    return OpenPipeline(pipeline=row.pipeline, partition=row.partition, generation=row.generation, members=row.members)
