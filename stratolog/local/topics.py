@@ -85,7 +85,11 @@ class TopicPlan:
                 DN_LOG: (DN_LOG_PARTITIONS, {**LOG_SETTINGS, **in_sync, **flush}),
                 DN_HEARTBEATS: (
                     1,
-                    {"retention.ms": str(HEARTBEAT_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)},
+                    {
+                        "retention.ms": str(HEARTBEAT_RETENTION_MS),
+                        "message.timestamp.type": "LogAppendTime",
+                        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+                    },
                 ),
                 DN_AUDIT: (DN_LOG_PARTITIONS, bounded),
             }
