@@ -31,7 +31,7 @@ from crc32c import crc32c
 
 from datanode_processors.block_file import BlockFile, block_error
 from datanode_processors.block_writer import BlockWriter
-from datanode_processors.checksums import check_cell_bytes
+from datanode_processors.checksums import CHECKSUM_BYTES, check_cell_bytes
 from datanode_processors.containers import CONTAINERS, Containers, ContainerUsage
 from datanode_processors.errors import BlockError
 from datanode_processors.fsync import CLOSE, FSYNC_POLICIES, FsyncCount
@@ -227,14 +227,22 @@ class BlockStore:
         ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known). Raises BlockError.
         """
         with self._held(container_id, local_id) as block:
-            if bytes_per_checksum is not None and bytes_per_checksum != block.cells.cell_bytes:
-                with block.lock:
-                    if block.writer is not None:
-                        raise BlockError(
-                            INVALID_REQUEST, f"{block.path} is being written in cells of {block.cells.cell_bytes} bytes"
-                        )
+            with block.lock:
+                if bytes_per_checksum is not None and block.writer is None:
                     block.set_cell_bytes(bytes_per_checksum)
+                same = bytes_per_checksum in (None, block.cells.cell_bytes)
+            if not same:  # a stream writes the block in other cells
+                return self._read_checksums(block, length, bytes_per_checksum)
             return block.checksums(length)
+
+    def _read_checksums(self, block: BlockFile, length: int, bytes_per_checksum: int | None) -> bytes | None:
+        try:
+            cells = self.read(*block.key, 0, length, bytes_per_checksum=bytes_per_checksum)
+            return b"".join(crc.to_bytes(CHECKSUM_BYTES, "big") for _, _, crc in cells)
+        except BlockError as error:
+            if error.code == NOT_COMMITTED:
+                return None
+            raise
 
     def read(
         self,
