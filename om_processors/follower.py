@@ -8,7 +8,7 @@ import faust
 
 from om_processors.config import NodeConfig
 from replicated_db import follower
-from replicated_db.leader_loop import LeaderLoop, Outbox
+from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Log
 from replicated_db.replica import Replica
@@ -36,7 +36,7 @@ class Follower(follower.Follower):
 
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
-        logs: Mapping[int, Log], outbox: Outbox,
+        logs: Mapping[int, Log], outbox: Publisher,
         note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         feed = follower.Feed(

@@ -6,7 +6,6 @@ Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": te
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -20,13 +19,12 @@ from om_processors.context import ReadView
 from om_processors.errors import OMError
 from om_processors.node_status import NodeStatus
 from om_processors.views import Json
+from replicated_db import shard_pages
 from replicated_db.errors import StoreFailure
-from replicated_db.ports import View as StoreView
 from replicated_db.replica import Replica
 from schemas.result_codes import INVALID_REQUEST
 from schemas.sharding import shard_of
 
-MAX_ROWS = 10_000
 Answer = tuple[int, Json]
 
 
@@ -149,85 +147,24 @@ class HttpApi:
         return 200, {"offset": offset, "hash": record_hash}
 
     async def digest(self, query: Any, shard: str) -> Answer:
-        """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one."""
-        replica = self._replica(shard)
-        scrub = query.get("scrub", "false") == "true"
-        position, incremental, snapshot = replica.snapshot()
-        digests = incremental
-        try:
-            if scrub:
-                digests = await asyncio.get_running_loop().run_in_executor(None, replica.scan, snapshot)
-        finally:
-            snapshot.close()
-        slots, sums = digests.slots()
-        return 200, {
-            "offset": position.offset, "index": position.index, "chain": position.chain.hex(),
-            "slots": slots, "sums": sums, "scrubbed": scrub, "digest": f"{digests.total():016x}",
-            "incremental": {"digest": f"{incremental.total():016x}", "slots": incremental.slots()[0], "sums": incremental.slots()[1]},
-        }  # fmt: skip
+        """Return the incremental digest, and with ``scrub=true`` that of a full scan."""
+        return 200, await shard_pages.digest(self._replica(shard), query)
 
     async def rows(self, query: Any, shard: str) -> Answer:
-        """Return key and hash of the rows of one digest bucket, to find the rows that differ."""
-        replica = self._replica(shard)
-        cf, bucket = _family(replica, query), _number(query, "bucket", 0, 0, 255)
-        position, _, snapshot = replica.snapshot()
-        try:
-            rows = await asyncio.get_running_loop().run_in_executor(None, _bucket_rows, replica, snapshot, cf, bucket)
-        finally:
-            snapshot.close()
-        answer = {"offset": position.offset, "index": position.index, "rows": rows[:MAX_ROWS]}
-        return 200, {**answer, "truncated": len(rows) > MAX_ROWS}
+        """Return key and hash of the rows of one digest bucket."""
+        return 200, await shard_pages.rows(self._replica(shard), query)
 
     async def row(self, query: Any, shard: str) -> Answer:
-        """Return one row of any family, to repair another replica's: its value in hexadecimal, null if it is absent."""
-        replica = self._replica(shard)
-        cf = _family(replica, query)
-        try:
-            key = bytes.fromhex(query.get("key", ""))
-        except ValueError as error:
-            raise OMError(INVALID_REQUEST, f"key {query.get('key')!r} is not hexadecimal") from error
-        position, _, snapshot = replica.snapshot()
-        try:
-            value = snapshot.get(cf, key)
-        finally:
-            snapshot.close()
-        return 200, {
-            "offset": position.offset, "index": position.index, "value": None if value is None else value.hex(),
-        }  # fmt: skip
+        """Return one row of any family."""
+        return 200, await shard_pages.row(self._replica(shard), query)
 
     def _replica(self, shard: str) -> Replica:
-        if not shard.isdecimal() or int(shard) not in self._replicas:
-            raise OMError(INVALID_REQUEST, f"there is no shard {shard!r}; there are 0..{len(self._replicas) - 1}")
-        return self._replicas[int(shard)]
-
-
-def _family(replica: Replica, query: Any) -> str:
-    cf: str = query.get("cf", "")
-    if cf not in replica.families.names:
-        raise OMError(INVALID_REQUEST, f"cf {cf!r} is not one of {', '.join(replica.families.names)}")
-    return cf
-
-
-def _bucket_rows(replica: Replica, view: StoreView, cf: str, bucket: int) -> list[Json]:
-    rows: list[Json] = []
-    for key, value in view.iterate(cf, b""):
-        if (found := replica.row_hash_in(cf, key, value, bucket)) is not None:
-            rows.append({"key": key.hex(), "hash": found})
-            if len(rows) > MAX_ROWS:
-                break
-    return rows
+        return shard_pages.replica_of(self._replicas, shard)
 
 
 def _page_of(query: Any) -> tuple[str, str, int]:
-    limit = _number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
+    limit = shard_pages.number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
     return query.get("prefix", ""), query.get("start_after", ""), limit
-
-
-def _number(query: Any, name: str, default: int, low: int, high: int) -> int:
-    text = query.get(name, str(default))
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise OMError(INVALID_REQUEST, f"{name} {text!r} is not a number in {low}..{high}")
-    return int(text)
 
 
 async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -236,6 +173,8 @@ async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         return await ask()
     except OMError as error:
         return (404 if error.status.endswith("_NOT_FOUND") else 400), {"error": error.status, "message": error.message}
+    except shard_pages.BadQuery as error:
+        return 400, {"error": INVALID_REQUEST, "message": str(error)}
     except NotReadable as error:
         return 503, {"error": error.code, "message": str(error)}
 

@@ -19,6 +19,7 @@ What holds (design, sections 3, 4 and 10)
     - An answer leaves only when the batch that holds it is effective and applied.
 
 The core (everything but ``rocks``, ``kafka_log``, ``system``, ``leader_loop``, ``database``, and what a process that hosts replicas
-shares with others of its kind: ``faust_transport``, ``follower``, ``reports``, ``startup``, ``process``, ``logs``) has no I/O, no clock, no
+shares with others of its kind: ``faust_transport``, ``follower``, ``reports``, ``shard_pages``, ``startup``, ``process``,
+``logs``) has no I/O, no clock, no
 randomness and no threads. Those come in through ``ports``, each with an in-memory twin in ``memory``.
 """

@@ -20,6 +20,7 @@ from threading import Lock
 from typing import Any
 
 from aiokafka.errors import CorruptRecordException
+from aiokafka.structs import TopicPartition
 from faust.transport.drivers import aiokafka
 from faust.types import TP
 
@@ -49,13 +50,14 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         return records
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        if paused := [tp for tp in assigned if not self.consumer.transport.follows(tp)]:
+        transport = self.consumer.transport
+        if paused := [TopicPartition(*tp) for tp in assigned if not transport.follows(tp)]:
             self._ensure_consumer().pause(*paused)
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def resume(self, tp: TP) -> None:
         """Fetch a partition from where the group was placed; on any thread."""
-        await self.call_thread(self._ensure_consumer().resume, tp)
+        await self.call_thread(self._ensure_consumer().resume, TopicPartition(*tp))
 
 
 class _Consumer(aiokafka.Consumer):

@@ -22,7 +22,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from replicated_db.faust_transport import FollowerTransport
-from replicated_db.leader_loop import LeaderLoop, Outbox
+from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Log, LogUnavailable
 from replicated_db.quorum import Judgement, Quorum
@@ -118,7 +118,7 @@ class Follower:
 
     def __init__(
         self, feed: Feed, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop], logs: Mapping[int, Log],
-        outbox: Outbox, note: Note, fatal: Callable[[BaseException], None],
+        outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._feed = feed
         self._replicas = replicas

@@ -54,14 +54,18 @@ class Intake(Protocol):
         """Release what was opened."""
 
 
-class Outbox(Protocol):
+class Publisher(Protocol):
+    """Where reports go."""
+
+    def publish(self, replica: Replica, outcome: Outcome) -> None:
+        """Publish what applying a record asks for: digests at a barrier, evidence."""
+
+
+class Outbox(Publisher, Protocol):
     """Where answers and reports go."""
 
     def reply(self, replies: Sequence[Reply]) -> None:
         """Send answers; they are effective and applied."""
-
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
-        """Publish what applying a record asks for: digests at a barrier, evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "logs", "process", "reports", "startup",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "logs", "process", "reports", "shard_pages",
+        "startup",
     }
 )  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
@@ -72,7 +73,8 @@ def pure_modules() -> list[Path]:
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
     datanodes = [
-        ROOT / "datanode_processors" / f"{name}.py" for name in ("checksums", "digests", "errors", "limits", "stream")
+        ROOT / "datanode_processors" / f"{name}.py"
+        for name in ("block_service", "checksums", "digests", "election", "errors", "limits", "stream")
     ]
     return [*core, *requests, *operations, *helpers, *clients, *datanodes]
 

@@ -1,0 +1,85 @@
+"""What one datanode needs to know, as one frozen object; made by ``stratolog.settings`` and by tests.
+
+Nothing here is read from the environment: whoever starts a datanode says everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from datanode_processors.fsync import CLOSE, FSYNC_POLICIES
+
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+DEFAULT_RACK = "/default-rack"
+MIN_WATCHDOG_MS = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatanodeConfig:
+    """One datanode of a cluster."""
+
+    node: str
+    """Name of this datanode."""
+    cluster: str
+    """Name of the cluster; HELLO and the log say it."""
+    host: str
+    """Host that both servers bind, and that others reach them by."""
+    port: int
+    """Port of the stream server."""
+    http_port: int
+    """Port of the HTTP server."""
+    bootstrap_servers: str
+    """Kafka's ``bootstrap.servers``."""
+    data_dir: Path
+    """Directory of this datanode's blocks and databases; nobody else's."""
+    rack: str = DEFAULT_RACK
+    """Rack in which it stands, as a path."""
+    fsync: str = CLOSE
+    """When bytes are put on the disk: one of FSYNC_POLICIES."""
+    reserve_bytes: int = 1024 * 1024 * 1024
+    """Free space that is left alone."""
+    watchdog_ms: int = 3_000
+    """How long a pipeline's log may be silent before the member next in the list claims its leadership."""
+    heartbeat_interval_ms: int = 1_000
+    """How often the datanode says that it lives; a change is said at once."""
+    barrier_interval_ms: int = 1_000
+    """Interval of barriers while there are writes."""
+    scrub_interval_ms: int = 60_000
+    """Interval of barriers with a full scan of the pipeline's rows; 0 = none but at each claim."""
+    block_scrub_interval_ms: int = 24 * 3600 * 1000
+    """How often every block file is read again and compared with its checksums; 0 = never."""
+    container_bytes: int = 5 * 1024 * 1024 * 1024
+    """A container that holds more is closed."""
+    max_streams: int = 256
+    """Streams at once; one more is refused."""
+    log_level: str = "INFO"
+    """One of LOG_LEVELS."""
+    log_format: str = "auto"
+    """``json``, ``plain``, or ``auto``: plain on a terminal and JSON lines elsewhere."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no datanode can run with; raises ValueError naming the field."""
+        if not self.node or "/" in self.node:
+            raise ValueError(f"node {self.node!r}: a datanode's name is not empty and has no slash")
+        if self.fsync not in FSYNC_POLICIES:
+            raise ValueError(f"fsync must be one of {', '.join(FSYNC_POLICIES)}, not {self.fsync!r}")
+        if not self.rack.startswith("/"):
+            raise ValueError(f"rack {self.rack!r} is no path: it begins with /")
+        if self.log_level not in LOG_LEVELS:
+            raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
+        if self.watchdog_ms < MIN_WATCHDOG_MS:
+            raise ValueError(f"watchdog_ms: {self.watchdog_ms}, less than {MIN_WATCHDOG_MS}")
+        for name in ("reserve_bytes", "barrier_interval_ms", "scrub_interval_ms", "block_scrub_interval_ms"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: {getattr(self, name)} is negative")
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the stream server."""
+        return f"{self.host}:{self.port}"
+
+    @property
+    def http_address(self) -> str:
+        """``host:port`` of the HTTP server."""
+        return f"{self.host}:{self.http_port}"

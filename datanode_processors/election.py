@@ -1,0 +1,64 @@
+"""Which member of a pipeline claims its leadership, and when. Pure.
+
+Rules (decision 0023):
+
+1. Before the first claim the members come in the order of the list: the first at once, each further one a time-out of silence later.
+2. After a leader's claim the next one in the list (round the end) claims after one time-out of silence, the one behind it after two.
+   A leader that lives is never silent: an idle one appends a Tick every :func:`tick_interval_ms`.
+3. The last leader itself, if it does not lead any more and nobody else has claimed, claims at once.
+4. Silence is what a member has itself waited through: a look that comes late (the process was paused, the machine slept) counts as one
+   step, so that a member that comes back does not take the leadership from one that lives.
+5. Who claims first is decided by the log alone. All this only keeps them from disturbing each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_STEP_MS = 500
+"""How much silence one look may add."""
+
+TICKS_PER_TIMEOUT = 4
+"""How often an idle leader shows itself within a time-out."""
+
+
+class Silence:
+    """How long a member has seen nothing take effect in the log, while it looked."""
+
+    def __init__(self, now_ms: int, applied: int) -> None:
+        self._looked_ms = now_ms
+        self._applied = applied
+        self.ms = 0
+
+    def look(self, now_ms: int, applied: int) -> int:
+        """Return the silence, given how many records have taken effect here so far."""
+        if applied != self._applied:
+            self.ms = 0
+        else:
+            self.ms += min(max(0, now_ms - self._looked_ms), MAX_STEP_MS)
+        self._looked_ms, self._applied = now_ms, applied
+        return self.ms
+
+
+def claim_after_ms(members: Sequence[str], me: str, leader: str, timeout_ms: int) -> int | None:
+    """Return after how much silence ``me`` claims, None if it is no member.
+
+    ``leader`` is the node of the last valid claim; empty before the first one.
+
+    >>> [claim_after_ms(["a", "b", "c"], me, "", 1000) for me in "abc"]
+    [0, 1000, 2000]
+    >>> [claim_after_ms(["a", "b", "c"], me, "b", 1000) for me in "abcd"]
+    [2000, 0, 1000, None]
+    """
+    if me not in members:
+        return None
+    place = list(members).index(me)
+    if leader in members:
+        return (place - list(members).index(leader)) % len(members) * timeout_ms
+    # A leader that is no member any more has nobody behind it: all of the list comes after it.
+    return (place + (1 if leader else 0)) * timeout_ms
+
+
+def tick_interval_ms(timeout_ms: int) -> int:
+    """Return how often an idle leader appends a Tick."""
+    return max(1, timeout_ms // TICKS_PER_TIMEOUT)

@@ -1,0 +1,55 @@
+"""The follower of a datanode: ``replicated_db.follower`` on ``dn.log`` and ``dn.audit``, for the pipelines that this node is a member of.
+
+Every other partition stays paused. A pipeline that is opened later begins where its partition begins, for partitions are not used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import faust
+
+from datanode_processors.config import DatanodeConfig
+from replicated_db import follower
+from replicated_db.leader_loop import LeaderLoop, Publisher
+from replicated_db.logs import Note
+from replicated_db.ports import Log
+from replicated_db.replica import Replica
+from schemas.topics import DN_AUDIT, DN_LOG
+
+
+def make_app(
+    config: DatanodeConfig, incarnation: str, partitions: int, fatal: Callable[[BaseException], None]
+) -> faust.App:
+    """Return the Faust app of this process: it hears reports of all pipelines, and follows none yet (:func:`follow`)."""
+    return follower.make_app(
+        f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
+        port=config.http_port, data_dir=config.data_dir, fatal=fatal,
+        follows=[(DN_AUDIT, partition) for partition in range(partitions)],
+    )  # fmt: skip
+
+
+def place_group(config: DatanodeConfig, group: str, replicas: Mapping[int, Replica], partitions: int) -> None:
+    """Set the fresh group's offsets: behind each replica's position, at the beginning of all other partitions; raises LogUnavailable."""
+    follower.place_group(
+        config.bootstrap_servers, group, log_topic=DN_LOG, audit_topic=DN_AUDIT, replicas=replicas,
+        partitions=partitions,
+    )  # fmt: skip
+
+
+def follow(app: faust.App, partition: int) -> None:
+    """Fetch a partition of the log; its replica must be there. On any thread."""
+    transport: Any = app.transport
+    transport.follow(DN_LOG, partition)
+
+
+class Follower(follower.Follower):
+    """Applies ``dn.log``, and listens to ``dn.audit``. The mappings grow as pipelines are opened."""
+
+    def __init__(
+        self, config: DatanodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
+        logs: Mapping[int, Log], outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        feed = follower.Feed(node=config.node, log_topic=DN_LOG, audit_topic=DN_AUDIT)
+        super().__init__(feed, replicas, loops, logs, outbox, note, fatal)

@@ -1,0 +1,114 @@
+"""Heartbeats: what a datanode says of itself on ``dn.heartbeats``, each second and at once when something has changed.
+
+Losing one loses nothing: the next says all again. Containers beyond MAX_REPORTED_CONTAINERS are reported in turns, the changed ones first.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from datanode_processors.block_service import PARTITIONS
+from datanode_processors.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.errors import BlockError
+from datanode_processors.pipelines import Pipelines
+from replicated_db.ports import Clock
+from schemas.block_rows import block_of_key
+from schemas.codec import encode
+from schemas.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat
+from schemas.topics import DN_HEARTBEATS
+
+MIN_INTERVAL_S = 0.05
+"""However much changes, heartbeats are at least this far apart."""
+
+Send = Callable[[str, bytes, bytes, int], None]
+
+
+class Heartbeats:
+    """Sends until it is stopped, on a thread of its own."""
+
+    def __init__(
+        self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, *, streams: Callable[[], int],
+        layout_version: int, prepared: Callable[[], bool], clock: Clock, send: Send,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._blocks = blocks
+        self._pipelines = pipelines
+        self._streams = streams
+        self._layout_version = layout_version
+        self._prepared = prepared
+        self._clock = clock
+        self._send = send
+        self._fatal = fatal
+        self._incarnation = os.urandom(16)
+        self._reported: dict[int, ContainerReport] = {}
+        self._next = 0
+        self._due = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
+        self.sent = 0
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def changed(self) -> None:
+        """Send the next one now."""
+        self._due.set()
+
+    def stop(self) -> None:
+        """Send no more."""
+        self._stopping.set()
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._due.clear()
+                self._send(DN_HEARTBEATS, encode(self.heartbeat()), self._config.node.encode(), -1)
+                self.sent += 1
+                self._stopping.wait(MIN_INTERVAL_S)
+                self._due.wait(self._config.heartbeat_interval_ms / 1000)
+        except BaseException as error:
+            if not self._stopping.is_set():
+                self._fatal(error)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what there is to say now."""
+        config = self._config
+        try:
+            capacity, free = self._blocks.capacity_bytes(), self._blocks.free_bytes()
+        except (OSError, BlockError):  # a disk that does not answer takes no blocks
+            capacity, free = 0, 0
+        return Heartbeat(
+            cluster=config.cluster, datanode=config.node, incarnation=self._incarnation, address=config.address,
+            http_address=config.http_address, rack=config.rack, capacity_bytes=capacity, free_bytes=free,
+            active_streams=self._streams(), layout_version=self._layout_version, upgrade_prepared=self._prepared(),
+            pipelines=[pipeline.report() for pipeline in self._pipelines.all()], containers=self._containers(),
+            sent_at_ms=self._clock.wall_ms(),
+        )  # fmt: skip
+
+    def _containers(self) -> list[ContainerReport]:
+        unhealthy = {block_of_key(key)[0] for pipeline in self._pipelines.all() for key in list(pipeline.unhealthy)}
+        reports = [
+            ContainerReport(
+                container_id=usage.container_id, partition=usage.container_id % PARTITIONS, closed=usage.closed,
+                blocks=usage.blocks, used_bytes=usage.used_bytes, healthy=usage.container_id not in unhealthy,
+            )
+            for usage in self._blocks.containers()
+        ]  # fmt: skip
+        if len(reports) <= MAX_REPORTED_CONTAINERS:
+            return reports
+        changed = [report for report in reports if self._reported.get(report.container_id) != report]
+        self._reported = {report.container_id: report for report in reports}
+        start = self._next % len(reports)
+        self._next += MAX_REPORTED_CONTAINERS
+        turn = [*changed, *reports[start:], *reports[:start]]
+        return list({report.container_id: report for report in turn[: 2 * MAX_REPORTED_CONTAINERS]}.values())[
+            :MAX_REPORTED_CONTAINERS
+        ]

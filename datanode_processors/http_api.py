@@ -1,0 +1,92 @@
+"""The HTTP API of a datanode, on Faust's web server: health, status, metrics, and what tools compare replicas by.
+
+Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input) or 503 (not now). A pipeline's
+partition is the shard of the paths, which have the Object Manager's shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import faust
+from faust.web import View
+
+from datanode_processors.errors import BlockError
+from datanode_processors.status import DatanodeStatus
+from replicated_db import shard_pages
+from replicated_db.errors import StoreFailure
+from replicated_db.replica import Replica
+from schemas.stream_errors import INVALID_REQUEST
+
+Json = dict[str, Any]
+Answer = tuple[int, Json]
+
+
+class HttpApi:
+    """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
+
+    def __init__(
+        self, replicas: Mapping[int, Replica], status: DatanodeStatus, prepare_upgrade: Callable[[], Json],
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._replicas = replicas
+        self._status = status
+        self._prepare_upgrade = prepare_upgrade
+        self._fatal = fatal
+
+    def attach(self, app: faust.App) -> None:
+        """Register all pages."""
+        pages: dict[str, Callable[..., Awaitable[Answer]]] = {
+            "/health": self.health,
+            "/status": self.status,
+            "/v1/shards/{shard}/digest": partial(self._shard, shard_pages.digest),
+            "/v1/shards/{shard}/rows": partial(self._shard, shard_pages.rows),
+            "/v1/shards/{shard}/row": partial(self._shard, shard_pages.row),
+        }
+        for path, handler in pages.items():
+            self._page(app, path, handler)
+
+        @app.page("/metrics")
+        async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
+            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+
+        @app.page("/v1/prepare-upgrade")
+        class PrepareUpgrade(View):
+            async def post(view, request: Any) -> Any:  # noqa: ARG002, N805 - Faust's signature
+                status, body = await self._answered(self.prepare_upgrade)
+                return view.json(body, status=status)
+
+    def _page(self, app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:
+        @app.page(path, name=f"datanode{path}")
+        async def page(view: View, request: Any, **parts: str) -> Any:
+            status, body = await self._answered(lambda: handler(request.query, **parts))
+            return view.json(body, status=status)
+
+    async def _answered(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        try:
+            return await ask()
+        except shard_pages.BadQuery as error:
+            return 400, {"error": INVALID_REQUEST, "message": str(error)}
+        except BlockError as error:
+            return 503, {"error": error.code, "message": error.message}
+        except StoreFailure as error:
+            self._fatal(error)
+            raise
+
+    async def health(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Say whether all pipelines here serve."""
+        return self._status.health()
+
+    async def status(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Return what this datanode knows of its pipelines, streams and blocks."""
+        return 200, self._status.status()
+
+    async def _shard(self, page: Callable[[Replica, Any], Awaitable[Json]], query: Any, shard: str) -> Answer:
+        return 200, await page(shard_pages.replica_of(self._replicas, shard), query)
+
+    async def prepare_upgrade(self) -> Answer:
+        """Close containers and pipelines through the log, and mark the folder."""
+        return 200, await asyncio.get_running_loop().run_in_executor(None, self._prepare_upgrade)

@@ -1,0 +1,210 @@
+"""A datanode: one process with block files, a stream server, and a replica of each pipeline that it is a member of.
+
+``run`` is the whole life: check the topics, take the data folder, open the known pipelines and check each against the log, place the follower's
+group, serve streams, then let Faust's worker run the follower and the HTTP API, while threads lead pipelines, verify and fetch blocks. A
+StopProcess anywhere ends the process with EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import faust
+import mode.loop
+
+from datanode_processors.block_service import PARTITIONS
+from datanode_processors.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.counters import Snapshot
+from datanode_processors.errors import BlockError
+from datanode_processors.follower import Follower, follow, make_app, place_group
+from datanode_processors.heartbeats import Heartbeats
+from datanode_processors.http_api import HttpApi
+from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
+from datanode_processors.limits import Limits
+from datanode_processors.pipelines import Pipelines
+from datanode_processors.server import StreamServer
+from datanode_processors.status import DatanodeStatus
+from replicated_db import logs
+from replicated_db.errors import StopProcess
+from replicated_db.logs import Notes
+from replicated_db.ports import LogUnavailable
+from replicated_db.process import calm_collector, closing, fatal, when_brokers_answer
+from replicated_db.reports import AuditReports
+from replicated_db.startup import Topics, WrongSetting, check_topics
+from replicated_db.system import SystemClock
+from schemas import stream_errors as codes
+from schemas.datanode import ClosePipeline
+from schemas.reference import validate_schemas
+from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
+
+PREPARE_TIMEOUT_S = 60.0
+POLL_S = 0.1
+
+log = logging.getLogger("stratolog.node")
+
+
+class CannotStart(StopProcess):
+    """The datanode cannot start as it is set up."""
+
+
+class Datanode:
+    """Everything of one process, wired."""
+
+    def __init__(self, config: DatanodeConfig, topics: Topics, folder: DataFolder) -> None:
+        self.config = config
+        self.partitions = topics.partitions[DN_LOG]
+        self.folder = folder
+        self.clock = SystemClock()
+        self.blocks = BlockStore(config.data_dir, fsync=config.fsync, reserve_bytes=config.reserve_bytes)
+        self.pipelines = Pipelines(
+            config, self.blocks, topics.log_topic_id, clock=self.clock, note=self._note, fatal=fatal,
+            opened=self._take_blocks_again,
+        )  # fmt: skip
+        self.notes = Notes(self.pipelines.replicas)
+        self.outbox = AuditReports(
+            config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.observe
+        )
+        self.pipelines.open_known(self.outbox)
+        self.heartbeats = Heartbeats(
+            config, self.blocks, self.pipelines, streams=lambda: self.server.snapshot().streams,
+            layout_version=LAYOUT_VERSION, prepared=self._is_prepared, clock=self.clock,
+            send=self.outbox.send, fatal=fatal,
+        )  # fmt: skip
+        self.app = self._make_app()
+        try:
+            self.server = StreamServer(
+                name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
+                pipelines=self.pipelines, note=self._note, limits=Limits(max_streams=config.max_streams),
+            )  # fmt: skip
+        except OSError as error:
+            raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
+
+    def _note(self, message: str, **fields: Any) -> None:
+        self.notes.info(message, **fields)
+
+    def _streams(self) -> Snapshot:
+        return self.server.snapshot()
+
+    def _is_prepared(self) -> bool:
+        return self.folder.layout.upgrade_prepared
+
+    def _make_app(self) -> faust.App:
+        config, pipelines = self.config, self.pipelines
+        app = make_app(config, secrets.token_hex(4), self.partitions, fatal)
+        when_brokers_answer(partial(place_group, config, app.conf.id, dict(pipelines.replicas), self.partitions))
+        Follower(
+            config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
+        ).attach(app)
+        status = DatanodeStatus(
+            config, self.blocks, pipelines, self._streams, lambda: self.heartbeats.sent, self._is_prepared
+        )  # fmt: skip
+        HttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
+        # Hand over while the follower still runs: what is in flight becomes effective and is answered.
+        app.on_before_shutdown.connect(self._hand_over)
+        return app
+
+    async def _hand_over(self, *_: Any, **__: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self._stop_serving)
+
+    def start(self) -> None:
+        """Begin elections, verification and heartbeats."""
+        self.pipelines.start(partial(follow, self.app), self.heartbeats.changed)
+        self.heartbeats.start()
+
+    def _stop_serving(self) -> None:
+        self.server.stop()
+        self.pipelines.stop()
+        self.heartbeats.stop()
+
+    def close(self) -> None:
+        """Hand over, send what is queued, close the stores."""
+        self._stop_serving()
+        closing()
+        self.outbox.close()
+        self.pipelines.close()
+        self.folder.close()
+
+    # -- upgrades --------------------------------------------------------------------------------------------------
+
+    def prepare_upgrade(self) -> dict[str, Any]:
+        """Close every pipeline, and with it its containers, through the log, and mark the folder: a newer layout may be made of it.
+
+        Raises BlockError if a pipeline could not be closed here in time; nothing is marked then.
+        """
+        for pipeline in self.pipelines.all():
+            self.pipelines.close_pipeline(
+                ClosePipeline(partition=pipeline.partition, generation=pipeline.opened.generation), PREPARE_TIMEOUT_S
+            )
+        deadline = time.monotonic() + PREPARE_TIMEOUT_S
+        while still_open := [one.container_id for one in self.blocks.containers() if not one.closed]:
+            if time.monotonic() > deadline:
+                raise BlockError(codes.TIMED_OUT, f"containers are still open here: {still_open[:10]}")
+            for container_id in still_open:
+                self.pipelines.close_container(container_id)
+            time.sleep(POLL_S)
+        self.folder.mark_prepared(True)
+        self.heartbeats.changed()
+        return {"prepared": True, "pipelines": [pipeline.opened.pipeline for pipeline in self.pipelines.all()]}
+
+    def _take_blocks_again(self) -> None:
+        """A new pipeline is opened: the folder is not prepared for an upgrade any more."""
+        if self._is_prepared():
+            self.folder.mark_prepared(False)
+
+
+def run(config: DatanodeConfig) -> None:
+    """Run a datanode until SIGTERM or SIGINT; returns after handing over."""
+    logs.configure(config.node, config.log_level, config.log_format)
+    validate_schemas()
+    mode.loop.use("uvloop")
+    try:
+        folder = _folder(config)
+        topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, DN_LOG, [DN_HEARTBEATS, DN_AUDIT]))
+        _check_partitions(topics)
+        node = Datanode(config, topics, folder)
+    except (StopProcess, LogUnavailable) as error:
+        fatal(error)
+        return
+    except (BlockError, OSError, ValueError) as error:
+        fatal(CannotStart(str(error)))
+        return
+    calm_collector()
+    worker = faust.Worker(node.app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
+    node.start()
+    log.info("datanode %s serves streams on %s", config.node, config.address)
+    try:
+        worker.execute_from_commandline()
+    finally:
+        node.close()
+        _end_of_threads()
+
+
+def _folder(config: DatanodeConfig) -> DataFolder:
+    try:
+        return open_folder(config.data_dir, datanode=config.node, cluster=config.cluster)
+    except LayoutRefused as error:
+        raise CannotStart(str(error)) from error
+
+
+def _check_partitions(topics: Topics) -> None:
+    number = topics.partitions[DN_LOG]
+    if number > PARTITIONS:
+        raise WrongSetting(f"topic {DN_LOG}: {number} partitions; container ids can name {PARTITIONS}")
+    if topics.partitions[DN_AUDIT] != number:
+        raise WrongSetting(f"topic {DN_AUDIT}: {topics.partitions[DN_AUDIT]} partitions, but {DN_LOG} has {number}")
+
+
+def _end_of_threads() -> None:
+    """Say which threads are still busy: connections whose clients wait are the usual ones, and end with the process."""
+    busy = [
+        thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
+    ]
+    if busy:
+        log.info("ending with threads still busy: %s", ", ".join(busy))

@@ -1,0 +1,546 @@
+"""The pipelines of one datanode: which there are, requests to them, and what the stream server asks (port ``ports.Pipelines``).
+
+Rules:
+    - Which pipelines this datanode is a member of lies in REGISTRY, replaced atomically; they are opened again at start.
+    - A request that goes through the log is executed if this node leads, else sent on to the leader, once: what was sent on (``Forwarded``)
+      is executed or refused with NOT_LEADER, so no request goes round in circles.
+    - What is asked of a replica (GetBlock, WatchBlock, ListContainer, reads) is answered from this one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from datanode_processors.block_service import (
+    LOG_REQUESTS,
+    PARTITIONS,
+    block_row,
+    blocks_of,
+    check_block,
+    check_chunk,
+    check_members,
+    check_put_block,
+    is_closed,
+)
+from datanode_processors.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.errors import BlockError
+from datanode_processors.peer import Peer
+from datanode_processors.pipeline import Pipeline
+from datanode_processors.ports import Readable
+from datanode_processors.verifier import Verifier
+from replicated_db.errors import StopProcess
+from replicated_db.leader_loop import LeaderLoop, Publisher
+from replicated_db.logs import Note
+from replicated_db.ports import Clock, Log, LogUnavailable
+from replicated_db.process import when_brokers_answer
+from replicated_db.replica import Outcome, Replica
+from replicated_db.startup import check_replica
+from schemas import stream_errors as codes
+from schemas.block_rows import block_key, encode_block_row
+from schemas.codec import Undecodable, decode, decode_as, encode
+from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE
+from schemas.datanode import (
+    Accepted,
+    BlockInfo,
+    BlockRow,
+    CloseContainer,
+    ClosePipeline,
+    ContainerBlocks,
+    ContainerRow,
+    Forwarded,
+    GetBlock,
+    ListContainer,
+    OpenPipeline,
+    PutBlock,
+    ReadBlock,
+    WatchBlock,
+    WriteChunk,
+)
+from schemas.log import Batch, Merge, Put
+from schemas.packets import CELL_BYTES
+
+REGISTRY = "pipelines.json"
+LOOK_INTERVAL_S = 0.05
+"""How often elections and ticks are looked at."""
+
+LOOKS_PER_SIZE = 20
+"""Every so many looks, the containers' sizes are looked at."""
+
+ANSWER_TIMEOUT_S = 30.0
+"""How long a request may wait for its batch to be effective."""
+
+ANSWER_STEP_S = 0.5
+MAX_IDLE_PEERS = 8
+"""Connections to one other datanode that are kept for the next request to send on."""
+
+MAX_LISTED_BYTES = 3 * 1024 * 1024
+"""Rows in one answer to ListContainer."""
+
+DRAIN_S = 5.0
+
+
+class Pipelines:
+    """For many threads: connections, the follower's event loop, leaders."""
+
+    def __init__(
+        self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *, clock: Clock, note: Note,
+        fatal: Callable[[BaseException], None], opened: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """``opened`` is told before a pipeline is opened that was not known."""
+        self._opened = opened
+        self._config = config
+        self._blocks = blocks
+        self._topic_id = topic_id
+        self._clock = clock
+        self._note = note
+        self._fatal = fatal
+        self._outbox: Publisher | None = None
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._pipelines: dict[int, Pipeline] = {}
+        self._peers: dict[str, list[Peer]] = {}
+        self._follow: Callable[[int], None] = lambda _: None
+        self._changed: Callable[[], None] = lambda: None
+        self._stopping = threading.Event()
+        self._watching = threading.Thread(target=self._watch, name="elections", daemon=True)
+        self.verifier = Verifier(
+            blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
+        )
+        self.forwarded = 0
+        """Requests sent on to a leader."""
+        self.replicas: dict[int, Replica] = {}
+        self.loops: dict[int, LeaderLoop] = {}
+        self.follower_logs: dict[int, Log] = {}
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def open_known(self, outbox: Publisher) -> None:
+        """Open the pipelines of the registry. Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry."""
+        self._outbox = outbox
+        for opened in read_registry(self._config.data_dir / REGISTRY):
+            self._add(opened)
+
+    def start(self, follow: Callable[[int], None], changed: Callable[[], None]) -> None:
+        """Begin elections; ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new."""
+        self._follow = follow
+        self._changed = changed
+        for partition in list(self._pipelines):
+            follow(partition)
+        self.verifier.start()
+        self._watching.start()
+
+    def stop(self) -> None:
+        """Hand the leaderships over after what is in flight."""
+        self._stopping.set()
+        for pipeline in self.all():
+            pipeline.stop()
+        for pipeline in self.all():
+            pipeline.join(DRAIN_S)
+        self.verifier.stop()
+
+    def close(self) -> None:
+        """Close the stores."""
+        with self._lock:
+            peers = [peer for idle in self._peers.values() for peer in idle]
+            self._peers.clear()
+        for peer in peers:
+            peer.close()
+        for pipeline in self.all():
+            pipeline.close()
+
+    def all(self) -> list[Pipeline]:
+        """Return the pipelines by partition."""
+        with self._lock:
+            return [self._pipelines[partition] for partition in sorted(self._pipelines)]
+
+    def _told(self) -> None:
+        self._changed()
+
+    def _watch(self) -> None:
+        leading: dict[int, bool] = {}
+        looks = 0
+        try:
+            while not self._stopping.wait(LOOK_INTERVAL_S):
+                for pipeline in self.all():
+                    pipeline.look()
+                if (looks := looks + 1) % LOOKS_PER_SIZE == 0:
+                    self._close_full_containers()
+                now = {pipeline.partition: pipeline.loop.leading for pipeline in self.all()}
+                if now != leading:
+                    leading = now
+                    self._changed()
+        except BaseException as error:
+            self._fatal(error)
+
+    def _close_full_containers(self) -> None:
+        """Close containers that hold enough; only where this node leads, and without waiting for the answer."""
+        for usage in self._blocks.containers():
+            pipeline = self._pipelines.get(usage.container_id % PARTITIONS)
+            if usage.closed or usage.used_bytes < self._config.container_bytes or pipeline is None:
+                continue
+            if pipeline.loop.leading and not is_closed(pipeline.store, usage.container_id):
+                # Lost with the leadership, or overloaded: the next look asks again.
+                with suppress(BlockError):
+                    pipeline.proposals.submit(
+                        CloseContainer(partition=pipeline.partition, container_id=usage.container_id)
+                    )
+
+    def _add(self, opened: OpenPipeline) -> Pipeline:
+        if self._outbox is None:
+            raise RuntimeError("open_known comes first")
+        pipeline = Pipeline(
+            opened, self._config, self._blocks, self._topic_id, clock=self._clock, outbox=self._outbox, note=self._note,
+            fatal=self._fatal, wanted=self.verifier.verify,
+        )  # fmt: skip
+        try:
+            when_brokers_answer(lambda: check_replica(pipeline.replica, pipeline.log, self._note))
+        except BaseException:
+            pipeline.close()
+            raise
+        partition = pipeline.partition
+        with self._lock:
+            self.replicas[partition] = pipeline.replica
+            self.loops[partition] = pipeline.loop
+            self.follower_logs[partition] = pipeline.follower_log
+            self._pipelines[partition] = pipeline
+        self.verifier.add(pipeline)
+        return pipeline
+
+    # -- what is applied -------------------------------------------------------------------------------------------
+
+    def observe(self, replica: Replica, outcome: Outcome) -> None:
+        """Take note of a counting record that was applied here, on the thread that applied it."""
+        pipeline = self._pipelines[replica.identity.shard]
+        batch = outcome.record
+        if isinstance(batch, Batch):
+            for operation in batch.operations:
+                if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
+                    self.verifier.verify(pipeline, operation.key)
+                elif isinstance(operation, Put) and operation.cf == CONTAINER_TABLE:
+                    row = decode_as(ContainerRow, operation.value)
+                    if row.closed:
+                        self.verifier.close_container(pipeline, row.container_id)
+        pipeline.applied()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def handle(self, request: Any) -> Any:
+        """Answer a request; raises BlockError. Blocks until the answer is there."""
+        if isinstance(request, Forwarded):
+            return self._execute(_forwarded(request), forward=False)
+        if isinstance(request, OpenPipeline):
+            return self._open(request)
+        if isinstance(request, LOG_REQUESTS):
+            return self._execute(request, forward=True)
+        if isinstance(request, WatchBlock):
+            check_block(request.partition, request.container_id, request.local_id)
+            return self._pipeline(request.partition).watch(request)
+        if isinstance(request, GetBlock):
+            return self._block_info(request)
+        if isinstance(request, ListContainer):
+            return self._list_container(request)
+        raise BlockError(codes.INVALID_REQUEST, f"a {type(request).__name__} is no request to a datanode")
+
+    def _pipeline(self, partition: int) -> Pipeline:
+        pipeline = self._pipelines.get(partition)
+        if pipeline is None:
+            raise BlockError(
+                codes.NO_SUCH_PIPELINE,
+                f"datanode {self._config.node} is no member of a pipeline on partition {partition}",
+            )
+        return pipeline
+
+    def _open(self, request: OpenPipeline) -> Accepted:
+        check_members(request)
+        if self._config.node not in [member.datanode for member in request.members]:
+            raise BlockError(
+                codes.INVALID_REQUEST,
+                f"datanode {self._config.node} is no member of {request.pipeline} as it was asked",
+            )
+        if self._stopping.is_set():
+            raise BlockError(codes.STOPPING, f"datanode {self._config.node} is stopping")
+        with self._opening:
+            pipeline = self._pipelines.get(request.partition)
+            if pipeline is None:
+                self._opened()
+                try:
+                    pipeline = self._add(request)
+                    self._follow(request.partition)
+                except LogUnavailable as error:
+                    raise BlockError(codes.FAILED, f"{request.pipeline}: {error}") from error
+                except StopProcess as error:
+                    raise BlockError(codes.FAILED, f"{request.pipeline} is not opened here: {error}") from error
+            elif not _is_same(pipeline.opened, request):
+                raise BlockError(
+                    codes.INVALID_REQUEST,
+                    f"partition {request.partition} is {pipeline.opened.pipeline}, generation {pipeline.opened.generation}, of "
+                    f"{', '.join(pipeline.members)} here; partitions are not used again",
+                )
+            pipeline.opened = request
+            write_registry(self._config.data_dir / REGISTRY, [one.opened for one in self.all()])
+        self._changed()
+        if pipeline.loop.leading:
+            self._wait(pipeline, request)
+        return Accepted(detail=f"{request.pipeline} is followed")
+
+    def _execute(self, request: Any, *, forward: bool) -> Any:
+        if isinstance(request, PutBlock):
+            check_put_block(request)
+        elif isinstance(request, WriteChunk):
+            check_chunk(request)
+        pipeline = self._pipeline(request.partition)
+        if pipeline.loop.leading:
+            return self._wait(pipeline, request)
+        leader = pipeline.leader_address()
+        if not forward or not leader or leader == self._config.address:
+            raise BlockError(
+                codes.NOT_LEADER, f"datanode {self._config.node} does not lead {pipeline.opened.pipeline}", hint=leader
+            )
+        self.forwarded += 1
+        return self._send_on(leader, Forwarded(by=self._config.node, request=encode(request)))
+
+    def close_pipeline(self, request: ClosePipeline, timeout_s: float) -> None:
+        """Close a pipeline through the log, whoever leads, and wait until that is applied here; raises BlockError."""
+        pipeline = self._pipeline(request.partition)
+        deadline_ms = self._clock.elapsed_ms() + int(timeout_s * 1000)
+        while not pipeline.is_closed():
+            try:
+                self._execute(request, forward=True)
+            except BlockError as error:
+                passes = error.code in (codes.NOT_LEADER, codes.OVERLOADED, codes.TIMED_OUT, codes.NO_SUCH_PIPELINE)
+                if not passes or self._clock.elapsed_ms() > deadline_ms:
+                    raise
+            with pipeline.changed:
+                pipeline.changed.wait(ANSWER_STEP_S)
+            if self._clock.elapsed_ms() > deadline_ms:
+                raise BlockError(
+                    codes.TIMED_OUT, f"{pipeline.opened.pipeline} is not closed here after {timeout_s:.0f} s"
+                )
+
+    def close_container(self, container_id: int) -> None:
+        """Have a container closed in the store, whatever its pipeline says: the datanode takes no more blocks."""
+        pipeline = self._pipelines.get(container_id % PARTITIONS)
+        if pipeline is not None:
+            self.verifier.close_container(pipeline, container_id)
+        else:
+            self._blocks.close_container(container_id)
+
+    def _wait(self, pipeline: Pipeline, request: Any) -> Any:
+        answer = pipeline.proposals.submit(request)
+        deadline_ms = self._clock.elapsed_ms() + int(ANSWER_TIMEOUT_S * 1000)
+        while True:
+            try:
+                return answer.result(ANSWER_STEP_S)
+            except FutureTimeoutError:
+                if self._clock.elapsed_ms() > deadline_ms:
+                    raise BlockError(
+                        codes.TIMED_OUT, f"{pipeline.opened.pipeline}: not effective after {ANSWER_TIMEOUT_S:.0f} s"
+                    ) from None
+
+    def _send_on(self, address: str, request: Forwarded) -> Any:
+        """Ask the leader. A connection that was kept may have died meanwhile: then a fresh one is tried, for requests are idempotent."""
+        kept = self._take_peer(address)
+        if kept is not None:
+            try:
+                return self._ask(address, kept, request)
+            except BlockError as error:
+                if error.code not in (codes.FAILED, codes.BAD_FRAME, codes.STOPPING):
+                    raise
+        try:
+            peer = Peer(
+                address, own=self._config.node, cluster=self._config.cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S
+            )
+        except BlockError as error:
+            raise BlockError(codes.NOT_LEADER, f"the leader does not answer: {error.message}") from error
+        return self._ask(address, peer, request)
+
+    def _ask(self, address: str, peer: Peer, request: Forwarded) -> Any:
+        with self._returned(address, peer):
+            return peer.request(request)
+
+    @contextmanager
+    def _returned(self, address: str, peer: Peer) -> Iterator[None]:
+        """Keep a connection that has answered; close one that has failed."""
+        try:
+            yield
+        except BlockError as error:
+            if error.code in (codes.FAILED, codes.BAD_FRAME, codes.TIMED_OUT, codes.STOPPING):
+                peer.close()
+            else:
+                self._keep_peer(address, peer)
+            raise
+        except BaseException:
+            peer.close()
+            raise
+        self._keep_peer(address, peer)
+
+    def _take_peer(self, address: str) -> Peer | None:
+        with self._lock:
+            idle = self._peers.get(address)
+            return idle.pop() if idle else None
+
+    def _keep_peer(self, address: str, peer: Peer) -> None:
+        with self._lock:
+            idle = self._peers.setdefault(address, [])
+            if len(idle) < MAX_IDLE_PEERS and not self._stopping.is_set():
+                idle.append(peer)
+                return
+        peer.close()
+
+    def _block_info(self, request: GetBlock) -> BlockInfo:
+        check_block(request.partition, request.container_id, request.local_id)
+        row = self._pipeline(request.partition).block(request.container_id, request.local_id)
+        if row is None:
+            raise BlockError(
+                codes.NO_SUCH_BLOCK, f"block {request.container_id}/{request.local_id} is not committed here"
+            )
+        stored = 0 if row.deleted else self._blocks.written_length(request.container_id, request.local_id)
+        return BlockInfo(
+            container_id=request.container_id, local_id=request.local_id, length=row.length, bcs_id=row.bcs_id,
+            bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums, deleted=row.deleted, stored_length=stored,
+        )  # fmt: skip
+
+    def _list_container(self, request: ListContainer) -> ContainerBlocks:
+        check_block(request.partition, request.container_id, 1)
+        store = self._pipeline(request.partition).store
+        rows, size = [], 0
+        for local_id, row in blocks_of(store, request.container_id):
+            rows.append(block_key(request.container_id, local_id) + encode_block_row(row))
+            size += len(rows[-1])
+            if size > MAX_LISTED_BYTES:
+                raise BlockError(
+                    codes.OVERLOADED, f"the rows of container {request.container_id} take over {MAX_LISTED_BYTES} bytes"
+                )
+        return ContainerBlocks(
+            container_id=request.container_id, closed=is_closed(store, request.container_id), blocks=rows
+        )
+
+    # -- for the stream server -------------------------------------------------------------------------------------
+
+    def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
+        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+        check_block(partition, container_id, local_id)
+        pipeline = self._pipeline(partition)
+        if pipeline.is_closed():
+            raise BlockError(codes.PIPELINE_CLOSED, f"{pipeline.opened.pipeline} is closed")
+        if is_closed(pipeline.store, container_id):
+            raise BlockError(codes.CONTAINER_CLOSED, f"container {container_id} is closed")
+        row = pipeline.block(container_id, local_id)
+        if row is None:
+            return
+        if row.deleted:
+            raise BlockError(codes.BLOCK_DELETED, f"block {container_id}/{local_id} is deleted")
+        self._blocks.committed(container_id, local_id, row.length)
+
+    def readable(self, request: ReadBlock) -> Readable:
+        """Return what may be read of a block: the committed bytes; with ``committed_only`` false (a peer repairs) what is stored.
+
+        Raises NO_SUCH_PIPELINE, NO_SUCH_BLOCK, BLOCK_DELETED, or NOT_COMMITTED if this replica has not applied ``bcs_id`` or does not have
+        the bytes.
+        """
+        container_id, local_id = request.container_id, request.local_id
+        check_block(request.partition, container_id, local_id)
+        pipeline = self._pipeline(request.partition)
+        name = f"block {container_id}/{local_id}"
+        # First the index: what is read behind it is at least as new.
+        index = pipeline.replica.position.index
+        row = pipeline.block(container_id, local_id)
+        if row is not None and row.deleted:
+            raise BlockError(codes.BLOCK_DELETED, f"{name} is deleted")
+        if not request.committed_only:
+            return self._stored(name, request, row)
+        if index < request.bcs_id:
+            raise BlockError(
+                codes.NOT_COMMITTED, f"{name}: index {index} is applied here, {request.bcs_id} is asked for"
+            )
+        if row is None:
+            raise BlockError(codes.NO_SUCH_BLOCK, f"{name} is not committed")
+        if (reason := pipeline.unhealthy.get(block_key(container_id, local_id))) is not None:
+            raise BlockError(codes.NOT_COMMITTED, f"{name} is being repaired here: {reason}")
+        if self._blocks.written_length(container_id, local_id) < row.length:
+            self.verifier.verify(pipeline, block_key(container_id, local_id))
+            raise BlockError(codes.NOT_COMMITTED, f"{name}: its bytes are not here")
+        return Readable(length=row.length, bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums)
+
+    def _stored(self, name: str, request: ReadBlock, row: BlockRow | None) -> Readable:
+        written = self._blocks.written_length(request.container_id, request.local_id)
+        if row is not None and written >= row.length:
+            return Readable(length=row.length, bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums)
+        cell_bytes = CELL_BYTES if row is None else row.bytes_per_checksum
+        found = self._blocks.checksums(request.container_id, request.local_id, written, cell_bytes) if written else None
+        if found is None:
+            raise BlockError(codes.NO_SUCH_BLOCK, f"{name} is not stored here")
+        return Readable(length=written, bytes_per_checksum=cell_bytes, checksums=found)
+
+    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+        """Take note that the cell at ``offset`` does not have its checksum: it is fetched from a peer, the block is unhealthy until then."""
+        pipeline = self._pipelines.get(container_id % PARTITIONS)
+        key = block_key(container_id, local_id)
+        row = None if pipeline is None else block_row(pipeline.store, key)
+        if pipeline is None or row is None or row.deleted or offset >= row.length:
+            return
+        self.verifier.repair(pipeline, key, offset // row.bytes_per_checksum)
+
+
+def _forwarded(request: Forwarded) -> Any:
+    try:
+        inner = decode(request.request)
+    except Undecodable as error:
+        raise BlockError(
+            codes.INVALID_REQUEST, f"what datanode {request.by} sends on cannot be decoded: {error}"
+        ) from error
+    if not isinstance(inner, LOG_REQUESTS):
+        raise BlockError(codes.INVALID_REQUEST, f"datanode {request.by} sends on a {type(inner).__name__}")
+    return inner
+
+
+def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:
+    """Whether two say the same but for addresses."""
+
+    def parts(one: OpenPipeline) -> tuple[str, int, list[str]]:
+        return one.pipeline, one.generation, [member.datanode for member in one.members]
+
+    return parts(known) == parts(asked)
+
+
+def read_registry(path: Path) -> list[OpenPipeline]:
+    """Return the pipelines of a registry, none if there is no such file; raises ValueError naming the file if it is not one."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    try:
+        return [decode_as(OpenPipeline, base64.b64decode(one["opened"])) for one in json.loads(text)["pipelines"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no registry of pipelines: {error}") from error
+
+
+def write_registry(path: Path, pipelines: Sequence[OpenPipeline]) -> None:
+    """Replace the registry, atomically and durably. The names are there for people; ``opened`` is what is read."""
+    listed = [
+        {
+            "pipeline": one.pipeline, "partition": one.partition, "members": [member.datanode for member in one.members],
+            "opened": base64.b64encode(encode(one)).decode(),
+        }
+        for one in pipelines
+    ]  # fmt: skip
+    fresh = path.with_suffix(".new")
+    with fresh.open("w") as file:
+        json.dump({"pipelines": listed}, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

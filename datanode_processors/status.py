@@ -1,0 +1,132 @@
+"""What a datanode says of itself: health, status, and metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from datanode_processors.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.counters import Snapshot
+from datanode_processors.pipeline import Pipeline
+from datanode_processors.pipelines import Pipelines
+
+Json = dict[str, Any]
+
+_PIPELINE_METRICS: tuple[tuple[str, str, str, Callable[[Pipeline], float]], ...] = (
+    ("applied_index", "gauge", "Managed index applied.", lambda p: p.replica.position.index),
+    ("applied_offset", "gauge", "Offset of the last record that took effect.", lambda p: p.replica.position.offset),
+    ("term", "gauge", "Current term.", lambda p: p.replica.position.term),
+    ("leading", "gauge", "1 if this datanode leads the pipeline.", lambda p: int(p.loop.leading)),
+    ("records_applied_total", "counter", "Records that took effect since start.", lambda p: p.replica.records_applied),
+    ("records_void_total", "counter", "Void records read since start.", lambda p: p.replica.records_void),
+    ("flagged", "gauge", "1 if the replica has found a divergence.", lambda p: int(p.replica.evidence is not None)),
+    (
+        "unhealthy_blocks",
+        "gauge",
+        "Blocks whose committed bytes are missing or wrong here.",
+        lambda p: len(p.unhealthy),
+    ),
+    ("leader_requests_total", "counter", "Requests executed as leader.", lambda p: p.loop.requests),
+    ("leader_batches_total", "counter", "Batches made effective as leader.", lambda p: p.loop.batches),
+    ("refused_overloaded_total", "counter", "Requests refused with OVERLOADED.", lambda p: p.proposals.refused),
+)
+
+
+class DatanodeStatus:
+    """Reads others' figures; changes nothing."""
+
+    def __init__(
+        self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], Snapshot],
+        heartbeats: Callable[[], int], prepared: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._blocks = blocks
+        self._pipelines = pipelines
+        self._streams = streams
+        self._heartbeats = heartbeats
+        self._prepared = prepared
+
+    def health(self) -> tuple[int, Json]:
+        """Return 200 if every pipeline here is healthy, else 503 with what is not."""
+        reports = [pipeline.report() for pipeline in self._pipelines.all()]
+        faults = {str(report.partition): report.fault for report in reports if not report.healthy}
+        return (503, {"status": "unhealthy", "pipelines": faults}) if faults else (200, {"status": "ok"})
+
+    def status(self) -> Json:
+        """Return the datanode, its pipelines, its streams and its store."""
+        config, containers, streams = self._config, self._blocks.containers(), self._streams()
+        return {
+            "datanode": config.node, "cluster": config.cluster, "address": config.address,
+            "http_address": config.http_address, "rack": config.rack, "pid": os.getpid(),
+            "upgrade_prepared": self._prepared(),
+            "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
+            "streams": {
+                "connections": streams.connections, "active": streams.streams, "opened": streams.streams_opened,
+                "completed": streams.streams_completed, "failed": streams.streams_failed,
+                "reclaimed": streams.streams_reclaimed, "requests": streams.requests, "packets": streams.packets,
+                "bytes_in": streams.bytes_in, "bytes_out": streams.bytes_out,
+            },
+            "store": {
+                "fsync": self._blocks.fsync, "capacity_bytes": self._blocks.capacity_bytes(),
+                "free_bytes": self._blocks.free_bytes(), "used_bytes": sum(one.used_bytes for one in containers),
+                "containers": len(containers), "closed_containers": sum(one.closed for one in containers),
+                "blocks": sum(one.blocks for one in containers), "file_fsyncs": self._blocks.fsyncs.files,
+                "directory_fsyncs": self._blocks.fsyncs.directories,
+                "fetched_bytes": self._pipelines.verifier.fetched_bytes,
+            },
+            "forwarded_requests": self._pipelines.forwarded, "heartbeats": self._heartbeats(),
+        }  # fmt: skip
+
+    def metrics(self) -> str:
+        """Return the metrics."""
+        node = self._config.node
+        lines: list[str] = []
+        for name, kind, text, value in _PIPELINE_METRICS:
+            lines += _header(f"stratolog_datanode_{name}", kind, text)
+            lines += [
+                f'stratolog_datanode_{name}{{datanode="{node}",partition="{pipeline.partition}"}} {value(pipeline)}'
+                for pipeline in self._pipelines.all()
+            ]
+        streams = self._streams()
+        for name, kind, text, figure in (
+            ("connections", "gauge", "Connections now.", streams.connections),
+            ("streams", "gauge", "Streams now.", streams.streams),
+            ("streams_opened_total", "counter", "Streams opened.", streams.streams_opened),
+            ("streams_completed_total", "counter", "Streams that ended well.", streams.streams_completed),
+            ("streams_failed_total", "counter", "Streams that failed.", streams.streams_failed),
+            ("streams_reclaimed_total", "counter", "Streams whose client vanished.", streams.streams_reclaimed),
+            ("requests_total", "counter", "Requests answered.", streams.requests),
+            ("packets_total", "counter", "Packets taken.", streams.packets),
+            ("forwarded_requests_total", "counter", "Requests sent on to a leader.", self._pipelines.forwarded),
+            ("fetched_bytes_total", "counter", "Bytes fetched from peers.", self._pipelines.verifier.fetched_bytes),
+            ("file_fsyncs_total", "counter", "fsyncs of block files.", self._blocks.fsyncs.files),
+            ("used_bytes", "gauge", "Bytes of all block files.", self._blocks.used_bytes()),
+            ("free_bytes", "gauge", "Bytes that may be written.", self._blocks.free_bytes()),
+        ):
+            lines += [
+                *_header(f"stratolog_datanode_{name}", kind, text),
+                f'stratolog_datanode_{name}{{datanode="{node}"}} {figure}',
+            ]
+        for name, text, by_peer in (
+            ("bytes_in_total", "Bytes received, by peer.", streams.bytes_in),
+            ("bytes_out_total", "Bytes sent, by peer.", streams.bytes_out),
+        ):
+            lines += [*_header(f"stratolog_datanode_{name}", "counter", text), *_by_peer(name, node, by_peer)]
+        return "\n".join(lines) + "\n"
+
+
+def _header(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+
+
+def _by_peer(name: str, node: str, figures: Mapping[str, int]) -> list[str]:
+    return [
+        f'stratolog_datanode_{name}{{datanode="{node}",peer="{_escaped(peer)}"}} {figure}'
+        for peer, figure in figures.items()
+    ]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,203 @@
+"""Pipelines on real datanode processes: the metadata path through dn.log, with leaders that die, hang and come back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+
+import pytest
+
+from datanode_processors.errors import BlockError
+from schemas import stream_errors as codes
+from schemas.datanode import (
+    BlockCommitted,
+    BlockId,
+    ChunkWritten,
+    CloseContainer,
+    DeleteBlocks,
+    PutBlock,
+    WriteChunk,
+)
+from schemas.packets import CELL_BYTES
+from tests.support.datanodes import Block, Datanodes
+from tests.support.stack import LocalKafka
+
+pytestmark = pytest.mark.integration
+
+numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
+    """Three datanodes with a pipeline on partition 0."""
+    with Datanodes(tmp_path_factory.mktemp("datanodes"), make_kafka(), count=3) as started:
+        started.open_pipeline(0)
+        yield started
+
+
+def settle(nodes: Datanodes) -> None:
+    """Have all datanodes run, and one of them lead."""
+    for name in nodes.names:
+        if name not in nodes.processes:
+            nodes.start(name)
+    nodes.wait_leader(0)
+
+
+@pytest.fixture
+def block(nodes: Datanodes) -> Block:
+    settle(nodes)
+    return nodes.block(0, next(numbers))
+
+
+def refused(act: Callable[[], object]) -> BlockError:
+    with pytest.raises(BlockError) as caught:
+        act()
+    return caught.value
+
+
+def test_the_first_of_the_list_leads_first(nodes: Datanodes):
+    nodes.wait("dn2 follows dn1", lambda: nodes.pipeline("dn2", 0)["leader"] == "dn1")
+    assert nodes.pipeline("dn2", 0)["leader_address"] == nodes.address("dn1")
+
+
+def test_a_block_is_committed_watched_and_read_on_every_member(nodes: Datanodes, block: Block):
+    data = os.urandom(3 * CELL_BYTES + 100)
+    committed = nodes.write(block, data)
+    assert (committed.length, committed.container_id, committed.local_id) == (
+        len(data),
+        block.container_id,
+        block.local_id,
+    )
+    assert committed.bcs_id > 0
+    assert committed.log_offset > 0
+    watched = nodes.watch(block, len(data), bcs_id=committed.bcs_id)
+    assert [(one.satisfied, one.datanode) for one in watched] == [(True, name) for name in nodes.names]
+    for name in nodes.names:
+        assert nodes.read(name, block, len(data), bcs_id=committed.bcs_id) == data
+        found = nodes.info(name, block)
+        assert found is not None
+        assert (found.length, found.bcs_id, found.stored_length) == (len(data), committed.bcs_id, len(data))
+    nodes.wait_converged(0)
+
+
+def test_any_member_sends_a_putblock_on_to_the_leader(nodes: Datanodes, block: Block):
+    data = os.urandom(1000)
+    nodes.send(block, data)
+    leader = nodes.wait_leader(0)
+    other = next(name for name in nodes.names if name != leader)
+    before = (nodes.status(other) or {})["forwarded_requests"]
+    assert nodes.commit(block, data, to=other).length == len(data)
+    assert (nodes.status(other) or {})["forwarded_requests"] == before + 1
+
+
+def test_an_early_answer_carries_the_index_that_the_entry_gets(nodes: Datanodes, block: Block):
+    data = os.urandom(CELL_BYTES)
+    nodes.send(block, data)
+    early = nodes.commit(block, data, wait_effective=False)
+    assert early.log_offset == -1
+    assert all(one.satisfied for one in nodes.watch(block, len(data), bcs_id=early.bcs_id))
+    found = nodes.info("dn1", block)
+    assert found is not None
+    assert found.bcs_id == early.bcs_id
+
+
+def test_a_watch_for_an_entry_that_is_not_in_the_log_is_refused_at_once(nodes: Datanodes, block: Block):
+    data = os.urandom(2 * CELL_BYTES)
+    committed = nodes.write(block, data[:CELL_BYTES])
+    watched = nodes.watch(block, len(data), bcs_id=committed.bcs_id, timeout_ms=20_000)
+    assert [one.satisfied for one in watched] == [False, False, False]
+    assert {one.length for one in watched} == {CELL_BYTES}
+
+
+def test_other_checksums_are_refused_and_nothing_changes(nodes: Datanodes, block: Block):
+    data = os.urandom(2 * CELL_BYTES)
+    nodes.write(block, data)
+    other = data[:CELL_BYTES] + os.urandom(CELL_BYTES)
+    assert refused(lambda: nodes.commit(block, other)).code == codes.CHECKSUM_MISMATCH
+    longer = os.urandom(CELL_BYTES) + data
+    assert refused(lambda: nodes.commit(block, longer)).code == codes.CHECKSUM_MISMATCH
+    assert nodes.commit(block, data[: CELL_BYTES + 7]).length == len(data), "a shorter one answers the committed state"
+    assert nodes.read("dn2", block, len(data)) == data
+
+
+def test_a_deleted_block_stays_deleted(nodes: Datanodes, block: Block):
+    data = os.urandom(CELL_BYTES)
+    nodes.write(block, data)
+    nodes.watch(block, len(data))
+    request = DeleteBlocks(partition=0, blocks=[BlockId(container_id=block.container_id, local_id=block.local_id)])
+    nodes.ask("dn3", request)
+    assert refused(lambda: nodes.commit(block, data + data)).code == codes.BLOCK_DELETED
+    for name in nodes.names:
+        file = nodes.block_file(name, block)
+        nodes.wait(f"{name} deletes the file", lambda file=file: not file.exists())  # type: ignore[misc]
+        assert refused(partial(nodes.read, name, block, 1)).code == codes.BLOCK_DELETED
+    assert refused(lambda: nodes.send(block, data)).code in (codes.BLOCK_DELETED, codes.DOWNSTREAM_FAILED)
+    nodes.wait_converged(0)
+
+
+def test_a_request_that_is_wrong_names_its_input(nodes: Datanodes, block: Block):
+    wrong = Block(partition=0, container_id=block.container_id + 1, local_id=block.local_id)
+    error = refused(lambda: nodes.commit(wrong, b"x" * 10))
+    assert error.code == codes.INVALID_REQUEST
+    assert str(wrong.container_id) in error.message
+    put = nodes.put_block(block, b"x" * 10)
+    short = PutBlock(
+        partition=0, container_id=put.container_id, local_id=put.local_id, length=10, bytes_per_checksum=CELL_BYTES,
+        checksums=b"", wait_effective=True,
+    )  # fmt: skip
+    assert refused(lambda: nodes.ask("dn1", short)).code == codes.INVALID_REQUEST
+    elsewhere = Block(partition=5, container_id=256 + 5, local_id=1)
+    assert refused(lambda: nodes.commit(elsewhere, b"x", to="dn1")).code == codes.NO_SUCH_PIPELINE
+
+
+def test_a_member_without_the_bytes_fetches_them_before_its_watch(nodes: Datanodes, block: Block):
+    data = os.urandom(40 * CELL_BYTES + 5)
+    routes = [route for route in nodes.routes("dn1", 0) if route.datanode != "dn3"]
+    routes[0] = nodes.routes("dn1", 0)[0].__class__(datanode="dn1", address=routes[0].address, children=["dn2"])
+    nodes.send(block, data, routes=routes)
+    nodes.commit(block, data)
+    assert [one.satisfied for one in nodes.watch(block, len(data), names=["dn3"])] == [True]
+    assert nodes.block_file("dn3", block).read_bytes() == data
+    assert nodes.read("dn3", block, len(data)) == data
+
+
+def test_a_closed_container_takes_nothing_more(nodes: Datanodes):
+    settle(nodes)
+    block = nodes.block(0, next(numbers), container=9)
+    data = os.urandom(CELL_BYTES)
+    nodes.write(block, data)
+    nodes.ask("dn2", CloseContainer(partition=0, container_id=block.container_id))
+    assert nodes.commit(block, data).length == len(data), "what is committed is answered all the same"
+    assert refused(lambda: nodes.commit(block, data + data)).code == codes.CONTAINER_CLOSED
+    another = nodes.block(0, next(numbers), container=9)
+    assert refused(lambda: nodes.commit(another, data)).code == codes.CONTAINER_CLOSED
+    assert nodes.read("dn1", block, len(data)) == data
+    nodes.wait_converged(0)
+
+
+def chunk(block: Block, data: bytes, offset: int) -> WriteChunk:
+    from crc32c import crc32c
+
+    return WriteChunk(
+        partition=block.partition, container_id=block.container_id, local_id=block.local_id, offset=offset, data=data,
+        checksum=crc32c(data),
+    )  # fmt: skip
+
+
+def test_chunks_through_the_log_make_the_block_everywhere(nodes: Datanodes, block: Block):
+    data = os.urandom(3 * 1024 * 1024 + 77)
+    parts = [(offset, data[offset : offset + 1024 * 1024]) for offset in range(0, len(data), 1024 * 1024)]
+    leader = nodes.wait_leader(0)
+    for offset, part in [parts[1], parts[0], *parts[2:], parts[3]]:  # out of order, and one of them twice
+        assert isinstance(nodes.ask(leader, chunk(block, part, offset)), ChunkWritten)
+    assert refused(lambda: nodes.ask(leader, chunk(block, b"other", parts[2][0]))).code == codes.INVALID_REQUEST
+    committed = nodes.commit(block, data)
+    assert isinstance(committed, BlockCommitted)
+    assert all(one.satisfied for one in nodes.watch(block, len(data), bcs_id=committed.bcs_id))
+    for name in nodes.names:
+        assert nodes.read(name, block, len(data)) == data
+    nodes.wait_converged(0)
+    digests = {nodes.get(name, "/v1/shards/0/digest", scrub="true")["digest"] for name in nodes.names}
+    assert len(digests) == 1

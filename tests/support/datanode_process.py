@@ -1,0 +1,14 @@
+"""A datanode with explicit settings: ``python datanode_process.py JSON`` runs the real one, its config given as one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from datanode_processors import node
+from datanode_processors.config import DatanodeConfig
+
+if __name__ == "__main__":
+    options = json.loads(sys.argv[1])
+    node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"])}))
