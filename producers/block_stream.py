@@ -1,10 +1,11 @@
 """One stream of a block's bytes: through a tree of datanodes, or, the old way, as chunks through the log.
 
 What belongs here: the frames of a stream, in the order that datanodes expect, and acknowledgements. Both kinds have the
-same four methods, so that a writer does not care which it has. All may raise DatanodeError; the stream is over then.
+same methods, so that a writer does not care which it has. All may raise DatanodeError; the stream is over then.
 
 A :class:`PacketStream` numbers its frames: OPEN is 0, packets and END follow. It is acknowledged in bytes. A
-:class:`ChunkStream` sends requests one after another on a connection without waiting for answers, which come in order.
+:class:`ChunkStream` sends its requests in turn on CHUNK_CONNECTIONS connections, so that as many are in the log's
+pipeline at a time, and takes the answers in the order of the chunks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from producers.datanode_connection import Connection
-from producers.errors import DatanodeError
 from producers.stream_window import Packet
 from schemas.codec import Undecodable, decode_as, encode
 from schemas.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
@@ -28,10 +28,15 @@ END_PATIENCE = 3
 """How many times longer the end of a stream may take: whole blocks are written to disks."""
 
 
+CHUNK_CONNECTIONS = 4
+"""Chunks that are on their way at a time: a datanode answers the requests of one connection one after the other."""
+
+
 class BlockStream(Protocol):
     """What a writer needs of a stream."""
 
-    connection: Connection
+    def close(self) -> None:
+        """Close its connections."""
 
     def begin(self, offset: int) -> None:
         """Open the stream at ``offset``; returns when all datanodes are ready."""
@@ -50,24 +55,28 @@ class PacketStream:
     """A stream through a spanning tree, on its own connection to the primary."""
 
     def __init__(self, connection: Connection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
-        self.connection = connection
+        self._connection = connection
         self._opening = opening
         self._stream = stream
         self._silence_ms = silence_ms
         self._sequence = 0
         connection.doing = f"stream of block {opening.container_id}/{opening.local_id}"
 
+    def close(self) -> None:
+        """As :meth:`BlockStream.close`."""
+        self._connection.close()
+
     def begin(self, offset: int) -> None:
         """As :meth:`BlockStream.begin`."""
-        self.connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
-        header, _ = self.connection.receive_patiently(self._silence_ms)
+        self._connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
+        header, _ = self._connection.receive_patiently(self._silence_ms)
         if self._offset_of(header) != offset:
-            raise self.connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
+            raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
 
     def send(self, packet: Packet) -> None:
         """As :meth:`BlockStream.send`."""
         self._sequence += 1
-        self.connection.send(
+        self._connection.send(
             Kind.DATA, packet.data, stream=self._stream, sequence=self._sequence, offset=packet.offset, crc=packet.crc
         )
 
@@ -75,9 +84,9 @@ class PacketStream:
         """As :meth:`BlockStream.acknowledged`."""
         found = None
         if wait:
-            header, _ = self.connection.receive_patiently(self._silence_ms)
+            header, _ = self._connection.receive_patiently(self._silence_ms)
             found = self._offset_of(header)
-        while (frame := self.connection.receive_now()) is not None:
+        while (frame := self._connection.receive_now()) is not None:
             found = self._offset_of(frame[0])
         return found
 
@@ -85,40 +94,51 @@ class PacketStream:
         """As :meth:`BlockStream.end`."""
         self._sequence += 1
         payload = b"" if commit is None else encode(commit)
-        self.connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
+        self._connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
         while True:
-            header, answer = self.connection.receive_patiently(END_PATIENCE * self._silence_ms)
+            header, answer = self._connection.receive_patiently(END_PATIENCE * self._silence_ms)
             acknowledged(self._offset_of(header))
             if header.sequence == self._sequence and header.offset == length and (answer or commit is None):
                 break
         try:
             return decode_as(BlockCommitted, bytes(answer)) if answer else None
         except Undecodable as error:
-            raise self.connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
+            raise self._connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
 
     def _offset_of(self, header: FrameHeader) -> int:
         if header.kind is not Kind.ACK:
-            raise self.connection.error(BAD_FRAME, f"a {header.kind.name} frame where an ACK was expected")
+            raise self._connection.error(BAD_FRAME, f"a {header.kind.name} frame where an ACK was expected")
         return header.offset
 
 
 class ChunkStream:
-    """The old way: every chunk is a request to the pipeline's leader, and an entry of its log."""
+    """The old way: every chunk is a request to the pipeline's leader, and an entry of its log.
+
+    ``connect`` opens a connection to it.
+    """
 
     def __init__(
-        self, connection: Connection, *, partition: int, container_id: int, local_id: int, silence_ms: int
+        self, connect: Callable[[], Connection], *, partition: int, container_id: int, local_id: int, silence_ms: int
     ) -> None:
-        self.connection = connection
+        self._connect = connect
+        self._connections: list[Connection] = []
         self._partition = partition
         self._container_id = container_id
         self._local_id = local_id
         self._silence_ms = silence_ms
-        self._under_way: deque[int] = deque()
-        """Ends of the chunks that are not answered."""
-        connection.doing = f"WriteChunk of block {container_id}/{local_id}"
+        self._sent = 0
+        self._under_way: deque[tuple[Connection, int]] = deque()
+        """The chunks that are not answered: where each was sent, and its end."""
+
+    def close(self) -> None:
+        """As :meth:`BlockStream.close`."""
+        for connection in self._connections:
+            connection.close()
 
     def begin(self, offset: int) -> None:
-        """Do nothing: the first chunk begins it."""
+        """Connect once; the first chunk begins the stream."""
+        del offset
+        self._connection_for(0)
 
     def send(self, packet: Packet) -> None:
         """As :meth:`BlockStream.send`."""
@@ -126,15 +146,18 @@ class ChunkStream:
             partition=self._partition, container_id=self._container_id, local_id=self._local_id,
             offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,
         )  # fmt: skip
-        self.connection.send(Kind.REQUEST, encode(request))
-        self._under_way.append(packet.end)
+        connection = self._connection_for(self._sent % CHUNK_CONNECTIONS)
+        connection.send(Kind.REQUEST, encode(request))
+        self._sent += 1
+        self._under_way.append((connection, packet.end))
 
     def acknowledged(self, *, wait: bool) -> int | None:
         """As :meth:`BlockStream.acknowledged`."""
         found = None
         if wait and self._under_way:
-            found = self._take(self.connection.receive_patiently(self._silence_ms))
-        while self._under_way and (frame := self.connection.receive_now()) is not None:
+            connection, _ = self._under_way[0]
+            found = self._take(connection.receive_patiently(self._silence_ms))
+        while self._under_way and (frame := self._under_way[0][0].receive_now()) is not None:
             found = self._take(frame)
         return found
 
@@ -147,9 +170,15 @@ class ChunkStream:
                 acknowledged(offset)
         return None
 
+    def _connection_for(self, number: int) -> Connection:
+        if number == len(self._connections):
+            self._connections.append(self._connect())
+            self._connections[-1].doing = f"WriteChunk of block {self._container_id}/{self._local_id}"
+        return self._connections[number]
+
     def _take(self, frame: tuple[FrameHeader, bytearray]) -> int:
-        answer = self.connection.answer(*frame)
+        connection, end = self._under_way.popleft()
+        answer = connection.answer(*frame)
         if not isinstance(answer, ChunkWritten):
-            message = f"WriteChunk was answered with a {type(answer).__name__}"
-            raise DatanodeError(BAD_FRAME, message, datanode=self.connection.datanode)
-        return self._under_way.popleft()
+            raise connection.error(BAD_FRAME, f"WriteChunk was answered with a {type(answer).__name__}")
+        return end

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
+from functools import partial
 
 from producers.block_commit import OF_THE_BLOCK, BlockCommitter
 from producers.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
@@ -225,7 +226,7 @@ class BlockWriter:
             primary = (hinted or members)[0]
             self._begun_with(primary, [primary])
             stream: BlockStream = ChunkStream(
-                self._datanodes.connect(primary), partition=pipeline.partition, container_id=location.container_id,
+                partial(self._datanodes.connect, primary), partition=pipeline.partition, container_id=location.container_id,
                 local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
             )  # fmt: skip
         else:
@@ -243,7 +244,7 @@ class BlockWriter:
         try:
             stream.begin(offset)
         except BaseException:
-            stream.connection.close()
+            stream.close()
             raise
         return stream
 
@@ -253,7 +254,7 @@ class BlockWriter:
 
     def _close_stream(self) -> None:
         if self._stream is not None:
-            self._stream.connection.close()
+            self._stream.close()
             self._stream = None
 
     def _send_all(self) -> None:

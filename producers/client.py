@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Literal, Self, overload
 
 from producers.calls import Done, Outcome
-from producers.errors import StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput, open_key
+from producers.errors import RequestFailed, StratologError, closed_unanswered
+from producers.key_files import KeyInput, KeyOutput, create_file, open_file
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, make_settings
@@ -39,6 +39,7 @@ from schemas.messages import (
     SetBucketProperty,
     SetVolumeProperty,
 )
+from schemas.result_codes import INVALID_REQUEST
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
 logger = logging.getLogger("stratolog.client")
@@ -369,10 +370,13 @@ class Client:
         ...     print(file.read())
         b'hello'
         """
-        return open_key(
-            self, self.reads, self.streams, path, mode, size=size, replication=replication, metadata=metadata,
-            options=options, consistency=consistency,
-        )  # fmt: skip
+        if mode == "wb":
+            return create_file(
+                self, self.streams, path, size=size, replication=replication, metadata=metadata, options=options
+            )
+        if mode != "rb":
+            raise RequestFailed(INVALID_REQUEST, f"{path}: mode must be 'rb' or 'wb', not {mode!r}")
+        return open_file(self.reads, self.streams, path, options=options, consistency=consistency)
 
     # Operators
 

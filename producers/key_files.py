@@ -20,7 +20,7 @@ from producers.errors import RequestFailed
 from producers.key_reader import KeyReader
 from producers.key_streams import KeyStreams
 from producers.key_writer import KeyWriter, Requester, WriteStatistics
-from producers.reads import Consistency, Reads
+from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
 from schemas.result_codes import INVALID_REQUEST
 from schemas.rows import BlockLocation, KeyInfo
@@ -46,20 +46,22 @@ def split_path(path: str) -> tuple[str, str, str]:
     return volume, bucket, key
 
 
-def open_key(
-    client: Requester, reads: Reads, streams: KeyStreams, path: str, mode: str, *, size: int, replication: str,
-    metadata: Mapping[str, str] | None, options: StreamOptions | None, consistency: Consistency,
-) -> KeyOutput | KeyInput:  # fmt: skip
-    """Open a key as a file; what ``client.open`` does."""
+def create_file(
+    client: Requester, streams: KeyStreams, path: str, *, size: int = 0, replication: str = "RATIS/THREE",
+    metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+) -> KeyOutput:  # fmt: skip
+    """Open a key to write it; what ``client.open(path, "wb")`` does."""
     place = split_path(path)
-    if mode == "wb":
-        writer = KeyWriter(
-            client, streams, place, size=size, replication=replication, metadata=metadata, options=options
-        )
-        return KeyOutput(writer, path)
-    if mode != "rb":
-        raise RequestFailed(INVALID_REQUEST, f"{path}: mode must be 'rb' or 'wb', not {mode!r}")
-    info = reads.key_info(*place, consistency=consistency).info
+    writer = KeyWriter(client, streams, place, size=size, replication=replication, metadata=metadata, options=options)
+    return KeyOutput(writer, path)
+
+
+def open_file(
+    reads: Reads, streams: KeyStreams, path: str, *, options: StreamOptions | None = None,
+    consistency: Consistency = DEFAULT_CONSISTENCY,
+) -> KeyInput:  # fmt: skip
+    """Open a key to read it; what ``client.open(path)`` does."""
+    info = reads.key_info(*split_path(path), consistency=consistency).info
     return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
 
 

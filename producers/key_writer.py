@@ -12,6 +12,7 @@ What belongs here: which block the bytes go to, and what happens to those of a b
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from schemas.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, R
 from schemas.rows import BlockLocation
 
 MAX_FAILED_BLOCKS = 10
+PAUSE_MS = 50
+LAST_PAUSE_MS = 2_000
 KEEP_BYTES = 8 * 1024 * 1024
 """``bytes`` up to this size are kept instead of copied: they are released as a whole."""
 
@@ -269,6 +272,9 @@ class KeyWriter:
                 raise failure.error
             if block.pipeline.pipeline not in self._excluded:
                 self._excluded.append(block.pipeline.pipeline)
+            if self._failed_in_a_row > 1:
+                # What is wrong may take a moment to become known: a container that has just been closed, a dead node.
+                time.sleep(min(PAUSE_MS * 2**self._failed_in_a_row, LAST_PAUSE_MS) / 1000)
             self._streams.directory.try_refresh()
             waiting[:0] = block.unwatched()
             failed = self._rewrite(waiting)

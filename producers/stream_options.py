@@ -47,7 +47,7 @@ class StreamOptions:
     """
 
     commit_way: int = CommitWay.SEPARATE
-    topology: Shape = "star"
+    topology: Shape = "chain"
     rack: str = ""
     packet_bytes: int = PACKET_BYTES
     window_bytes: int = 8 * MIB

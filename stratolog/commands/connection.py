@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state
@@ -18,6 +18,8 @@ from stratolog.settings import Settings
 if TYPE_CHECKING:
     from producers.client import Client
     from producers.reads import Reads
+    from producers.stream_options import StreamOptions
+    from producers.topology import Shape
 
 PATIENCE_MS = 20_000
 """A command that makes single requests gives up after this time, or the setting 'request_timeout_ms' if that is less."""
@@ -28,6 +30,24 @@ PROBE_TIMEOUT_S = 1.0
 def node_urls(settings: Settings) -> list[str]:
     """Return the addresses of the nodes' HTTP servers."""
     return [f"http://{node.address}" for node in settings.nodes]
+
+
+def stream_options(settings: Settings) -> StreamOptions:
+    """Return how bytes are written and read; raises UsageError for settings that do not go together."""
+    from producers.stream_options import StreamOptions
+
+    try:
+        return StreamOptions(
+            commit_way=settings.commit_way,
+            topology=cast("Shape", settings.topology),
+            rack=settings.client_rack,
+            packet_bytes=settings.packet_bytes,
+            flush_bytes=settings.flush_bytes,
+            client_buffer_bytes=settings.client_buffer_bytes,
+            block_bytes=settings.block_bytes,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 @contextmanager
@@ -49,6 +69,7 @@ def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: 
             max_in_flight=max(settings.max_in_flight, in_flight),
             read_from=node_urls(settings),
             connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
+            streams=stream_options(settings),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

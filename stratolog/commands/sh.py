@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from stratolog.commands import addresses
+from stratolog.commands import addresses, sh_bytes
 from stratolog.commands.addresses import Address
 from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
 from stratolog.commands.connection import PATIENCE_MS, client_of, reads_of
@@ -88,6 +88,8 @@ def register(app: typer.Typer) -> None:
         for alias, verb in (("setquota", "set-quota"), ("clrquota", "clear-quota")):
             if verb in commands:
                 group.command(alias, hidden=True)(commands[verb])
+        if name == "key":
+            sh_bytes.register(group)
         shell.add_typer(group, name=name)
     app.add_typer(shell, name="sh")
 
@@ -270,7 +272,7 @@ def create_key(
 ) -> None:  # fmt: skip
     """Create a key: opens it, allocates its blocks and commits it.
 
-    Metadata only: no bytes are stored, for there are no datanodes yet. 'stratolog ingest' does the same for the files of a tree.
+    Metadata only, no bytes are stored: 'stratolog sh key put' writes a file. 'stratolog ingest' does the same for the files of a tree.
     """
     from producers.keys import fit_blocks
 
