@@ -1,4 +1,4 @@
-"""The client SDK: requests over Kafka, reads over HTTP, load generators and the ingest of a directory tree.
+"""The client SDK: requests over Kafka, reads over HTTP, bytes over TCP, load generators and the ingest of a directory tree.
 
 What belongs here: everything that a program needs in order to *use* a cluster (design, sections 2, 4 and 5).
 It imports ``schemas`` alone, and installs without Spark, Faust or RocksDB. Start with :class:`Client`.
@@ -8,6 +8,7 @@ from producers.async_client import AsyncClient
 from producers.client import Client
 from producers.errors import (
     ClientClosed,
+    DatanodeError,
     NotConnected,
     OutcomeUnknown,
     RequestFailed,
@@ -15,15 +16,19 @@ from producers.errors import (
     StratologError,
     TooManyInFlight,
 )
+from producers.stream_options import CommitWay, StreamOptions
 
 __all__ = [
     "AsyncClient",
     "Client",
     "ClientClosed",
+    "CommitWay",
+    "DatanodeError",
     "NotConnected",
     "OutcomeUnknown",
     "RequestFailed",
     "RetryableError",
     "StratologError",
+    "StreamOptions",
     "TooManyInFlight",
 ]

@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from producers import AsyncClient as AsyncClient
     from producers import Client as Client
     from producers.errors import ClientClosed as ClientClosed
+    from producers.errors import DatanodeError as DatanodeError
     from producers.errors import NotConnected as NotConnected
     from producers.errors import OutcomeUnknown as OutcomeUnknown
     from producers.errors import RequestFailed as RequestFailed
     from producers.errors import RetryableError as RetryableError
     from producers.errors import StratologError as StratologError
     from producers.errors import TooManyInFlight as TooManyInFlight
+    from producers.stream_options import CommitWay as CommitWay
+    from producers.stream_options import StreamOptions as StreamOptions
 
 _HOMES = {
     "Client": "producers",
@@ -32,6 +35,9 @@ _HOMES = {
     "ClientClosed": "producers.errors",
     "NotConnected": "producers.errors",
     "TooManyInFlight": "producers.errors",
+    "DatanodeError": "producers.errors",
+    "CommitWay": "producers.stream_options",
+    "StreamOptions": "producers.stream_options",
 }
 
 __all__ = list(_HOMES)
