@@ -81,7 +81,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
 # One pytest run, so that its summary speaks for all and comes last. Two workers: one has everything that needs a stack, which is
-# mostly waiting, and is named first so that it begins at once; the other has the fast tests.
+# mostly waiting, and is named first so that it begins at once; the other has Spark's tests and the fast ones (tests/conftest.py).
 test: install lint typecheck ## lint, typecheck, unit and integration: about 13 minutes on two cores
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=2 --dist=loadscope --no-loadscope-reorder
 

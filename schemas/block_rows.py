@@ -10,25 +10,18 @@ shorter one changes nothing, and a tombstone voids all that come after it. Key: 
 Digest of a container (``BlockReport``): a chain of XXH64 over its blocks that are no tombstones, in the order of their keys; each
 block adds three links, key, length (8 bytes big-endian) and checksums (CRC32C of each cell of the committed length, 4 bytes
 big-endian each, as in BlockRow). A link's seed is the hash before it, the first one's is 42; a container without blocks has 42. The
-rows alone give what it should be; a member computes it from the bytes that it reads from its disk, at the rows of the report's
-index. Of a block that cannot be read the checksums of the cells that can be are taken, and its key is named; one that the log has
-deleted since then counts as its row says.
+rows alone give what it should be; a member computes it from the bytes that it reads from its disk (``datanode_processors/digests.py``),
+at the rows of the report's index. Of a block that cannot be read whole the length and the checksums of what can be are taken, and its
+key is named; one that the log has deleted since then counts as its row says.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-from xxhash import xxh64_intdigest
 
 from schemas.codec import decode_as, encode
 from schemas.datanode import BlockRow
 
 MAX_BYTES = "max_bytes"
 """Merge operator of blockTable."""
-
-DIGEST_SEED = 42
-"""Digest of a container without blocks."""
 
 _LENGTH_BYTES = 8
 _TOMBSTONE = b"\xff" * _LENGTH_BYTES
@@ -52,13 +45,3 @@ def encode_block_row(row: BlockRow) -> bytes:
 def decode_block_row(value: bytes) -> BlockRow:
     """Return the row; raises Undecodable."""
     return decode_as(BlockRow, value[_LENGTH_BYTES:])
-
-
-def container_digest(blocks: Iterable[tuple[bytes, int, bytes]]) -> int:
-    """Return the digest of a container, signed, from (key, length, checksums) of its blocks in the order of their keys."""
-    digest = DIGEST_SEED
-    for key, length, checksums in blocks:
-        digest = xxh64_intdigest(key, digest)
-        digest = xxh64_intdigest(length.to_bytes(_LENGTH_BYTES, "big"), digest)
-        digest = xxh64_intdigest(checksums, digest)
-    return digest - (1 << 64) if digest >> 63 else digest

@@ -1,6 +1,6 @@
-"""The stateful operator: :mod:`matching` run by Spark, one group for each shard (design, section 9).
+"""The stateful operator: :mod:`matching` run by Spark, one group for each partition of each log (design, section 9).
 
-``transformWithStateInPandas`` hands over the rows of a shard and micro-batch unsorted, in chunks; the state lies in
+``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks; the state lies in
 Spark's RocksDB state store, and processing-time timers fire when nothing comes any more. Everything that is decided
 is decided in :mod:`matching`: here are only the translations, rows to records and findings to rows.
 """
@@ -17,14 +17,20 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from schemas.codec import decode_as, encode
-from schemas.messages import AuditReport
+from schemas.codec import decode_as, encode_at
+from schemas.datanode import BlockReport
+from schemas.features import INITIAL, LATEST
+from schemas.messages import AuditReport, Verdict
+from schemas.topics import OM_LOG
 from spark_streaming.digests import Hashes
+from spark_streaming.logs import AuditedLog
 from spark_streaming.matching import Finding, KeptBarrier, Limits, LogRow, Report, ShardAudit
 from spark_streaming.reading import GENESIS, Genesis, Header
 from spark_streaming.state import (
     BARRIER_KEY,
     BARRIER_SCHEMA,
+    BLOCKS_KEY,
+    BLOCKS_SCHEMA,
     CORE_SCHEMA,
     REPORT_KEY,
     REPORT_SCHEMA,
@@ -33,7 +39,7 @@ from spark_streaming.state import (
     core_row,
     sums_bytes,
 )
-from spark_streaming.transforms import LOG_SOURCE
+from spark_streaming.transforms import BLOCK_REPORT, LOG_SOURCE
 
 VERDICT_ROW = "verdict"
 BARRIER_ROW = "barrier"
@@ -41,6 +47,7 @@ BARRIER_ROW = "barrier"
 FINDING_SCHEMA = T.StructType(
     [
         T.StructField("finding", T.StringType()),
+        T.StructField("log", T.StringType()),
         T.StructField("shard", T.IntegerType()),
         T.StructField("offset", T.LongType()),
         T.StructField("index", T.LongType()),
@@ -57,14 +64,14 @@ TIMER_GRAIN_MS = 500
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
 
-def audit(rows: DataFrame, families: Sequence[str], limits: Limits, *, timers: bool = True) -> DataFrame:
+def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool = True) -> DataFrame:
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
     Without ``timers`` nothing is ever judged late: for a query that is to end with its input, because Spark runs
     micro-batch after micro-batch for a query that has processing-time timers.
     """
-    return rows.groupBy("shard").transformWithStateInPandas(
-        AuditProcessor(families, limits, timers=timers),
+    return rows.groupBy("log", "shard").transformWithStateInPandas(
+        AuditProcessor(logs, limits, timers=timers),
         outputStructType=FINDING_SCHEMA,
         outputMode="Update",
         timeMode="ProcessingTime" if timers else "None",
@@ -72,10 +79,10 @@ def audit(rows: DataFrame, families: Sequence[str], limits: Limits, *, timers: b
 
 
 class AuditProcessor(StatefulProcessor):
-    """Runs a :class:`ShardAudit` for each shard; Spark pickles it to its Python workers."""
+    """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
 
-    def __init__(self, families: Sequence[str], limits: Limits, *, timers: bool) -> None:
-        self._families = tuple(families)
+    def __init__(self, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool) -> None:
+        self._families = {log.name: log.column_families for log in logs}
         self._limits = limits
         self._timers = timers
 
@@ -85,6 +92,7 @@ class AuditProcessor(StatefulProcessor):
         self._core = handle.getValueState("core", CORE_SCHEMA)
         self._barriers = handle.getMapState("barriers", BARRIER_KEY, BARRIER_SCHEMA)
         self._reports = handle.getMapState("reports", REPORT_KEY, REPORT_SCHEMA)
+        self._blocks = handle.getMapState("blocks", BLOCKS_KEY, BLOCKS_SCHEMA)
 
     def handleInputRows(  # noqa: N802 - Spark's names
         self,
@@ -95,18 +103,21 @@ class AuditProcessor(StatefulProcessor):
         """Take a micro-batch's rows of one shard."""
         # The time of the micro-batch is repeated when the micro-batch is: after a crash it gives the same verdicts.
         now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
-        shard = self._open(key[0])
+        shard = self._open(key[0], key[1])
         log_rows: list[LogRow] = []
         reports: list[Report] = []
+        scans: list[BlockReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
                 if row.source == LOG_SOURCE:
                     log_rows.append(log_row(row))
+                elif row.kind == BLOCK_REPORT:
+                    scans.append(decode_as(BlockReport, bytes(row.value)))
                 else:
                     reports.append(report(row))
-        findings = list(shard.take(log_rows, reports, now_ms))
+        findings = list(shard.take(log_rows, reports, now_ms, scans))
         self._close(shard)
-        yield from _frames(key[0], findings)
+        yield from _frames(key[0], key[1], findings)
 
     def handleExpiredTimer(  # noqa: N802
         self,
@@ -115,15 +126,16 @@ class AuditProcessor(StatefulProcessor):
         expiredTimerInfo: Any,  # noqa: ARG002, N803
     ) -> Iterator[pd.DataFrame]:
         """Judge what has not come in time."""
-        shard = self._open(key[0])
+        shard = self._open(key[0], key[1])
         findings = list(shard.expire(timerValues.getCurrentProcessingTimeInMs()))
         self._close(shard)
-        yield from _frames(key[0], findings)
+        yield from _frames(key[0], key[1], findings)
 
-    def _open(self, shard: int) -> ShardAudit:
-        core = core_from(self._core.get(), len(self._families))
-        store = SparkStore(shard, self._barriers, self._reports)
-        return ShardAudit(shard=shard, families=self._families, limits=self._limits, core=core, store=store)
+    def _open(self, log: str, shard: int) -> ShardAudit:
+        families = self._families[log]
+        core = core_from(self._core.get(), len(families))
+        store = SparkStore(shard, self._barriers, self._reports, self._blocks)
+        return ShardAudit(log=log, shard=shard, families=families, limits=self._limits, core=core, store=store)
 
     def _close(self, shard: ShardAudit) -> None:
         self._core.update(core_row(shard.core))
@@ -199,14 +211,19 @@ def _hashes(values: Any) -> Hashes:
     return _NO_HASHES if values is None else np.asarray(values, dtype=np.int64)
 
 
-def _frames(shard: int, findings: Iterable[Finding]) -> Iterator[pd.DataFrame]:
-    rows = [_finding_row(shard, finding) for finding in findings]
+def _frames(log: str, shard: int, findings: Iterable[Finding]) -> Iterator[pd.DataFrame]:
+    rows = [_finding_row(log, shard, finding) for finding in findings]
     if rows:
         yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
 
 
-def _finding_row(shard: int, finding: Finding) -> tuple[str, int, int, int, bytes | None, bytes | None]:
+def _finding_row(log: str, shard: int, finding: Finding) -> tuple[str, str, int, int, int, bytes | None, bytes | None]:
     if isinstance(finding, KeptBarrier):
         sums = None if finding.blind else sums_bytes(finding.sums)
-        return BARRIER_ROW, shard, finding.offset, finding.index, sums, finding.chain
-    return VERDICT_ROW, shard, finding.barrier_offset, finding.index, encode(finding), None
+        return BARRIER_ROW, log, shard, finding.offset, finding.index, sums, finding.chain
+    return VERDICT_ROW, log, shard, finding.barrier_offset, finding.index, verdict_value(finding), None
+
+
+def verdict_value(verdict: Verdict) -> bytes:
+    """Encode a verdict so that the oldest software that may want it can read it: one of the Object Manager's log needs nothing new."""
+    return encode_at(verdict, INITIAL if verdict.log == OM_LOG else LATEST)

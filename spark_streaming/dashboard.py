@@ -1,6 +1,6 @@
 """The live view: one table of the latest verdicts, fed from om.verdicts (design, section 9).
 
-Needs no Spark: it consumes verdicts with confluent-kafka and keeps the last one for each (shard, node, basis), at most
+Needs no Spark: it consumes verdicts with confluent-kafka and keeps the last one for each (log, shard, node, basis), at most
 MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier.
 """
 
@@ -17,7 +17,7 @@ from rich.table import Table
 
 from schemas.codec import Undecodable, decode_as
 from schemas.messages import Verdict
-from schemas.topics import OM_VERDICTS
+from schemas.topics import OM_LOG, OM_VERDICTS
 
 MAX_ROWS = 4096
 POLL_SECONDS = 0.5
@@ -28,16 +28,16 @@ COLOURS = {"equal": "green", "diverged": "bold red", "unknown": "yellow"}
 
 
 class LatestVerdicts:
-    """The last verdict for each (shard, node, basis)."""
+    """The last verdict for each (log, shard, node, basis)."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[int, str, str], Verdict] = {}
+        self._latest: dict[tuple[str, int, str, str], Verdict] = {}
         self.seen = 0
 
     def add(self, verdict: Verdict) -> None:
         """Take a verdict, in the topic's order."""
         self.seen += 1
-        key = (verdict.shard, verdict.node, verdict.basis)
+        key = (verdict.log, verdict.shard, verdict.node, verdict.basis)
         known = self._latest.get(key)
         if known is not None and verdict.barrier_offset < known.barrier_offset:
             return
@@ -46,18 +46,20 @@ class LatestVerdicts:
             self._latest.pop(next(iter(self._latest)))
 
     def __iter__(self) -> Iterator[Verdict]:
-        """Iterate by shard, node, basis."""
-        return iter([self._latest[key] for key in sorted(self._latest)])
+        """Iterate by log, shard, node, basis; the Object Manager's log comes first."""
+        order = sorted(self._latest, key=lambda key: (key[0] != OM_LOG, key))
+        return iter([self._latest[key] for key in order])
 
 
 def table_of(verdicts: Iterable[Verdict], now_ms: int) -> Table:
     """Return the table for people; ``now_ms`` gives the age of each verdict."""
     table = Table(title="Audit: replicas against the log")
-    for name in ("shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"):
+    for name in ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"):
         table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots", "age") else "left")
     for verdict in verdicts:
         colour = COLOURS.get(verdict.verdict, "white")
         table.add_row(
+            verdict.log,
             str(verdict.shard),
             verdict.node or "-",
             verdict.basis,

@@ -1,4 +1,4 @@
-"""The audit of one shard as a pure state machine: log records and reports in, verdicts out (design, section 9).
+"""The audit of one shard (a partition of a log) as a pure state machine: log records and reports in, verdicts out (design, section 9).
 
 No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operator, tests run it alone. Rules:
 
@@ -13,8 +13,12 @@ No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operato
 5. After a RequestBatch, and until a DigestBase, the log does not say what the rows are (``Core.blind``). At a barrier there
    the replicas are compared with each other (:mod:`peers`): what a majority of the members reports stands for the log's sums,
    and the verdict's basis says so.
-6. State is bounded: KEPT_BARRIERS sums and EARLY_REPORTS reports a shard; beyond them the oldest goes, with its
+6. State is bounded: KEPT_BARRIERS sums, EARLY_REPORTS reports and KEPT_SCANS scans a shard; beyond them the oldest goes, with its
    missing reports judged ``unknown``.
+7. The first report of stored bytes at a barrier opens a *scan*, which waits for all members; then, or at its deadline, they are
+   compared with each other (:mod:`scans`), and who has not reported is ``unknown``. What the log says of those bytes needs its rows:
+   that is the batch job's to compute.
+8. The column families of a log that older software began are the first of those that the auditor knows.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from schemas.datanode import BlockReport
 from schemas.messages import Difference, Evidence, Verdict
+from schemas.topics import OM_LOG
 from spark_streaming import digests
 from spark_streaming.digests import Hashes, Sums
 from spark_streaming.peers import agreed, alone_basis
@@ -38,12 +44,16 @@ from spark_streaming.reading import (
     Position,
     read,
 )
+from spark_streaming.scans import among_members
 
 KEPT_BARRIERS = 256
 """Barriers whose sums are kept for reports to come: over four minutes at one a second, 14 KiB each."""
 
 EARLY_REPORTS = 1024
 """Reports kept until their barrier is read."""
+
+KEPT_SCANS = 4
+"""Scans of stored bytes whose reports are kept until all members have reported."""
 
 MAX_DIFFERENCES = 64
 """Differing slots that a verdict names; it counts them all."""
@@ -52,6 +62,7 @@ INCREMENTAL = "incremental"
 SCRUBBED = "scrubbed"
 EVIDENCE = "evidence"
 LOG = "log"
+BLOCKS = "blocks"
 
 EQUAL = "equal"
 DIVERGED = "diverged"
@@ -125,6 +136,14 @@ class Waiting:
 
 
 @dataclass(slots=True, kw_only=True)
+class Scan:
+    """A scan of stored bytes: who has reported, and when it is judged without the others."""
+
+    deadline_ms: int
+    reported: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
 class Core:
     """The small part of a shard's state, loaded and stored with every micro-batch.
 
@@ -135,13 +154,14 @@ class Core:
     sums: Sums
     waiting: dict[int, Waiting] = field(default_factory=dict)
     early: dict[tuple[int, str, str], int | None] = field(default_factory=dict)
+    scans: dict[int, Scan] = field(default_factory=dict)
     blind: bool = False
     broken_at: int | None = None
     broken_reason: str = ""
 
 
 class Store(Protocol):
-    """Where kept barriers and early reports lie: Spark's state store, or a dict."""
+    """Where kept barriers and reports lie: Spark's state store, or a dict."""
 
     def put_barrier(self, barrier: KeptBarrier) -> None:
         """Keep a barrier under its offset."""
@@ -161,12 +181,26 @@ class Store(Protocol):
     def drop_report(self, barrier_offset: int, key: Key) -> None:
         """Forget a kept report."""
 
+    def put_blocks(self, report: BlockReport) -> None:
+        """Keep a member's report of blocks under (barrier offset, node)."""
+
+    def get_blocks(self, offset: int, node: str) -> BlockReport:
+        """Return a kept report of blocks."""
+
+    def drop_blocks(self, offset: int, node: str) -> None:
+        """Forget a kept report of blocks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier."""
+    """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier.
+
+    ``scan_timeout_ms`` counts from the first report of stored bytes: reading a disk takes one member longer than another.
+    """
 
     report_timeout_ms: int = 10_000
+    scan_timeout_ms: int = 600_000
+    kept_scans: int = KEPT_SCANS
     kept_barriers: int = KEPT_BARRIERS
     early_reports: int = EARLY_REPORTS
 
@@ -178,7 +212,10 @@ Finding = Verdict | KeptBarrier
 class ShardAudit:
     """One shard's audit. Not thread-safe; call :meth:`take` for each micro-batch, :meth:`expire` on a timer."""
 
-    def __init__(self, *, shard: int, families: Sequence[str], limits: Limits, core: Core, store: Store) -> None:
+    def __init__(
+        self, *, shard: int, families: Sequence[str], limits: Limits, core: Core, store: Store, log: str = OM_LOG
+    ) -> None:
+        self.log = log
         self.shard = shard
         self.families = tuple(families)
         self.limits = limits
@@ -186,13 +223,22 @@ class ShardAudit:
         self._store = store
         self._arrived: dict[tuple[int, str, str], Report] = {}
 
-    def take(self, log_rows: Sequence[LogRow], reports: Sequence[Report], now_ms: int) -> Iterator[Finding]:
+    def take(
+        self,
+        log_rows: Sequence[LogRow],
+        reports: Sequence[Report],
+        now_ms: int,
+        block_reports: Sequence[BlockReport] = (),
+    ) -> Iterator[Finding]:
         """Read a micro-batch, in any order of its rows, at processing time ``now_ms``; yield what it settles."""
         for report in sorted(reports, key=lambda report: report.offset):
             yield from self._take_report(report, now_ms)
         for row in sorted(log_rows, key=lambda row: row.header.offset):
             yield from self._take_log_row(row, now_ms)
         yield from self._keep_early(now_ms)
+        for blocks in block_reports:
+            yield from self._take_blocks(blocks, now_ms)
+        yield from self._finish_scans(now_ms)
 
     def expire(self, now_ms: int) -> Iterator[Verdict]:
         """Judge ``unknown`` whatever has not come by its deadline."""
@@ -205,11 +251,14 @@ class ShardAudit:
                 self.core.early[offset, node, basis] = None
                 report = self._store.get_report(offset, (node, basis))
                 yield self._unknown(report, "no barrier in the log at that offset yet", now_ms)
+        for offset in [offset for offset, scan in self.core.scans.items() if scan.deadline_ms <= now_ms]:
+            yield from self._judge_scan(offset, now_ms)
 
     def next_deadline_ms(self) -> int | None:
         """Return when :meth:`expire` has something to do, None if never."""
         deadlines = [w.deadline_ms for w in self.core.waiting.values() if w.deadline_ms is not None]
         deadlines += [deadline for deadline in self.core.early.values() if deadline is not None]
+        deadlines += [scan.deadline_ms for scan in self.core.scans.values()]
         return min(deadlines, default=None)
 
     # Reports.
@@ -326,6 +375,59 @@ class ShardAudit:
         if deadline_ms is not None:
             yield self._unknown(report, reason, now_ms)
 
+    # Stored bytes.
+
+    def _take_blocks(self, report: BlockReport, now_ms: int) -> Iterator[Verdict]:
+        """Keep a report of stored bytes, unless it is none of this partition's."""
+        wrong = self._foreign_blocks(report)
+        if wrong:
+            yield self._plain_verdict(
+                report.datanode, report.log_offset, report.index, UNKNOWN, alone_basis(BLOCKS), wrong, now_ms
+            )
+            return
+        scan = self.core.scans.setdefault(report.log_offset, Scan(deadline_ms=now_ms + self.limits.scan_timeout_ms))
+        scan.reported.add(report.datanode)
+        self._store.put_blocks(report)
+
+    def _foreign_blocks(self, report: BlockReport) -> str | None:
+        """Return why a report of stored bytes is none of this partition, or None."""
+        position = self.core.position
+        if report.partition != self.shard:
+            return f"reports blocks of partition {report.partition} on partition {self.shard}"
+        if position.genesis is None:
+            return "the log has no Genesis"
+        if report.cluster != position.genesis.cluster:
+            return f"reports cluster {report.cluster!r}, the log's is {position.genesis.cluster!r}"
+        if report.datanode not in position.members:
+            return f"{report.datanode!r} is no member of this pipeline"
+        waiting = self.core.waiting.get(report.log_offset)
+        if waiting is not None and waiting.index != report.index:
+            return f"names index {report.index} at a barrier of index {waiting.index}"
+        return None
+
+    def _finish_scans(self, now_ms: int) -> Iterator[Verdict]:
+        """Judge scans that all members have reported, and the oldest ones of too many."""
+        members = set(self.core.position.members)
+        for offset in [offset for offset, scan in self.core.scans.items() if scan.reported >= members]:
+            yield from self._judge_scan(offset, now_ms)
+        while len(self.core.scans) > self.limits.kept_scans:
+            yield from self._judge_scan(min(self.core.scans), now_ms)
+
+    def _judge_scan(self, offset: int, now_ms: int) -> Iterator[Verdict]:
+        """Compare the reports of a scan with each other, and forget them."""
+        reported = sorted(self.core.scans.pop(offset).reported)
+        reports = [self._store.get_blocks(offset, node) for node in reported]
+        members = self.core.position.members
+        basis, index = alone_basis(BLOCKS), max(report.index for report in reports)
+        for node, found in among_members(reports, len(members)).items():
+            verdict = self._plain_verdict(node, offset, index, found.verdict, basis, found.reason, now_ms)
+            yield replace(verdict, containers=found.containers)
+        for node in sorted(set(members) - set(reported)):
+            reason = "no report of its stored bytes in time"
+            yield self._plain_verdict(node, offset, index, UNKNOWN, basis, reason, now_ms)
+        for node in reported:
+            self._store.drop_blocks(offset, node)
+
     # The log.
 
     def _take_log_row(self, row: LogRow, now_ms: int) -> Iterator[Finding]:
@@ -343,12 +445,7 @@ class ShardAudit:
 
     def _apply(self, row: LogRow) -> None:
         header, genesis = row.header, self.core.position.genesis
-        # A log that an older software began names fewer; those that came since are behind them.
-        if (
-            header.genesis is not None
-            and genesis is not None
-            and genesis.column_families != self.families[: len(genesis.column_families)]
-        ):
+        if header.genesis is not None and genesis is not None and not self._knows(genesis.column_families):
             raise LogBroken(
                 header.offset, f"column families {list(genesis.column_families)}, this auditor's {list(self.families)}"
             )
@@ -366,6 +463,10 @@ class ShardAudit:
                 self.core.sums = digests.from_sparse(len(self.families), row.base_slots, row.base_sums)
             except ValueError as error:
                 raise LogBroken(header.offset, f"malformed DigestBase: {error}") from error
+
+    def _knows(self, families: Sequence[str]) -> bool:
+        """Say whether a log's column families are the first of the auditor's."""
+        return bool(families) and self.families[: len(families)] == tuple(families)
 
     def _reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
         position = self.core.position
@@ -449,4 +550,5 @@ class ShardAudit:
             evidence=None,
             reason=reason,
             decided_at_ms=now_ms,
+            log=self.log,
         )

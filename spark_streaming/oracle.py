@@ -1,12 +1,17 @@
 """The batch oracle: a shard's live rows the long way, trusting no claimed hash (design, sections 3 and 9).
 
-The last effective operation on each key decides; ``add_int64`` merges are computed from their operands, on top of the
-last Put if there is one. No ``prev`` and no ``next`` is used. From the live rows come the digest that the stream and
+The last effective operation on each key decides; merges are computed from their operands, on top of the last Put if there is one:
+``add_int64`` by addition, ``max_bytes`` (rows of blockTable, in the datanodes' log) as the bytewise largest. No ``prev`` and no ``next`` is used. From the live rows come the digest that the stream and
 every replica must agree with, and what a DigestBase needs. Effective records are found by :mod:`reading`, run over
 headers alone; everything else is done by built-in functions, so state per key is Spark's business.
 
-The counters' check is here and not in the stream, because a sum per key is state per key: the row that the operands of
-a counter give must have the hash that its last Merge claims (``next``), else the log claims another row.
+The merges' check is here and not in the stream, because a sum per key is state per key: the row that the operands give must have
+the hash that its last Merge claims (``next``), else the log claims another row.
+
+From the rows of blockTable follows what each container's stored bytes must be (:func:`container_digests`): the rows carry the
+checksums of all cells.
+
+All functions take records of one log.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ import pandas as pd
 from pyspark.sql import Column, DataFrame, Row, Window
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from schemas.column_families import ADD_INT64, RETRY_TABLE
+from schemas.block_rows import MAX_BYTES
+from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
 from spark_streaming import digests
 from spark_streaming.audit import log_row
 from spark_streaming.decode import column_of, decoded
@@ -38,6 +44,8 @@ ORDINAL_BITS = 23
 """Bits of an operation's position in its batch: a record of 8 MiB holds fewer; 40 bits remain for the offset."""
 
 COUNTER_BYTES = 8
+BLOCK_ROW = "BlockRow"
+_ID_BYTES = _LENGTH_BYTES = 8
 _UNSIGNED = 1 << 64
 
 
@@ -63,7 +71,7 @@ class ShardDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterDifference:
-    """A counter whose operands do not give the row that its last Merge claims."""
+    """A merged row whose operands do not give what its last Merge claims; ``value``: a counter's, or a block's length."""
 
     shard: int
     cf: str
@@ -113,6 +121,17 @@ def ends(effective: DataFrame, at: str = "end") -> dict[int, tuple[int, int]]:
     return {row.shard: (row.at, row["last"]) for row in rows}
 
 
+def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:
+    """Return the last index after offset ``until`` of each shard; shards without an effective record until then are left out."""
+    if not until:
+        return {}
+    bounds = effective.sparkSession.createDataFrame(list(until.items()), "shard int, until long")
+    read_until = effective.join(F.broadcast(bounds), "shard").where(F.col("offset") <= F.col("until"))
+    return {
+        row.shard: row["last"] for row in read_until.groupBy("shard").agg(F.max("last_index").alias("last")).collect()
+    }
+
+
 def first_logged_requests(effective: DataFrame) -> dict[int, int]:
     """Return the offset of the first RequestBatch of each shard that has one: no oracle can say what rows came of it."""
     late = effective.where(F.col("kind") == REQUEST_BATCH).groupBy("shard").agg(F.min("offset").alias("at"))
@@ -124,7 +143,8 @@ def operations(records: DataFrame, effective: DataFrame, until: Mapping[int, int
 
     Columns: shard, moment (orders all operations of a shard), kind (PUT, DELETE, MERGE), cf, key, hash (of a Put's
     row), amount (of a Merge's operand or of a Put's value, if they have a counter's 8 bytes: unsigned, as a
-    decimal), operator and claimed (a Merge's ``next``). Values go no further: sorting them would cost far more.
+    decimal), operator, claimed (a Merge's ``next``), and content (the value or operand of a row of blockTable). Other values go no
+    further: sorting them would cost far more.
     """
     session = records.sparkSession
     bounds = session.createDataFrame(list(until.items()), "shard int, until long")
@@ -155,6 +175,7 @@ def _operation(op: Column) -> Column:
         _counter(F.coalesce(put["value"], merge["operand"])).alias("amount"),
         merge["operator"].alias("operator"),
         merge["next"].alias("claimed"),
+        F.when(operation_family(op) == BLOCK_TABLE, F.coalesce(put["value"], merge["operand"])).alias("content"),
     )
 
 
@@ -173,32 +194,42 @@ def _retry_row(result: Column) -> Column:
         F.lit(None).cast("decimal(20,0)").alias("amount"),
         F.lit(None).cast("string").alias("operator"),
         F.lit(None).cast("long").alias("claimed"),
+        F.lit(None).cast("binary").alias("content"),
     )
 
 
-def live_rows(ops: DataFrame) -> DataFrame:
+def live_rows(ops: DataFrame, families: Sequence[str]) -> DataFrame:
     """Return the rows that :func:`operations` leave.
 
     Columns: shard, cf, key, hash; of a row whose last operation is a Merge also value (the counter's bytes) and
-    claimed (the Merge's ``next``). For each key the last Put or Delete is found, and the operands of the Merges after
-    it are added mod 2^64.
+    claimed (the Merge's ``next``); of every row of blockTable the value. For each key the last Put or Delete is found, and the operands
+    of the Merges after it are added mod 2^64, or in blockTable the largest is taken: Spark compares bytes unsigned and a
+    beginning is smaller than the whole, as ``max_bytes`` does.
     """
     per_key = ["shard", "cf", "key"]
     setting = F.max(F.when(F.col("kind") != MERGE, F.col("moment"))).over(Window.partitionBy(*per_key))
     since = ops.withColumn("_set", setting).where(F.col("_set").isNull() | (F.col("moment") >= F.col("_set")))
+    has_blocks = BLOCK_TABLE in families
+    is_block = F.col("cf") == BLOCK_TABLE if has_blocks else F.lit(False)
+    operator = F.when(is_block, MAX_BYTES).otherwise(ADD_INT64)
+    # A largest value of bytes makes Spark sort instead of hash: not for a log without such rows.
+    largest = [F.max("content").alias("largest")] if has_blocks else []
     # Sums of 20 digits in 30: they overflow only after 10^10 merges of one key.
     summed = since.groupBy(*per_key).agg(
         F.coalesce(F.sum("amount"), F.lit(0)).cast("decimal(38,0)").alias("total"),
         *(F.max_by(name, "moment").alias(name) for name in ("kind", "hash", "claimed")),
-        F.bool_and((F.col("kind") != MERGE) | (F.col("operator") == ADD_INT64)).alias("known"),
-        F.bool_and((F.col("kind") == DELETE) | F.col("amount").isNotNull()).alias("sized"),
+        F.bool_and((F.col("kind") != MERGE) | (F.col("operator") == operator)).alias("known"),
+        F.bool_and((F.col("kind") == DELETE) | F.col("amount").isNotNull() | is_block).alias("sized"),
+        *largest,
     )
     wrapped = F.col("total") % F.lit(str(_UNSIGNED)).cast("decimal(38,0)")
     counter = F.unhex(F.lpad(F.conv(wrapped.cast("string"), 10, 16), 2 * COUNTER_BYTES, "0"))
     complaint = F.concat(F.lit("cannot compute the merges of "), "cf", F.lit(" "), F.hex("key"))
-    computed = F.when(F.col("known") & F.col("sized"), counter).otherwise(F.raise_error(complaint))
+    row = F.when(is_block, F.col("largest")).otherwise(counter) if has_blocks else counter
+    computed = F.when(F.col("known") & F.col("sized"), row).otherwise(F.raise_error(complaint))
+    needed = (F.col("kind") == MERGE) | is_block
     live = summed.where(F.col("kind") != DELETE).select(
-        *per_key, "hash", "claimed", F.when(F.col("kind") == MERGE, computed).alias("value")
+        *per_key, "hash", "claimed", F.when(needed, computed).alias("value")
     )
     own = F.coalesce("hash", F.xxhash64("cf", "key", "value"))
     return live.select(*per_key, own.alias("hash"), "value", "claimed")
@@ -210,7 +241,7 @@ def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
     The sum is ``low + high * 2^32`` mod 2^64: high and low 32 bits are added apart, a plain sum of 64-bit hashes
     overflows. ``false`` are the rows of which the last Merge claims another hash.
     """
-    slot = slot_of(F.col("cf"), F.col("key"), families)
+    slot = slot_of(F.col("cf"), F.col("key"), F.array(*map(F.lit, families)))
     hashed = rows.select("*", slot.alias("slot"), F.col("hash").alias("own"))
     false = F.when(F.col("claimed") != F.col("own"), F.struct("cf", "key", "value", "claimed", "own"))
     return hashed.groupBy("shard", "slot").agg(
@@ -236,7 +267,7 @@ def check(
     if not until:
         return {}, []
     ops = operations(records, effective, {shard: offset for shard, (offset, _) in until.items()})
-    summed = row_digests(live_rows(ops), families).collect()
+    summed = row_digests(live_rows(ops, families), families).collect()
     false: list[CounterDifference] = []
     for shard in sorted(until):
         rows = [row for slot in summed if slot.shard == shard for row in slot.false]
@@ -266,7 +297,46 @@ def _difference(shard: int, row: Row) -> CounterDifference:
         shard=shard,
         cf=row.cf,
         key=bytes(row.key),
-        value=int.from_bytes(row.value, "big", signed=True),
+        value=int.from_bytes(row.value[:COUNTER_BYTES], "big", signed=row.cf != BLOCK_TABLE),
         claimed=row.claimed,
         own=row.own,
     )
+
+
+def container_digests(
+    records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, int]
+) -> dict[int, dict[int, int]]:
+    """Return shard -> container id -> digest that its members' stored bytes must have after offset ``until`` (signed).
+
+    The chain of XXH64 over key, length and checksums (``schemas/block_rows.py``) is what Spark's ``xxhash64`` does with an array:
+    each element's hash is the seed of the next, from 42 on. Containers without blocks are left out. Raises OracleError for a row that
+    cannot be decoded.
+    """
+    if not until or BLOCK_TABLE not in families:
+        return {}
+    rows = live_rows(operations(records, effective, until), families).where(F.col("cf") == BLOCK_TABLE)
+    split = rows.select(
+        "shard",
+        "key",
+        F.col("value").substr(F.lit(1), F.lit(_LENGTH_BYTES)).alias("length"),
+        F.col("value").substr(F.lit(_LENGTH_BYTES + 1), F.length("value")).alias("value"),
+    )
+    row = F.col(column_of(BLOCK_ROW))
+    container = F.conv(F.hex(F.substring("key", 1, _ID_BYTES)), 16, 10).cast("long").alias("container")
+    block = F.struct("key", "length", row["checksums"].alias("checksums"))
+    found = decoded(split, [BLOCK_ROW]).select(
+        "shard", "key", "error", container, row["deleted"].alias("deleted"), block.alias("b")
+    )
+    blocks = F.sort_array(F.collect_list(F.when(~F.col("deleted"), F.col("b"))))
+    links = F.flatten(F.transform(blocks, lambda b: F.array(b["key"], b["length"], b["checksums"])))
+    wrong = F.when(F.col("error").isNotNull(), F.concat(F.hex("key"), F.lit(": "), F.col("error")))
+    summed = found.groupBy("shard", "container").agg(
+        F.xxhash64(links).alias("digest"), F.count_if(~F.col("deleted")).alias("blocks"), F.max(wrong).alias("wrong")
+    )
+    digests_of: dict[int, dict[int, int]] = {shard: {} for shard in until}
+    for one in summed.collect():
+        if one.wrong is not None:
+            raise OracleError(f"shard {one.shard} has a row of {BLOCK_TABLE} that cannot be read: {one.wrong}")
+        if one.blocks:
+            digests_of[one.shard][one.container] = one.digest
+    return digests_of

@@ -3,10 +3,10 @@
 Each micro-batch is collected once (it holds at most one row for each barrier and each report that the trigger limits
 admit) and written from there, because running the stateful operator twice would be wrong and caching it dearer.
 Parquet is written under the micro-batch's number, so that one repeated after a crash replaces itself. Kafka may get the
-verdicts of such a micro-batch twice: a reader takes the last one for a (shard, node, barrier, basis).
+verdicts of such a micro-batch twice: a reader takes the last one for a (log, shard, node, barrier, basis).
 
     <output_dir>/verdicts/batch=<n>/     the fields of Verdict
-    <output_dir>/barriers/batch=<n>/     shard, offset, index, chain, digest (16 hex digits), sums
+    <output_dir>/barriers/batch=<n>/     log, shard, offset, index, chain, digest (16 hex digits), sums
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codec import decode_as
 from schemas.messages import Verdict
+from schemas.topics import OM_LOG
 from spark_streaming import digests
 from spark_streaming.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW
-from spark_streaming.decode import decode_value, schema_text
+from spark_streaming.decode import column_of, decoded
 from spark_streaming.state import sums_from
 
 
@@ -54,16 +55,17 @@ class FindingSink:
         self.observe(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
 
     def _to_kafka(self, session: SparkSession, verdicts: list[Row]) -> None:
-        """Verdicts of a shard go to one partition, in order: the key is the shard."""
-        frame = _frame(session, verdicts).select(F.col("shard").cast("string").alias("key"), "value")
+        """Verdicts of a shard go to one partition, in order: the key is the shard, of another log than om.log its name and the shard."""
+        shard = F.col("shard").cast("string")
+        key = F.when(F.col("log") == OM_LOG, shard).otherwise(F.concat("log", F.lit("/"), shard))
+        frame = _frame(session, verdicts).select(key.alias("key"), "value")
         writer = frame.write.format("kafka").option("kafka.bootstrap.servers", self.bootstrap_servers)
         writer.option("topic", self.topic).save()
 
 
 def verdict_fields(findings: DataFrame) -> DataFrame:
     """Decode the verdicts among findings into their fields."""
-    schema = schema_text("Verdict")
-    return findings.select(decode_value(F.col("value"), schema, schema).alias("v")).select("v.*")
+    return decoded(findings.select("value"), ["Verdict"]).select(F.col(column_of("Verdict")).alias("v")).select("v.*")
 
 
 def barrier_fields(session: SparkSession, barriers: list[Row]) -> DataFrame:
@@ -71,13 +73,14 @@ def barrier_fields(session: SparkSession, barriers: list[Row]) -> DataFrame:
     rows: list[tuple[object, ...]] = []
     for row in barriers:
         if row.value is None:  # after a RequestBatch the log has no digest
-            rows.append((row.shard, row.offset, row["index"], bytes(row.chain), None, None, None))
+            rows.append((row.log, row.shard, row.offset, row["index"], bytes(row.chain), None, None, None))
             continue
         sums = sums_from(row.value)
         slots, values = digests.to_sparse(sums)
         # A Row is a tuple: its attribute ``index`` is a method.
-        rows.append((row.shard, row.offset, row["index"], bytes(row.chain), digests.total(sums), slots, values))
-    schema = "shard int, offset long, index long, chain binary, digest string, slots array<int>, sums array<long>"
+        position = (row.log, row.shard, row.offset, row["index"])
+        rows.append((*position, bytes(row.chain), digests.total(sums), slots, values))
+    schema = "log string, shard int, offset long, index long, chain binary, digest string, slots array<int>, sums array<long>"
     return session.createDataFrame(rows, schema)
 
 

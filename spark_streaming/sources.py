@@ -1,18 +1,19 @@
 """Kafka topics as DataFrames: streams for the running audit, bounded reads for the batch one.
 
-Every frame has the columns ``value`` (binary), ``key`` (binary), ``shard`` (int, the partition), ``offset`` (long),
-``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data fails the query.
+Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (string, which log it is of), ``shard`` (int, the partition),
+``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data fails the query.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 RECORDS_PER_TRIGGER = 2_000
-"""Log records in a micro-batch, all shards together: bounds the memory of a shard's operator."""
+"""Log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
 
 REPORTS_PER_TRIGGER = 2_000
 """Reports in a micro-batch, all shards together."""
@@ -20,28 +21,28 @@ REPORTS_PER_TRIGGER = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSource:
-    """A topic on a cluster of brokers, read from its beginning."""
+    """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log."""
 
     bootstrap_servers: str
-    topic: str
+    topics: Mapping[str, str]
 
 
 def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> DataFrame:
-    """Return the topic as a stream from its beginning, at most ``per_trigger`` records in a micro-batch."""
+    """Return the topics as a stream from their beginnings, at most ``per_trigger`` records in a micro-batch."""
     reader = session.readStream.format("kafka").options(**_options(source))
-    return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load())
+    return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load(), source.topics)
 
 
 def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
-    """Return the topic from its beginning to its current end."""
+    """Return the topics from their beginnings to their current ends."""
     reader = session.read.format("kafka").options(**_options(source))
-    return _columns(reader.option("endingOffsets", "latest").load())
+    return _columns(reader.option("endingOffsets", "latest").load(), source.topics)
 
 
 def _options(source: KafkaSource) -> dict[str, str]:
     return {
         "kafka.bootstrap.servers": source.bootstrap_servers,
-        "subscribe": source.topic,
+        "subscribe": ",".join(source.topics),
         "startingOffsets": "earliest",
         "failOnDataLoss": "true",
         "kafka.isolation.level": "read_committed",
@@ -50,5 +51,7 @@ def _options(source: KafkaSource) -> dict[str, str]:
     }
 
 
-def _columns(frame: DataFrame) -> DataFrame:
-    return frame.select("value", "key", F.col("partition").alias("shard"), "offset", "timestamp")
+def _columns(frame: DataFrame, topics: Mapping[str, str]) -> DataFrame:
+    names = F.create_map(*(F.lit(text) for pair in topics.items() for text in pair))
+    log = names[F.col("topic")].alias("log")
+    return frame.select("value", "key", log, F.col("partition").alias("shard"), "offset", "timestamp")

@@ -1,11 +1,12 @@
 """A shard's audit state on Spark's state store: what is stored under which name, and in which bytes.
 
-Three state variables for each shard (key of the stateful operator):
+Four state variables for each partition of each log (key of the stateful operator):
 
 * ``core``: the small part, read and written with every micro-batch: position and expectations as JSON, sums as
   little-endian unsigned 64-bit integers.
 * ``barriers``: offset -> index, chain, sums of a kept barrier.
 * ``reports``: (barrier offset, node, basis) -> a report that came before its barrier, as an encoded AuditReport.
+* ``blocks``: (barrier offset, node) -> an encoded BlockReport whose scan still waits for other members.
 
 A later version must read the state of an earlier one, or be started with a new checkpoint directory.
 """
@@ -20,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from schemas.codec import decode_as, encode
+from schemas.datanode import BlockReport
 from schemas.messages import AuditReport
 from spark_streaming.digests import Sums, grown, zeros
-from spark_streaming.matching import Core, KeptBarrier, Key, Report, Waiting
+from spark_streaming.matching import Core, KeptBarrier, Key, Report, Scan, Waiting
 from spark_streaming.reading import Genesis, Position
 
 CORE_SCHEMA = "json string, sums binary"
@@ -30,6 +32,8 @@ BARRIER_KEY = "offset long"
 BARRIER_SCHEMA = "index long, chain binary, sums binary, blind boolean"
 REPORT_KEY = "offset long, node string, basis string"
 REPORT_SCHEMA = "offset long, value binary"
+BLOCKS_KEY = "offset long, node string"
+BLOCKS_SCHEMA = "value binary"
 
 
 def sums_bytes(sums: Sums) -> bytes:
@@ -54,6 +58,7 @@ def core_row(core: Core) -> tuple[str, bytes]:
         "position": position,
         "waiting": waiting,
         "early": early,
+        "scans": [[at, s.deadline_ms, sorted(s.reported)] for at, s in core.scans.items()],
         "blind": core.blind,
         "broken_at": core.broken_at,
         "broken_reason": core.broken_reason,
@@ -78,6 +83,7 @@ def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
     return Core(
         position=Position(**position),
         sums=grown(sums_from(row[1]), families),
+        scans={at: Scan(deadline_ms=due, reported=set(nodes)) for at, due, nodes in document.get("scans", ())},
         waiting={
             at: _waiting(deadline_ms, index, missing, *alone)
             for at, deadline_ms, index, missing, *alone in document["waiting"]
@@ -130,12 +136,25 @@ def report_from(partition: int, offset: int, value: bytes) -> Report:
 
 
 class SparkStore:
-    """:class:`matching.Store` on two of Spark's map states."""
+    """:class:`matching.Store` on three of Spark's map states."""
 
-    def __init__(self, shard: int, barriers: Any, reports: Any) -> None:
+    def __init__(self, shard: int, barriers: Any, reports: Any, blocks: Any) -> None:
         self._shard = shard
         self._barriers = barriers
         self._reports = reports
+        self._blocks = blocks
+
+    def put_blocks(self, report: BlockReport) -> None:
+        """Keep a member's report of blocks under (barrier offset, node)."""
+        self._blocks.updateValue((report.log_offset, report.datanode), (encode(report),))
+
+    def get_blocks(self, offset: int, node: str) -> BlockReport:
+        """Return a kept report of blocks."""
+        return decode_as(BlockReport, bytes(self._blocks.getValue((offset, node))[0]))
+
+    def drop_blocks(self, offset: int, node: str) -> None:
+        """Forget a kept report of blocks."""
+        self._blocks.removeKey((offset, node))
 
     def put_barrier(self, barrier: KeptBarrier) -> None:
         """Keep a barrier under its offset."""
@@ -172,6 +191,19 @@ class MemoryStore:
         self._shard = shard
         self.barriers: dict[int, KeptBarrier] = {}
         self.reports: dict[tuple[int, str, str], tuple[int, bytes]] = {}
+        self.blocks: dict[tuple[int, str], bytes] = {}
+
+    def put_blocks(self, report: BlockReport) -> None:
+        """Keep a member's report of blocks under (barrier offset, node)."""
+        self.blocks[report.log_offset, report.datanode] = encode(report)
+
+    def get_blocks(self, offset: int, node: str) -> BlockReport:
+        """Return a kept report of blocks."""
+        return decode_as(BlockReport, self.blocks[offset, node])
+
+    def drop_blocks(self, offset: int, node: str) -> None:
+        """Forget a kept report of blocks."""
+        del self.blocks[offset, node]
 
     def put_barrier(self, barrier: KeptBarrier) -> None:
         """Keep a barrier under its offset."""

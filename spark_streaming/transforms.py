@@ -24,6 +24,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from schemas.column_families import BUCKETS, RETRY_TABLE
 from spark_streaming.decode import ERROR, RECORD_TYPE, column_of, decoded, schema_text
+from spark_streaming.logs import AuditedLog
 from spark_streaming.reading import (
     BARRIER,
     BATCH,
@@ -38,6 +39,10 @@ from spark_streaming.reading import (
 )
 
 REPORT = "AuditReport"
+BLOCK_REPORT = "BlockReport"
+BLOCKS = "blocks"
+"""Basis of a report of stored bytes."""
+FAMILIES = "_families"
 UNKNOWN_SLOT = -1
 """Slot of a row whose column family is not in the auditor's list."""
 
@@ -46,7 +51,8 @@ _TEXTS = T.ArrayType(T.StringType())
 
 AUDIT_SCHEMA = T.StructType(
     [
-        # What it is. ``kind``: a log record's type, 'AuditReport', or null with an error.
+        # What it is. ``kind``: a log record's or a report's type, or null with an error.
+        T.StructField("log", T.StringType()),
         T.StructField("shard", T.IntegerType()),
         T.StructField("source", T.StringType()),
         T.StructField("offset", T.LongType()),
@@ -92,12 +98,22 @@ LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
 
 
-def log_rows(records: DataFrame, families: Sequence[str]) -> DataFrame:
-    """Turn records of a log topic into rows of AUDIT_SCHEMA; ``families`` in the order of Genesis."""
+def log_rows(records: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
+    """Turn records of log topics into rows of AUDIT_SCHEMA."""
+    families = families_of(logs)
     light = {REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests")}
     frame = with_changes(decoded(records, LOG_RECORD_TYPES, light), families)
     changes = {name: F.col(name) for name in ("slot", "next", "prev")}
-    return _log_rows(frame, changes | {"unknown_families": unknown_families(families)})
+    return _log_rows(frame, changes | {"unknown_families": unknown_families()})
+
+
+def families_of(logs: Sequence[AuditedLog]) -> Column:
+    """Return the column families of the log that a row is of."""
+    arrays = [F.array(*map(F.lit, log.column_families)) for log in logs]
+    found = arrays[0]
+    for log, names in zip(logs[1:], arrays[1:], strict=True):
+        found = F.when(F.col("log") == log.name, names).otherwise(found)
+    return found
 
 
 def header_rows(records: DataFrame) -> DataFrame:
@@ -150,32 +166,35 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
 
 
 def report_rows(records: DataFrame) -> DataFrame:
-    """Turn records of the report topic into rows of AUDIT_SCHEMA.
+    """Turn records of the report topics into rows of AUDIT_SCHEMA.
 
-    The value travels along only if there is evidence in it, or if it could not be decoded; then ``node`` is what the
-    message key ``<shard>/<node>`` says.
+    The value travels along only if there is evidence in it, or if it is a report of blocks. ``node`` of what could not be
+    decoded is what the message key ``<shard>/<node>`` says.
     """
-    frame = decoded(records, [REPORT])
-    report = F.col(column_of(REPORT))
+    frame = decoded(records, [REPORT, BLOCK_REPORT])
+    report, blocks = F.col(column_of(REPORT)), F.col(column_of(BLOCK_REPORT))
+    of_blocks = F.col(RECORD_TYPE) == BLOCK_REPORT
     key_node = F.element_at(F.split(F.decode("key", "UTF-8"), "/", 2), -1)
     columns: dict[str, Column] = {
         "source": F.lit(REPORT_SOURCE),
         "kind": F.col(RECORD_TYPE),
-        "value": F.when(report["evidence"].isNotNull(), F.col("value")),
-        "node": F.coalesce(report["node"], key_node, F.lit("")),
-        "named_shard": report["shard"],
-        **{name: report[name] for name in ("index", "cluster", "slots", "sums", "basis", "chain", "flagged")},
-        "barrier_offset": F.coalesce(report["barrier_offset"], F.lit(-1)),
+        "value": F.when(report["evidence"].isNotNull() | of_blocks, F.col("value")),
+        "node": F.coalesce(report["node"], blocks["datanode"], key_node, F.lit("")),
+        "named_shard": F.coalesce(report["shard"], blocks["partition"]),
+        **{name: F.coalesce(report[name], blocks[name]) for name in ("index", "cluster")},
+        **{name: report[name] for name in ("slots", "sums", "chain", "flagged")},
+        "basis": F.when(of_blocks, F.lit(BLOCKS)).otherwise(report["basis"]),
+        "barrier_offset": F.coalesce(report["barrier_offset"], blocks["log_offset"], F.lit(-1)),
     }
     return _as_audit_rows(frame, columns)
 
 
-def audit_rows(log: DataFrame, reports: DataFrame, families: Sequence[str]) -> DataFrame:
+def audit_rows(log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
     """Return log records and reports as one frame of AUDIT_SCHEMA."""
-    return log_rows(log, families).unionByName(report_rows(reports))
+    return log_rows(log, logs).unionByName(report_rows(reports))
 
 
-def with_changes(frame: DataFrame, families: Sequence[str]) -> DataFrame:
+def with_changes(frame: DataFrame, families: Column) -> DataFrame:
     """Add ``slot``, ``next``, ``prev`` to decoded log records: one entry for each row that a batch changes.
 
     They are null for other records. The three arrays run in parallel: operations first, then derived retry rows.
@@ -183,10 +202,11 @@ def with_changes(frame: DataFrame, families: Sequence[str]) -> DataFrame:
     batch = F.col(column_of(BATCH))
     operations = F.filter(batch["operations"], lambda op: op["member_checkpoint"].isNull())
     recorded = F.filter(batch["results"], lambda result: result["recorded"])
-    frame = frame.select("*", operations.alias("_operations"), recorded.alias("_recorded"))
+    frame = frame.select("*", operations.alias("_operations"), recorded.alias("_recorded"), families.alias(FAMILIES))
+    known = F.col(FAMILIES)
     slot = F.concat(
-        F.transform("_operations", lambda op: slot_of(operation_family(op), operation_key(op), families)),
-        F.transform("_recorded", lambda r: slot_of(F.lit(RETRY_TABLE), retry_key(r), families)),
+        F.transform("_operations", lambda op: slot_of(operation_family(op), operation_key(op), known)),
+        F.transform("_recorded", lambda r: slot_of(F.lit(RETRY_TABLE), retry_key(r), known)),
     )
     after = F.concat(
         F.transform("_operations", next_hash),
@@ -219,9 +239,9 @@ def retry_value(result: Column) -> Column:
     return F.concat(result["request_hash"], result["response"])
 
 
-def slot_of(family: Column, key: Column, families: Sequence[str]) -> Column:
+def slot_of(family: Column, key: Column, families: Column) -> Column:
     """Return the digest slot of a row, UNKNOWN_SLOT if its column family is not in ``families``."""
-    position = F.array_position(F.array(*map(F.lit, families)), family)
+    position = F.array_position(families, family)
     bucket = F.xxhash64(family, key).bitwiseAND(F.lit(BUCKETS - 1).cast("long"))
     return F.when(position > 0, (position - 1) * BUCKETS + bucket).otherwise(F.lit(UNKNOWN_SLOT).cast("long"))
 
@@ -242,11 +262,10 @@ def prev_hash(op: Column) -> Column:
     return F.coalesce(claimed, F.lit(0).cast("long"))
 
 
-def unknown_families(families: Sequence[str]) -> Column:
-    """Return the names of column families that are not in ``families``, null if there is none (the usual case)."""
-    known = F.array(*map(F.lit, families))
+def unknown_families() -> Column:
+    """Return the names of column families that the log's are not among, null if there is none (the usual case)."""
     named = F.array_distinct(F.transform("_operations", operation_family))
-    return F.when(F.array_contains("slot", F.lit(UNKNOWN_SLOT).cast("long")), F.array_except(named, known))
+    return F.when(F.array_contains("slot", F.lit(UNKNOWN_SLOT).cast("long")), F.array_except(named, F.col(FAMILIES)))
 
 
 _COUNTING = tuple(kind for kind in LOG_RECORD_TYPES if kind != CLAIM)
@@ -258,7 +277,7 @@ def _field(name: str, *record_types: str) -> Column:
 
 
 def _as_audit_rows(frame: DataFrame, columns: dict[str, Column]) -> DataFrame:
-    own = {"shard": F.col("shard"), "offset": F.col("offset"), "error": F.col(ERROR), **columns}
+    own = {"log": F.col("log"), "shard": F.col("shard"), "offset": F.col("offset"), "error": F.col(ERROR), **columns}
     return frame.select(*(_typed(own.get(field.name), field) for field in AUDIT_SCHEMA))
 
 

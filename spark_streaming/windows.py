@@ -1,6 +1,6 @@
 """Windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
 
-Each record gives *samples* (shard, time, metric, kind, status, amount), a window adds them up. One aggregation serves
+Each record gives *samples* (log, shard, time, metric, kind, status, amount), a window adds them up. One aggregation serves
 all metrics, because Spark 4.0.0 refuses one behind another in update mode, and a query for each would decode the log
 each time anew. Windows are of the broker's append time; one is put out when the watermark has passed its end.
 
@@ -13,6 +13,7 @@ metric           kind                        status               amount
 ``record``       record type                 ''                   bytes of the record
 ``batch``        requests, operations        ''                   size of the batch
 ``log_index``    ''                          ''                   last index of the batch
+``block``        commit, delete              ''                   PutBlocks and tombstones of the record; ``total`` counts them
 ``replica``      node                        basis                index of the report
 ===============  ==========================  ===================  ==================================================
 
@@ -32,10 +33,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.query import StreamingQuery
 
-from schemas.registry import registry
+from schemas.column_families import BLOCK_TABLE
+from schemas.registry import MARKER, registry
 from spark_streaming import sources
 from spark_streaming.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
 from spark_streaming.jobs.config import AuditConfig
+from spark_streaming.jobs.queries import kafka_sources
 from spark_streaming.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
 from spark_streaming.transforms import REPORT
 
@@ -47,10 +50,12 @@ LOGGED = "LOGGED"
 
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
 _ACCURACY = 1000
+_TOMBSTONE = b"\xff" * 8
+"""Begins a row of blockTable whose block is deleted (schemas/block_rows.py)."""
 
 
 def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
-    """Turn raw records of both topics into samples: shard, time, metric, kind, status, amount (double)."""
+    """Turn raw records of both topics into samples: log, shard, time, metric, kind, status, amount (double)."""
     return log_samples(log).unionByName(report_samples(reports))
 
 
@@ -66,6 +71,8 @@ def log_samples(records: DataFrame) -> DataFrame:
     retry_rows = F.size(F.filter(batch["results"], lambda result: result["recorded"]))
     per_batch = F.array(
         *counts,
+        _sample("block", "commit", "", F.size(F.filter(batch["operations"], _is_block(deleted=False)))),
+        _sample("block", "delete", "", F.size(F.filter(batch["operations"], _is_block(deleted=True)))),
         _sample("operation", "retry_row", "", retry_rows),
         _sample("batch", "operations", "", F.size(batch["operations"])),
         _sample("batch", "requests", "", F.size(batch["results"])),
@@ -91,8 +98,8 @@ def log_samples(records: DataFrame) -> DataFrame:
         .when(kind == REQUEST_BATCH, F.concat(per_record, per_late, per_logged))
         .otherwise(per_record)
     )
-    return frame.select("shard", F.col("timestamp").alias("time"), F.explode(found).alias("s")).select(
-        "shard", "time", "s.*"
+    return frame.select("log", "shard", F.col("timestamp").alias("time"), F.explode(found).alias("s")).select(
+        "log", "shard", "time", "s.*"
     )
 
 
@@ -101,7 +108,8 @@ def report_samples(records: DataFrame) -> DataFrame:
     report = F.col(column_of(REPORT))
     known = decoded(records, [REPORT]).where(F.col(RECORD_TYPE) == REPORT)
     sample = _sample("replica", report["node"], report["basis"], report["index"])
-    return known.select("shard", F.col("timestamp").alias("time"), sample.alias("s")).select("shard", "time", "s.*")
+    named = known.select("log", "shard", F.col("timestamp").alias("time"), sample.alias("s"))
+    return named.select("log", "shard", "time", "s.*")
 
 
 def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
@@ -109,7 +117,7 @@ def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
     amount = F.col("amount")
     if found.isStreaming:
         found = found.withWatermark("time", f"{WATERMARK_SECONDS} seconds")
-    added = found.groupBy(F.window("time", f"{seconds} seconds"), "shard", "metric", "kind", "status").agg(
+    added = found.groupBy(F.window("time", f"{seconds} seconds"), "log", "shard", "metric", "kind", "status").agg(
         F.count("*").alias("count"),
         F.sum(amount).alias("total"),
         F.avg(amount).alias("mean"),
@@ -119,22 +127,26 @@ def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
     return added.select(
         F.col("window.start").alias("start"),
         F.lit(seconds).alias("seconds"),
-        "shard", "metric", "kind", "status", "count", "total", "mean", "greatest",
+        "log", "shard", "metric", "kind", "status", "count", "total", "mean", "greatest",
         F.col("percentiles")[0].alias("p50"),
         F.col("percentiles")[1].alias("p99"),
     )  # fmt: skip
 
 
 def lags(windows: DataFrame) -> DataFrame:
-    """Return the replicas' lag by window: start, shard, node, lag (indexes behind the log's last batch, 0 at best).
+    """Return the replicas' lag by window: start, log, shard, node, lag (indexes behind the log's last batch, 0 at best).
 
     Windows without both a batch and a report are left out.
     """
-    last = windows.where(F.col("metric") == "log_index").select("start", "shard", F.col("greatest").alias("last"))
+    last = windows.where(F.col("metric") == "log_index").select(
+        "start", "log", "shard", F.col("greatest").alias("last")
+    )
     reported = windows.where((F.col("metric") == "replica") & (F.col("status") != "evidence"))
-    replica = reported.groupBy("start", "shard", F.col("kind").alias("node")).agg(F.max("greatest").alias("reached"))
+    replica = reported.groupBy("start", "log", "shard", F.col("kind").alias("node")).agg(
+        F.max("greatest").alias("reached")
+    )
     behind = F.greatest(F.col("last") - F.col("reached"), F.lit(0.0)).cast("long")
-    return replica.join(last, ["start", "shard"]).select("start", "shard", "node", behind.alias("lag"))
+    return replica.join(last, ["start", "log", "shard"]).select("start", "log", "shard", "node", behind.alias("lag"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +169,14 @@ class WindowSink:
 
 def start_windows(session: SparkSession, config: AuditConfig) -> StreamingQuery:
     """Start the query of windows beside the audit, with a checkpoint of its own."""
-    log = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.log_topic)
-    reports = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.audit_topic)
+    log, reports = kafka_sources(config)
     found = samples(
         sources.stream(session, log, per_trigger=config.records_per_trigger),
         sources.stream(session, reports, per_trigger=config.reports_per_trigger),
     )
     writer = windowed(found, seconds=config.window_seconds).writeStream.queryName("windows").outputMode("append")
     writer = writer.foreachBatch(WindowSink(output_dir=config.output_dir))
-    writer = writer.option("checkpointLocation", str((config.work_dir / "windows-checkpoint").resolve()))
+    writer = writer.option("checkpointLocation", str((config.work_dir / "windows-checkpoint-2").resolve()))
     return writer.trigger(processingTime=f"{config.windows_trigger_ms} milliseconds").start()
 
 
@@ -182,19 +193,26 @@ def _is(kind: str) -> Any:
     return lambda op: op[f"member_{kind}"].isNotNull()
 
 
+def _is_block(*, deleted: bool) -> Any:
+    """Return a test for a Merge of blockTable whose row is a tombstone, or is none."""
+
+    def holds(op: Column) -> Column:
+        merge = op["member_merge"]
+        is_tombstone = F.substring(merge["operand"], 1, len(_TOMBSTONE)) == F.lit(_TOMBSTONE)
+        return (merge["cf"] == BLOCK_TABLE) & (is_tombstone if deleted else ~is_tombstone)
+
+    return holds
+
+
 def _status(response: Column) -> Column:
-    """Return the result code within an encoded response."""
-    writer = schema_text("Response")
-    known = F.substring(response, 1, len(_response_header())) == F.lit(_response_header())
-    return F.when(known, decode_value(response, writer, _projected("Response", ("status",)))["status"]).otherwise(
-        F.lit("?")
-    )
-
-
-def _response_header() -> bytes:
-    from schemas.registry import MARKER
-
-    return MARKER + registry.current("Response").fingerprint
+    """Return the result code within an encoded response of any version."""
+    reader = _projected("Response", ("status",))
+    found: list[Column] = []
+    for version in registry.versions("Response"):
+        header = MARKER + version.fingerprint
+        known = F.substring(response, 1, len(header)) == F.lit(header)
+        found.append(F.when(known, decode_value(response, version.text, reader)["status"]))
+    return F.coalesce(*found, F.lit("?"))
 
 
 def _projected(name: str, wanted: tuple[str, ...]) -> str:
@@ -214,10 +232,10 @@ def _light_request_batch() -> Any:
 
 
 def _light_batch() -> Any:
-    """Batch's schema with operations reduced to what they are."""
+    """Batch's schema with operations reduced to what they are, and to a Merge's operand: the datanodes' are rows of blockTable."""
     schema = json.loads(schema_text(BATCH))
     for field in schema["fields"]:
         if field["name"] == "operations":
             for operation in field["type"]["items"]:
-                operation["fields"] = [f for f in operation["fields"] if f["name"] in ("cf", "name")]
+                operation["fields"] = [f for f in operation["fields"] if f["name"] in ("cf", "name", "operand")]
     return schema

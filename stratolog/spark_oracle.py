@@ -1,4 +1,4 @@
-"""The audit's batch oracle in this process: a shard's digest, recomputed by Spark with no claim of the log's used."""
+"""The audit's batch oracle in this process: the digest of a shard of the Object Manager, recomputed by Spark with no claim of the log's used."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
     """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
     from spark_streaming import oracle, sources
     from spark_streaming.jobs.config import AuditConfig
+    from spark_streaming.logs import OBJECT_MANAGER
     from spark_streaming.session import build_session
 
     report("starting Spark")
@@ -37,7 +38,8 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
         # Spark greets with warnings, and leaves a folder where it was started.
         with _stderr_to(folder / "spark.log"), chdir(folder):
             session = build_session(config.spark())
-        source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topic=config.log_topic)
+        log = OBJECT_MANAGER
+        source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topics={log.topic: log.name})
 
         def compute(shard: int, until: int | None = None) -> oracle.ShardDigest:
             condition = f"shard = {shard}" if until is None else f"shard = {shard} and offset <= {until}"
@@ -54,7 +56,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
                         f"shard {shard} has requests under late validation from offset {late_from} on: the log does not say what its rows "
                         f"are. A base can be taken from the replicas: stratolog admin digest-base {shard} --from-replicas"
                     )
-                computed, _ = oracle.check(records, config.column_families, effective, oracle.ends(effective))
+                computed, _ = oracle.check(records, log.column_families, effective, oracle.ends(effective))
             finally:
                 effective.unpersist()
             if shard not in computed:

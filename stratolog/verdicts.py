@@ -2,6 +2,7 @@
 
 Rules:
 
+0. The Object Manager's log and the datanodes' are apart; what is asked for is of one of them.
 1. A later verdict on the same shard, node, barrier and basis replaces the earlier one (``unknown``, then the report came).
 2. Of a shard, node and basis the one at the highest barrier is the latest.
 3. A verdict that is not there is ``unknown``, and so is one about an older index than asked for.
@@ -19,7 +20,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 
 from schemas.codec import decode_as
 from schemas.messages import Verdict
-from schemas.topics import OM_VERDICTS
+from schemas.topics import OM_LOG, OM_VERDICTS
 from stratolog.errors import Unavailable
 
 EQUAL = "equal"
@@ -104,14 +105,17 @@ class VerdictReader:
 
 @dataclass(slots=True, kw_only=True)
 class Latest:
-    """The latest verdict by (shard, node, basis), and the last one ever that was ``diverged``, by the same."""
+    """The latest verdict of one log by (shard, node, basis), and the last one ever that was ``diverged``, by the same."""
 
+    log: str = OM_LOG
     verdicts: dict[tuple[int, str, str], Verdict] = field(default_factory=dict)
     diverged: dict[tuple[int, str, str], Verdict] = field(default_factory=dict)
 
     def take(self, verdicts: Iterable[Verdict]) -> None:
         """Take verdicts in the order in which they came."""
         for verdict in verdicts:
+            if verdict.log != self.log:
+                continue
             key = (verdict.shard, verdict.node, verdict.basis)
             known = self.verdicts.get(key)
             if known is None or verdict.barrier_offset >= known.barrier_offset:

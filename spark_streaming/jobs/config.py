@@ -13,8 +13,8 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.topics import OM_AUDIT, OM_LOG, OM_VERDICTS
+from schemas.topics import OM_VERDICTS
+from spark_streaming.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.matching import Limits
 from spark_streaming.session import SparkSettings
 from spark_streaming.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
@@ -26,32 +26,34 @@ class AuditConfig:
 
     ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Under ``work_dir`` go checkpoint,
     Parquet output, temporary and health files. ``report_timeout_ms``: how long a barrier waits for a replica's report
-    before ``unknown``. ``trigger_ms``: pause between micro-batches. ``windows``: also compute windows of throughput.
+    before ``unknown``, ``scan_timeout_ms`` how long a scan of stored bytes waits for the other members. ``logs``: what is audited, in
+    JSON a list of objects with the fields of AuditedLog; of all but the first only those whose topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: of the batch job, whether
+    all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of throughput.
     """
 
     bootstrap_servers: str
     work_dir: Path
     jars_dir: Path | None = None
     jars: tuple[Path, ...] = ()
-    log_topic: str = OM_LOG
-    audit_topic: str = OM_AUDIT
+    logs: tuple[AuditedLog, ...] = KNOWN_LOGS
     verdicts_topic: str = OM_VERDICTS
-    column_families: tuple[str, ...] = OM_COLUMN_FAMILIES
     report_timeout_ms: int = 10_000
+    scan_timeout_ms: int = 600_000
     trigger_ms: int = 2_000
     records_per_trigger: int = RECORDS_PER_TRIGGER
     reports_per_trigger: int = REPORTS_PER_TRIGGER
     shuffle_partitions: int = 2
     master: str = "local[2]"
     driver_memory: str = "1g"
+    require_blocks: bool = False
     windows: bool = False
     window_seconds: int = 10
     windows_trigger_ms: int = 5_000
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the audit's query keeps its offsets and state."""
-        return self.work_dir / "checkpoint"
+        """Where the audit's query keeps its offsets and state; the name changes with the layout of the state."""
+        return self.work_dir / "checkpoint-2"
 
     @property
     def output_dir(self) -> Path:
@@ -66,7 +68,7 @@ class AuditConfig:
     @property
     def limits(self) -> Limits:
         """Limits of a shard's audit."""
-        return Limits(report_timeout_ms=self.report_timeout_ms)
+        return Limits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
 
     def spark(self) -> SparkSettings:
         """Return the session's settings; raises ValueError if no jar is named."""
@@ -83,7 +85,7 @@ class AuditConfig:
 
 
 _PATHS = ("work_dir", "jars_dir")
-_POSITIVE = ("report_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger", "shuffle_partitions",
+_POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger", "shuffle_partitions",
              "window_seconds", "windows_trigger_ms")  # fmt: skip
 
 
@@ -101,13 +103,23 @@ def config_from(values: Mapping[str, Any]) -> AuditConfig:
         if typed.get(name) is not None:
             typed[name] = Path(typed[name])
     typed["jars"] = tuple(map(Path, typed.get("jars", ())))
-    typed["column_families"] = tuple(typed.get("column_families", OM_COLUMN_FAMILIES))
+    if "logs" in typed:
+        typed["logs"] = tuple(map(_audited_log, typed["logs"]))
+    if not typed.get("logs", KNOWN_LOGS):
+        raise ValueError("logs must name at least one log")
     config = AuditConfig(**typed)
     for name in _POSITIVE:
         value = getattr(config, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive integer, not {value!r}")
     return config
+
+
+def _audited_log(values: Mapping[str, Any]) -> AuditedLog:
+    try:
+        return AuditedLog(**{**values, "column_families": tuple(values["column_families"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"logs: {values!r} is no log: {error}") from error
 
 
 def load_config(path: Path) -> AuditConfig:

@@ -1,7 +1,7 @@
 """The health file: a small JSON object, replaced atomically, that tells a parent how the job stands.
 
     {"status": "starting" | "running" | "stopped" | "failed", "pid", "updated_at_ms", "batch_id", "error",
-     "offsets": {topic: {partition: next offset}}, "verdicts": {"<shard>/<node>/<basis>": the last Verdict in short}}
+     "offsets": {topic: {partition: next offset}}, "verdicts": {"[<log>/]<shard>/<node>/<basis>": the last Verdict in short; no log for om.log}}
 
 ``running`` is set after the first micro-batch is written.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.messages import Verdict
+from schemas.topics import OM_LOG
 
 MAX_VERDICTS = 4096
 """Entries of ``verdicts``: far above shards times replicas times bases of one cluster."""
@@ -46,7 +47,8 @@ class Health:
         """Note a micro-batch that has been written."""
         latest: dict[str, Any] = self._state["verdicts"]
         for verdict in verdicts:
-            latest[f"{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
+            log = "" if verdict.log == OM_LOG else f"{verdict.log}/"
+            latest[f"{log}{verdict.shard}/{verdict.node}/{verdict.basis}"] = brief(verdict)
         while len(latest) > MAX_VERDICTS:
             latest.pop(next(iter(latest)))
         self.update(status="running", batch_id=batch_id)
@@ -55,6 +57,7 @@ class Health:
 def brief(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict's main fields."""
     names = (
+        "log",
         "shard",
         "node",
         "barrier_offset",

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 from confluent_kafka import KafkaException
 
+from schemas.block_rows import block_of_key
 from spark_streaming import dashboard
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
@@ -55,22 +56,28 @@ def command(
     report_timeout_s: Annotated[
         float, typer.Option(min=1.0, help="How long --once waits for a replica's report before 'unknown'.")
     ] = 20.0,
+    blocks: Annotated[
+        bool,
+        typer.Option("--blocks", help="With --once: also demand that every datanode has reported equal stored bytes."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say whether the replicas hold what the log says: Spark recomputes it from the log alone.
 
-    --once: exit status 0 only if every replica of every shard is equal and the oracle agrees. --follow: of each replica the
-    latest verdict; with --json every verdict, one a line.
+    --once: exit status 0 only if every replica of every shard and pipeline is equal, the oracle agrees, and no datanode has reported
+    stored bytes that are not the log's. --follow: of each replica the latest verdict; with --json every verdict, one a line.
     """
     if once == follow:
         raise UsageError("give either --once or --follow")
+    if blocks and not once:
+        raise UsageError("--blocks goes with --once")
     settings = connected_settings_of(context)
     if follow:
         _follow(settings, as_json)
         return
     with progress(as_json) as report:
         report("Spark reads the log and recomputes (half a minute or more)")
-        result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000))
+        result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000), require_blocks=blocks)
     if as_json:
         print_json(result)
     else:
@@ -85,7 +92,7 @@ def check_spark() -> None:
         raise Unavailable("pyspark is not installed: install stratolog with the extra 'spark'")
 
 
-def audit_once(settings: Settings, *, report_timeout_ms: int) -> Json:
+def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bool = False) -> Json:
     """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
 
     Raises Unavailable with the end of its log if it gives none.
@@ -98,6 +105,7 @@ def audit_once(settings: Settings, *, report_timeout_ms: int) -> Json:
             "work_dir": str(folder / "work"),
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
             "report_timeout_ms": report_timeout_ms,
+            "require_blocks": require_blocks,
         }
         path = folder / "audit.json"
         path.write_text(json.dumps(config))
@@ -132,41 +140,75 @@ def _run(command: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -
 
 def print_result(result: Json) -> None:
     """Print the batch audit's result, for people."""
-    rows = [
-        (
-            shard["shard"], shard["index"], replica["node"], replica["verdict"], replica["basis"],
-            replica["differing_slots"] or None, replica["reason"] or None,
-        )
-        for shard in result["shards"]
-        for replica in shard["replicas"]
-    ]  # fmt: skip
-    print_table("Verdicts at the last barrier", ("shard", "index", "node", "verdict", "basis", "slots", "reason"), rows)
-    shards = [
-        (
-            shard["shard"], shard["index"], shard["log_digest"], shard["oracle_digest"], shard["oracle_rows"],
-            {True: "yes", None: "n/a (late validation)"}.get(shard["oracle_agrees"], "NO"), shard["broken"],
-        )
-        for shard in result["shards"]
-    ]  # fmt: skip
-    columns = ("shard", "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
-    print_table("The log's sums, and the rows recomputed the long way", columns, shards)
-    for shard in result["shards"]:
-        for detail in _details(shard):
-            console.print(detail, markup=False, highlight=False, soft_wrap=True)
+    _print_partitions(result["shards"], "shard")
+    if result["pipelines"]:
+        _print_partitions(result["pipelines"], "pipeline")
+        _print_blocks(result["pipelines"])
+    for kind, entries in (("shard", result["shards"]), ("pipeline", result["pipelines"])):
+        for entry in entries:
+            for detail in _details(entry, f"{kind} {entry['shard']}"):
+                console.print(detail, markup=False, highlight=False, soft_wrap=True)
     console.print("equal" if result["ok"] else "NOT EQUAL", style="bold green" if result["ok"] else "bold red")
 
 
-def _details(shard: Json) -> Iterator[str]:
-    """Name what is wrong in a shard."""
-    for replica in shard["replicas"]:
+def _print_partitions(entries: Sequence[Json], kind: str) -> None:
+    """Print what is said of shards, or of pipelines."""
+    rows = [
+        (
+            entry["shard"], entry["index"], replica["node"], replica["verdict"], replica["basis"],
+            replica["differing_slots"] or None, replica["reason"] or None,
+        )
+        for entry in entries
+        for replica in entry["replicas"]
+    ]  # fmt: skip
+    columns = (kind, "index", "node", "verdict", "basis", "slots", "reason")
+    print_table(f"Verdicts at the last barrier of each {kind}", columns, rows)
+    partitions = [
+        (
+            entry["shard"], entry["index"], entry["log_digest"], entry["oracle_digest"], entry["oracle_rows"],
+            {True: "yes", None: "n/a (late validation)"}.get(entry["oracle_agrees"], "NO"), entry["broken"],
+        )
+        for entry in entries
+    ]  # fmt: skip
+    columns = (kind, "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
+    print_table("The log's sums, and the rows recomputed the long way", columns, partitions)
+
+
+def _print_blocks(entries: Sequence[Json]) -> None:
+    """Print what is said of the datanodes' stored bytes."""
+    rows = [
+        (
+            entry["shard"], entry["blocks"]["index"], member["node"], member["verdict"], entry["blocks"]["containers"],
+            len(member["containers"]) or None, member["reason"] or None,
+        )
+        for entry in entries
+        for member in entry["blocks"]["members"]
+    ]  # fmt: skip
+    columns = ("pipeline", "index", "node", "verdict", "containers", "differing", "reason")
+    print_table("Stored bytes of blocks, against the checksums in the log", columns, rows)
+
+
+def _details(entry: Json, name: str) -> Iterator[str]:
+    """Name what is wrong in a shard or pipeline."""
+    for replica in entry["replicas"]:
         for difference in replica["differences"]:
-            yield f"shard {shard['shard']}, {replica['node']}: {difference['cf']} bucket {difference['bucket']} differs"
+            yield f"{name}, {replica['node']}: {difference['cf']} bucket {difference['bucket']} differs"
         if replica["evidence"]:
-            yield f"shard {shard['shard']}, {replica['node']}: evidence {json.dumps(replica['evidence'])}"
-    for counter in shard["false_counters"]:
-        yield f"shard {shard['shard']}: counter {counter['cf']} {counter['key']} is claimed falsely"
-    if not shard["replicas"]:
-        yield f"shard {shard['shard']}: its log names no replicas"
+            yield f"{name}, {replica['node']}: evidence {json.dumps(replica['evidence'])}"
+    for row in entry["false_counters"]:
+        yield f"{name}: row {row['cf']} {row['key']} is claimed falsely"
+    for member in entry["blocks"]["members"] if "blocks" in entry else ():
+        for container in member["containers"]:
+            named = ", ".join(_block_name(key) for key in container["blocks"]) or "blocks not named by the datanode"
+            yield f"{name}, {member['node']}: container {container['container_id']} differs: {named}"
+    if not entry["replicas"]:
+        yield f"{name}: its log names no replicas"
+
+
+def _block_name(key: str) -> str:
+    """Return a block's two numbers from its key in hexadecimal."""
+    container_id, local_id = block_of_key(bytes.fromhex(key))
+    return f"block {container_id}/{local_id}"
 
 
 # -- following ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,18 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from rich.console import Console
 
+from schemas.block_rows import block_key
 from schemas.codec import decode_as, encode
+from schemas.datanode import BlockReport
 from schemas.messages import AuditReport, Verdict
+from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.dashboard import follow
 from spark_streaming.jobs.audit_batch import audit_once
 from spark_streaming.jobs.config import AuditConfig, config_from
+from spark_streaming.logs import KNOWN_LOGS
 from stratolog.local.jars import spark_jars
 from tests.support.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex
+from tests.support.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
 from tests.support.spark import spark
 from tests.support.stack import LocalKafka
 
@@ -39,18 +44,23 @@ WAIT_SECONDS = 300
 class Topics:
     """Topics of their own names for one test, and what goes in and out of them."""
 
-    def __init__(self, kafka: LocalKafka, folder: Path, shards: int) -> None:
+    def __init__(self, kafka: LocalKafka, folder: Path, shards: int, pipelines: int = 0) -> None:
         name = uuid4().hex[:8]
         self.servers = kafka.bootstrap_servers
-        self.log, self.audit, self.verdicts = (f"{kind}-{name}" for kind in ("log", "audit", "verdicts"))
-        self.shards = shards
-        self.sent = dict.fromkeys(range(shards), 0)
+        self.logs = {
+            known.name: dataclasses.replace(
+                known, topic=f"{known.topic}-{name}", reports_topic=f"{known.reports_topic}-{name}"
+            )
+            for known in KNOWN_LOGS
+        }
+        self.verdicts = f"verdicts-{name}"
+        self.sent: dict[tuple[str, int], int] = {}
         appended = {"message.timestamp.type": "LogAppendTime"}
-        new = [
-            NewTopic(self.log, shards, 1, config=appended),
-            NewTopic(self.audit, shards, 1),
-            NewTopic(self.verdicts, 1, 1),
-        ]
+        new = [NewTopic(self.verdicts, 1, 1)]
+        for log, partitions in ((OM_LOG, shards), (DN_LOG, pipelines)):
+            if partitions:
+                new.append(NewTopic(self.logs[log].topic, partitions, 1, config=appended))
+                new.append(NewTopic(self.logs[log].reports_topic, partitions, 1))
         for created in kafka.admin.create_topics(new).values():
             created.result()
         self.producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 0})
@@ -58,19 +68,22 @@ class Topics:
 
     def settings(self, **changed: Any) -> dict[str, Any]:
         return {
-            "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"), "log_topic": self.log,
-            "audit_topic": self.audit, "verdicts_topic": self.verdicts, "jars": [str(jar) for jar in spark_jars()],
+            "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"),
+            "logs": [dataclasses.asdict(log) for log in self.logs.values()], "verdicts_topic": self.verdicts, "jars": [str(jar) for jar in spark_jars()],
             "report_timeout_ms": 2000, "trigger_ms": 200,
         } | changed  # fmt: skip
 
-    def send(self, log: LogBuilder, reports: list[AuditReport]) -> None:
+    def send(self, log: LogBuilder, reports: Sequence[AuditReport | BlockReport]) -> None:
         """Send what is new in a log, and reports."""
-        for value in log.values[self.sent[log.shard] :]:
-            self.producer.produce(self.log, value, partition=log.shard)
-        self.sent[log.shard] = len(log.values)
+        name = DN_LOG if isinstance(log, PipelineLog) else OM_LOG
+        topics, at = self.logs[name], (name, log.shard)
+        for value in log.values[self.sent.get(at, 0) :]:
+            self.producer.produce(topics.topic, value, partition=log.shard)
+        self.sent[at] = len(log.values)
         for report in reports:
-            key = f"{report.shard}/{report.node}".encode()
-            self.producer.produce(self.audit, encode(report), key=key, partition=log.shard)
+            node = report.datanode if isinstance(report, BlockReport) else report.node
+            key = f"{log.shard}/{node}".encode()
+            self.producer.produce(topics.reports_topic, encode(report), key=key, partition=log.shard)
         assert self.producer.flush(30) == 0
 
     def read_verdicts(self) -> list[Verdict]:
@@ -88,18 +101,60 @@ class Topics:
 
 
 @pytest.fixture
-def topics(kafka_broker: LocalKafka, tmp_path: Path) -> Callable[[int], Topics]:
-    return lambda shards: Topics(kafka_broker, tmp_path, shards)
+def topics(kafka_broker: LocalKafka, tmp_path: Path) -> Callable[..., Topics]:
+    return lambda shards, pipelines=0: Topics(kafka_broker, tmp_path, shards, pipelines)
 
 
-def by_replica(result: dict[str, Any], shard: int) -> dict[str, tuple[str, str]]:
-    return {r["node"]: (r["verdict"], r["basis"]) for r in result["shards"][shard]["replicas"]}
+def by_replica(result: dict[str, Any], shard: int, kind: str = "shards") -> dict[str, tuple[str, str]]:
+    return {r["node"]: (r["verdict"], r["basis"]) for r in result[kind][shard]["replicas"]}
+
+
+def send_pipelines(sent: Topics) -> list[PipelineLog]:
+    """Partitions of dn.log, each with its own story; those between are never written to."""
+    healthy, wrong, silent = (ordinary_pipeline(shard) for shard in (0, 3, 6))
+    last = healthy.barriers[-1]
+    sent.send(healthy, [*healthy.all_reports(), *(healthy.block_report(last, node) for node in MEMBERS)])
+    # One member's row, and one bit of another's block.
+    last = wrong.barriers[-1]
+    rows = {**last.rows, ("blockTable", b"forged"): b"x"}
+    reports = [wrong.report(last, "dn1"), wrong.report(last, "dn2", rows=rows), wrong.report(last, "dn3")]
+    block, data = max(wrong.disk.items())
+    disk = {**wrong.disk, block: bytes([data[0] ^ 1]) + data[1:]}
+    scans = [wrong.block_report(last, "dn1"), wrong.block_report(last, "dn2"), wrong.block_report(last, "dn3", disk)]
+    sent.send(wrong, [*reports, *scans])
+    sent.send(silent, [*silent.all_reports(("dn1", "dn3")), silent.block_report(silent.barriers[-1], "dn3")])
+    return [healthy, wrong, silent]
+
+
+def check_pipelines(result: dict[str, Any], logs: list[PipelineLog]) -> None:
+    assert [(p["shard"], p["broken"], p["oracle_agrees"]) for p in result["pipelines"]] == [
+        (log.shard, None, True) for log in logs
+    ]
+    assert by_replica(result, 0, "pipelines") == dict.fromkeys(MEMBERS, ("equal", "scrubbed"))
+    # Of this one nobody has reported a scrub of its rows: the worst counts.
+    assert {node: said for node, (said, _) in by_replica(result, 1, "pipelines").items()} == {
+        "dn1": "equal", "dn2": "diverged", "dn3": "equal",
+    }  # fmt: skip
+    assert by_replica(result, 2, "pipelines")["dn2"][0] == "unknown"
+    blocks = [{m["node"]: m["verdict"] for m in p["blocks"]["members"]} for p in result["pipelines"]]
+    assert blocks == [
+        dict.fromkeys(MEMBERS, "equal"),
+        {"dn1": "equal", "dn2": "equal", "dn3": "diverged"},
+        {"dn1": "unknown", "dn2": "unknown", "dn3": "equal"},
+    ]
+    (container,) = result["pipelines"][1]["blocks"]["members"][2]["containers"]
+    assert container["blocks"] == [block_key(*max(logs[1].disk)).hex()]
+    for found, log in zip(result["pipelines"], logs, strict=True):
+        at = log.barriers[-1]
+        assert found["oracle_digest"] == found["log_digest"] == total_hex(at.rows, log.families)
+        assert (found["blocks"]["log_offset"], found["blocks"]["index"]) == (at.offset, at.index)
 
 
 @pytest.mark.timeout(1200)
-def test_audit_at_once(topics: Callable[[int], Topics]):
-    """Eight shards, each with its own story; the same result with 1 and with 4 shuffle partitions."""
-    sent = topics(8)
+def test_audit_at_once(topics: Callable[..., Topics]):
+    """Eight shards and three pipelines, each with its own story; the same result with 1 and with 4 shuffle partitions."""
+    sent = topics(8, 7)
+    pipelines = send_pipelines(sent)
     logs = [ordinary_log(shard, shards=8) for shard in range(8)]
     true, silent, wrong, false, broken, healed, late, based = logs
     sent.send(true, true.all_reports())
@@ -162,6 +217,7 @@ def test_audit_at_once(topics: Callable[[int], Topics]):
         assert found["false_counters"] == []
         assert (found["log_digest"] == total_hex(true_at.rows)) == (shard not in (3, 6))
     assert result["shards"][6]["log_digest"] is None
+    check_pipelines(result, pipelines)
 
 
 class Job:
@@ -210,14 +266,17 @@ def jobs(tmp_path: Path) -> Iterator[Callable[[dict[str, Any]], Job]]:
         job.output.close()
 
 
-def last_said(verdicts: list[Verdict]) -> dict[tuple[int, int, str, str], str]:
-    return {(v.shard, v.barrier_offset, v.node, v.basis): v.verdict for v in verdicts}
+def last_said(verdicts: list[Verdict], log: str = OM_LOG) -> dict[tuple[int, int, str, str], str]:
+    return {(v.shard, v.barrier_offset, v.node, v.basis): v.verdict for v in verdicts if v.log == log}
 
 
 @pytest.mark.timeout(1200)
-def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], jobs: Callable[[dict[str, Any]], Job]):
-    """Two shards; the driver is killed between their halves; one replica falls silent in the second half."""
-    sent = topics(2)
+def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs: Callable[[dict[str, Any]], Job]):
+    """Two shards and a pipeline; the driver is killed between their halves; one replica falls silent in the second half."""
+    sent = topics(2, 40)
+    pipeline = ordinary_pipeline(33)
+    scanned = pipeline.barriers[-1]
+    sent.send(pipeline, [*pipeline.all_reports(), pipeline.block_report(scanned, "dn1")])
     logs = [ordinary_log(shard, shards=2) for shard in range(2)]
     for log in logs:
         sent.send(log, log.all_reports())
@@ -230,7 +289,7 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], job
             <= {
                 (v["shard"], v["node"])
                 for v in health["verdicts"].values()
-                if v["barrier_offset"] == offsets[v["shard"]]
+                if v["log"] == OM_LOG and v["barrier_offset"] == offsets[v["shard"]]
             }
         )
 
@@ -247,17 +306,36 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], job
         # The reports go first, so that most of them wait in the state for their barriers.
         reports = [log.report(middle, node) for node in REPLICAS]
         sent.send(log, [*reports, log.report(last, "om1"), log.report(last, "om2", rows=rows)])
+    # The first member's report of its blocks has waited in the state; one of the others has lost a block.
+    disk = {block: data for block, data in pipeline.disk.items() if block != max(pipeline.disk)}
+    sent.send(pipeline, [pipeline.block_report(scanned, "dn2"), pipeline.block_report(scanned, "dn3", disk)])
     job = jobs(sent.settings(windows=True, window_seconds=1, windows_trigger_ms=1000))
     job.wait_for(reached({shard: last.offset for shard, (_, last) in wrong.items()}, REPLICAS))
     job.wait_for(lambda health: (job.config.output_dir / "windows").exists())
+    job.wait_for(lambda health: "dn.log/33/dn3/replicas:blocks" in health["verdicts"])
     assert job.end(signal.SIGTERM) == 0
     assert job.health()["status"] == "stopped"
 
     latest = follow(
-        sent.servers, topic=sent.verdicts, console=Console(file=StringIO()), until=lambda seen: seen.seen >= 24
+        sent.servers,
+        topic=sent.verdicts,
+        console=Console(file=StringIO()),
+        until=lambda seen: len({(v.shard, v.node) for v in seen if v.log == OM_LOG}) == 6,
     )
-    assert {(v.shard, v.node) for v in latest} == {(shard, node) for shard in range(2) for node in REPLICAS}
-    said = last_said(sent.read_verdicts())
+    assert {(v.shard, v.node) for v in latest if v.log == OM_LOG} == {
+        (shard, node) for shard in range(2) for node in REPLICAS
+    }
+    verdicts = sent.read_verdicts()
+    said = last_said(verdicts)
+    of_pipeline = last_said(verdicts, DN_LOG)
+    blocks = {node: of_pipeline.pop((33, scanned.offset, node, "replicas:blocks")) for node in MEMBERS}
+    assert blocks == {"dn1": "equal", "dn2": "equal", "dn3": "diverged"}
+    assert of_pipeline == {
+        (33, at.offset, node, basis): "equal"
+        for at in pipeline.barriers
+        for node in MEMBERS
+        for basis in (("incremental", "scrubbed") if at.scrub else ("incremental",))
+    }
     expected: dict[tuple[int, int, str, str], str] = {}
     for log in logs:
         middle, last = wrong[log.shard]
@@ -269,13 +347,14 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], job
             expected[log.shard, last.offset, node, "incremental"] = verdict
     assert said == expected
     parquet = spark().read.parquet(str(job.config.output_dir / "verdicts"))
-    fields = parquet.select("shard", "barrier_offset", "node", "basis", "verdict").collect()
+    of_shards = parquet.where("log = 'om.log'")
+    fields = of_shards.select("shard", "barrier_offset", "node", "basis", "verdict").collect()
     assert {tuple(row)[:4]: row.verdict for row in fields} == expected
-    differing = parquet.where("verdict = 'diverged'").select("differences", "differing_slots").collect()
+    differing = of_shards.where("verdict = 'diverged'").select("differences", "differing_slots").collect()
     assert [(row.differences[0].cf, row.differing_slots) for row in differing] == [("keyTable", 1)] * 2
     digests = spark().read.parquet(str(job.config.output_dir / "barriers")).collect()
     assert {(row.shard, row.offset): row.digest for row in digests} == {
-        (log.shard, at.offset): total_hex(at.rows) for log in logs for at in log.barriers
+        (log.shard, at.offset): total_hex(at.rows, log.families) for log in (*logs, pipeline) for at in log.barriers
     }
 
 
@@ -287,6 +366,8 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[[int], Topics], job
         ("[]", "not a JSON object"),
         ("{", "Expecting"),
         ('{"jar": 1}', "unknown settings: jar"),
+        ('{"bootstrap_servers": "x", "work_dir": "x", "logs": []}', "at least one log"),
+        ('{"bootstrap_servers": "x", "work_dir": "x", "logs": [{"name": "x"}]}', "is no log"),
     ],
 )
 def test_wrong_configuration_is_refused(tmp_path: Path, module: str, text: str, reason: str):

@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.codec import encode
-from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.codec import decode_as, encode
+from schemas.column_families import DN_COLUMN_FAMILIES, OM_COLUMN_FAMILIES
+from schemas.datanode import BlockReport
 from schemas.log import Merge, Operation, Put
 from schemas.messages import AuditReport
+from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming import oracle, windows
 from spark_streaming.audit import log_row, report
+from spark_streaming.logs import KNOWN_LOGS
 from spark_streaming.transforms import log_rows, report_rows
 from tests.support import auditmodel
 from tests.support.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
+from tests.support.pipelinelog import PipelineLog, ordinary_pipeline
 from tests.support.spark import APPENDED_AT, raw_records
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -42,7 +46,7 @@ def odd_log() -> LogBuilder:
 @pytest.fixture(scope="module")
 def transformed() -> tuple[LogBuilder, dict[int, Any]]:
     log = odd_log()
-    frame: Any = log_rows(raw_records({0: log.values}), OM_COLUMN_FAMILIES).toPandas()
+    frame: Any = log_rows(raw_records({0: log.values}), KNOWN_LOGS).toPandas()
     return log, {row.offset: row for row in frame.itertuples(index=False)}
 
 
@@ -87,6 +91,31 @@ def test_errors_name_what_is_wrong(transformed):
         "not a valid Batch",
         "not a valid LeaderClaim",
     ]
+
+
+def test_a_pipelines_changes_are_the_models():
+    """Both logs in one frame: each row gets the slots of its own log's column families."""
+    om, dn = ordinary_log(), ordinary_pipeline()
+    both = raw_records({0: om.values}).unionByName(raw_records({0: dn.values}, log=DN_LOG))
+    frame: Any = log_rows(both, KNOWN_LOGS).toPandas()
+    rows = {(row.log, row.offset): row for row in frame.itertuples(index=False)}
+    assert len(rows) == len(om.values) + len(dn.values)
+    for log, name in ((om, OM_LOG), (dn, DN_LOG)):
+        for offset, value in enumerate(log.values):
+            found, wanted = log_row(rows[name, offset]), auditmodel.log_row(offset, value, log.families)
+            assert found.header == wanted.header
+            for field in ("slot", "next", "prev"):
+                assert np.array_equal(getattr(found, field), getattr(wanted, field)), (name, offset, field)
+            assert not found.unknown_families
+
+
+def test_reports_of_blocks():
+    log = ordinary_pipeline()
+    sent = log.block_report(log.barriers[-1], "dn2")
+    (row,) = report_rows(raw_records({0: [encode(sent)]}, log=DN_LOG)).collect()
+    assert (row.log, row.kind, row.node, row.named_shard, row.basis) == (DN_LOG, "BlockReport", "dn2", 0, "blocks")
+    assert (row.barrier_offset, row["index"]) == (sent.log_offset, sent.index)
+    assert decode_as(BlockReport, bytes(row.value)) == sent
 
 
 def test_reports():
@@ -176,6 +205,37 @@ def test_counters_that_are_claimed_falsely_are_named():
     assert found[0].digest == total_hex(log.rows)
 
 
+def test_the_oracle_computes_pipelines():
+    """Largest rows of blockTable, tombstones, void records; and from the rows what the stored bytes must be."""
+    logs = {shard: ordinary_pipeline(shard) for shard in (0, 200)}
+    records = raw_records({shard: log.values for shard, log in logs.items()}, log=DN_LOG)
+    effective = oracle.effective_records(records).persist()
+    ends = oracle.ends(effective, "barrier")
+    found, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, ends)
+    assert false == []
+    until = {shard: offset for shard, (offset, _) in ends.items()}
+    containers = oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, until)
+    for shard, log in logs.items():
+        assert found[shard].rows == len(log.rows)
+        assert found[shard].digest == total_hex(log.rows, DN_COLUMN_FAMILIES)
+        report = log.block_report(log.barriers[-1], "dn1")
+        assert len(report.containers) == 2
+        assert containers[shard] == {one.container_id: one.digest for one in report.containers}
+    assert oracle.indexes_at(effective, until) == {shard: log.index for shard, log in logs.items()}
+    effective.unpersist()
+
+
+def test_a_block_that_is_claimed_falsely_is_named():
+    log = PipelineLog().start()
+    log.batch(log.put_block(5, 1, b"right"))
+    larger = log.put_block(5, 2, b"larger")
+    log.batch(larger, replace(log.put_block(5, 2, b"small"), next=row_hash("blockTable", larger.key, b"small")))
+    records = raw_records({0: log.values}, log=DN_LOG)
+    effective = oracle.effective_records(records)
+    _, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    assert [(one.cf, one.key, one.value) for one in false] == [("blockTable", larger.key, 6)]
+
+
 def test_a_merge_that_cannot_be_computed_is_an_error():
     log = LogBuilder().start()
     log.batch(Merge(cf="usageTable", key=b"\xabk", operator="max", operand=bytes(8), prev=None, next=1))
@@ -221,5 +281,16 @@ def test_windows_count_what_is_in_the_log():
     assert {key[1] for key in rows if key[0] == "record"} == {
         "LeaderClaim", "Genesis", "Batch", "Barrier", "RequestBatch",
     }  # fmt: skip
+    assert rows["block", "commit", ""].total == rows["block", "delete", ""].total == 0
     assert {row.node: row.lag for row in windows.lags(found).collect()} == {"om1": 7, "om2": 9}
     found.unpersist()
+
+
+def test_windows_count_blocks():
+    log = PipelineLog().start()
+    log.batch(log.put_block(1, 1, b"a"), log.put_block(1, 2, b"b"), log.put("containerTable", b"c", b"1"))
+    log.batch(log.delete_block(1, 1))
+    reports = raw_records({0: []}, log=DN_LOG)
+    found = windows.windowed(windows.samples(raw_records({0: log.values}, log=DN_LOG), reports), seconds=10).collect()
+    assert {row.log for row in found} == {DN_LOG}
+    assert {row.kind: row.total for row in found if row.metric == "block"} == {"commit": 2, "delete": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -18,13 +19,13 @@ from spark_streaming.reading import Genesis, Header
 from tests.support.logbuilder import row_hash, slot_of
 
 
-def changes(batch: Batch) -> list[tuple[int, int, int]]:
+def changes(batch: Batch, families: Sequence[str] = OM_COLUMN_FAMILIES) -> list[tuple[int, int, int]]:
     """(slot, next, prev) of each row that a batch changes; slot -1 for an unknown column family."""
     found = []
     for op in batch.operations:
         if isinstance(op, Checkpoint):
             continue
-        slot = slot_of(op.cf, op.key) if op.cf in OM_COLUMN_FAMILIES else -1
+        slot = slot_of(op.cf, op.key, families) if op.cf in families else -1
         after = {Put: lambda o: row_hash(o.cf, o.key, o.value), Delete: lambda _: 0, Merge: lambda o: o.next}[type(op)](
             op
         )
@@ -32,7 +33,7 @@ def changes(batch: Batch) -> list[tuple[int, int, int]]:
     for result in batch.results:
         if result.recorded:
             key, value = result.client_id + result.call_id, result.request_hash + result.response
-            found.append((slot_of(RETRY_TABLE, key), row_hash(RETRY_TABLE, key, value), 0))
+            found.append((slot_of(RETRY_TABLE, key, families), row_hash(RETRY_TABLE, key, value), 0))
     return found
 
 
@@ -62,15 +63,15 @@ def header(offset: int, value: bytes) -> Header:
     return Header(offset=offset, kind=type(record).__name__, **found)
 
 
-def log_row(offset: int, value: bytes) -> LogRow:
+def log_row(offset: int, value: bytes, families: Sequence[str] = OM_COLUMN_FAMILIES) -> LogRow:
     head = header(offset, value)
     record = decode(value) if head.kind is not None else None
-    flat = changes(record) if isinstance(record, Batch) else []
+    flat = changes(record, families) if isinstance(record, Batch) else []
     columns = np.array(flat, dtype=np.int64).reshape(-1, 3).T
     unknown = []
     if isinstance(record, Batch):
         named = [op.cf for op in record.operations if not isinstance(op, Checkpoint)]
-        unknown = sorted(set(named) - set(OM_COLUMN_FAMILIES))
+        unknown = sorted(set(named) - set(families))
     base = record if isinstance(record, DigestBase) else None
     return LogRow(
         header=head,
@@ -83,8 +84,8 @@ def log_row(offset: int, value: bytes) -> LogRow:
     )
 
 
-def log_rows(values: list[bytes], start: int = 0) -> list[LogRow]:
-    return [log_row(start + n, value) for n, value in enumerate(values[start:])]
+def log_rows(values: list[bytes], start: int = 0, families: Sequence[str] = OM_COLUMN_FAMILIES) -> list[LogRow]:
+    return [log_row(start + n, value, families) for n, value in enumerate(values[start:])]
 
 
 def report(record: AuditReport, offset: int = 0) -> Report:

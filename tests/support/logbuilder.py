@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from xxhash import xxh64_intdigest
 
 from schemas.codec import encode
-from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE, USAGE_TABLE
+from schemas.column_families import BLOCK_TABLE, OM_COLUMN_FAMILIES, RETRY_TABLE, USAGE_TABLE
 from schemas.features import LATEST
 from schemas.log import (
     Barrier,
@@ -54,24 +55,28 @@ def row_hash(cf: str, key: bytes, value: bytes) -> int:
     return signed(xxh64_intdigest(value, xxh64_intdigest(key, xxh64_intdigest(cf.encode(), 42))))
 
 
-def slot_of(cf: str, key: bytes) -> int:
-    return OM_COLUMN_FAMILIES.index(cf) * 256 + (xxh64_intdigest(key, xxh64_intdigest(cf.encode(), 42)) & 255)
+def slot_of(cf: str, key: bytes, families: Sequence[str] = OM_COLUMN_FAMILIES) -> int:
+    return families.index(cf) * 256 + (xxh64_intdigest(key, xxh64_intdigest(cf.encode(), 42)) & 255)
 
 
-def digest(rows: Rows) -> dict[int, int]:
+def digest(rows: Rows, families: Sequence[str] = OM_COLUMN_FAMILIES) -> dict[int, int]:
     """Slot -> unsigned sum, of the slots whose sum is not 0."""
     sums: dict[int, int] = defaultdict(int)
     for (cf, key), value in rows.items():
-        sums[slot_of(cf, key)] += row_hash(cf, key, value)
+        sums[slot_of(cf, key, families)] += row_hash(cf, key, value)
     return {slot: total & MASK for slot, total in sorted(sums.items()) if total & MASK}
 
 
-def total_hex(rows: Rows) -> str:
-    return f"{sum(digest(rows).values()) & MASK:016x}"
+def total_hex(rows: Rows, families: Sequence[str] = OM_COLUMN_FAMILIES) -> str:
+    return f"{sum(digest(rows, families).values()) & MASK:016x}"
 
 
 def counter(value: int) -> bytes:
     return (value & MASK).to_bytes(8, "big")
+
+
+def merged_max(base: bytes | None, operand: bytes) -> bytes:
+    return operand if base is None or operand > base else base
 
 
 def merged(base: bytes | None, operand: bytes) -> bytes:
@@ -105,10 +110,12 @@ class LogBuilder:
     timestamp_ms: int = START_MS
     calls: int = 0
     barriers: list[At] = field(default_factory=list)
+    families: tuple[str, ...] = OM_COLUMN_FAMILIES
+    replicas: tuple[str, ...] = REPLICAS
 
     # Records.
 
-    def start(self) -> LogBuilder:
+    def start(self) -> Self:
         self.claim()
         self.genesis()
         return self
@@ -148,8 +155,8 @@ class LogBuilder:
             "cluster": CLUSTER,
             "shard": self.shard,
             "shards": self.shards,
-            "replicas": list(REPLICAS),
-            "column_families": list(OM_COLUMN_FAMILIES),
+            "replicas": list(self.replicas),
+            "column_families": list(self.families),
         } | changed
         return self.count(Genesis(**fields))
 
@@ -163,7 +170,7 @@ class LogBuilder:
         return at
 
     def digest_base(self, rows: Rows | None = None) -> int:
-        slots = digest(self.rows if rows is None else rows)
+        slots = digest(self.rows if rows is None else rows, self.families)
         return self.count(
             DigestBase(
                 **self.header(),
@@ -201,6 +208,11 @@ class LogBuilder:
         operand = counter(amount)
         value = self.rows[cf, key] = merged(self.rows.get((cf, key)), operand)
         return Merge(cf=cf, key=key, operator="add_int64", operand=operand, prev=prev, next=row_hash(cf, key, value))
+
+    def merge_max(self, key: bytes, operand: bytes, cf: str = BLOCK_TABLE) -> Merge:
+        prev = self.hash_of(cf, key)
+        value = self.rows[cf, key] = merged_max(self.rows.get((cf, key)), operand)
+        return Merge(cf=cf, key=key, operator="max_bytes", operand=operand, prev=prev, next=row_hash(cf, key, value))
 
     def hash_of(self, cf: str, key: bytes) -> int | None:
         value = self.rows.get((cf, key))
@@ -307,7 +319,7 @@ class LogBuilder:
     # Replicas.
 
     def report(self, at: At, node: str = "om1", *, rows: Rows | None = None, **changed: Any) -> AuditReport:
-        slots = digest(at.rows if rows is None else rows)
+        slots = digest(at.rows if rows is None else rows, self.families)
         fields: dict[str, Any] = {
             "cluster": CLUSTER,
             "node": node,
@@ -352,8 +364,9 @@ class LogBuilder:
             reported_at_ms=self.timestamp_ms,
         )
 
-    def all_reports(self, nodes: tuple[str, ...] = REPLICAS) -> list[AuditReport]:
+    def all_reports(self, nodes: tuple[str, ...] = ()) -> list[AuditReport]:
         """True reports of all nodes at all barriers."""
+        nodes = nodes or self.replicas
         bases = {False: ("incremental",), True: ("incremental", "scrubbed")}
         return [
             self.report(at, node, basis=basis) for at in self.barriers for node in nodes for basis in bases[at.scrub]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.topics import OM_LOG
 from spark_streaming.session import SparkSettings, build_session
 from stratolog.local.jars import spark_jars
 
@@ -32,11 +33,13 @@ def spark() -> SparkSession:
     return session
 
 
-def raw_records(shards: dict[int, Iterable[bytes | None]], key: bytes | None = None) -> DataFrame:
+def raw_records(shards: dict[int, Iterable[bytes | None]], key: bytes | None = None, log: str = OM_LOG) -> DataFrame:
     """Kafka values as ``sources`` gives them: shard -> values from offset 0."""
     rows = [
-        (None if value is None else bytearray(value), key and bytearray(key), shard, offset, APPENDED_AT)
+        (None if value is None else bytearray(value), key and bytearray(key), log, shard, offset, APPENDED_AT)
         for shard, values in shards.items()
         for offset, value in enumerate(values)
     ]
-    return spark().createDataFrame(rows, "value binary, key binary, shard int, offset long, timestamp timestamp")
+    return spark().createDataFrame(
+        rows, "value binary, key binary, log string, shard int, offset long, timestamp timestamp"
+    )

@@ -76,7 +76,8 @@ def pure_modules() -> list[Path]:
         ROOT / "datanode_processors" / f"{name}.py"
         for name in ("block_service", "checksums", "digests", "election", "errors", "limits", "stream")
     ]
-    return [*core, *requests, *operations, *helpers, *clients, *datanodes]
+    audit = [ROOT / "spark_streaming" / f"{name}.py" for name in ("matching", "peers", "reading", "scans")]
+    return [*core, *requests, *operations, *helpers, *clients, *datanodes, *audit]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, int]]:

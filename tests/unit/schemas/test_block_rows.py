@@ -1,12 +1,11 @@
-"""Rows of blockTable: larger rows win, tombstones win over all, and a container's digest is the chain that its docstring says."""
+"""Rows of blockTable: larger rows win, and tombstones win over all."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from xxhash import xxh64_intdigest
 
-from schemas.block_rows import block_key, block_of_key, container_digest, decode_block_row, encode_block_row
+from schemas.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
 from schemas.datanode import BlockRow
 
 IDS = st.integers(0, 2**64 - 1)
@@ -28,11 +27,3 @@ def test_the_longer_row_is_the_larger(one: int, other: int):
     if one != other:
         assert (encode_block_row(row(one)) < encode_block_row(row(other))) == (one < other)
     assert encode_block_row(row(one)) < encode_block_row(row(other, deleted=True))
-
-
-def test_the_digest_is_a_chain():
-    assert container_digest([]) == 42
-    key, checksums = block_key(3, 1), b"\x00\x01\x02\x03"
-    links = xxh64_intdigest(checksums, xxh64_intdigest((9).to_bytes(8, "big"), xxh64_intdigest(key, 42)))
-    assert container_digest([(key, 9, checksums)]) % 2**64 == links
-    assert container_digest([(key, 9, b"\x00\x01\x02\x04")]) % 2**64 != links
