@@ -12,7 +12,10 @@ from pathlib import Path
 
 from crc32c import crc32c
 
+from datanode_processors.block_store import BlockStore
+from datanode_processors.containers import CONTAINERS, block_name
 from datanode_processors.errors import BlockError
+from datanode_processors.fsync import NEVER
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Readable
 from datanode_processors.server import StreamServer
@@ -25,7 +28,6 @@ from schemas.datanode import (
     BlockCommitted,
     BlockWatched,
     ChunkWritten,
-    Member,
     PutBlock,
     WatchBlock,
     WriteChunk,
@@ -33,7 +35,6 @@ from schemas.datanode import (
 from schemas.messages import AllocateBlock, AllocatedBlock, CreateKey, KeySession
 from schemas.result_codes import INVALID_REQUEST, OK
 from schemas.rows import BlockLocation
-from tests.support.streams import PlainBlocks
 
 from .memory import MemoryCluster, pipeline_to
 from .nodes import Node
@@ -41,10 +42,6 @@ from .nodes import Node
 KIB = 1024
 CLUSTER = "twin"
 WATCH_POLL_S = 0.005
-
-
-def checksums_of(data, cell=64 * KIB):
-    return b"".join(crc32c(data[at : at + cell]).to_bytes(4, "big") for at in range(0, len(data), cell))
 
 
 class Log:
@@ -129,7 +126,7 @@ class Pipelines:
                 log.chunks.append(request)
                 for member in log.members:
                     if self.world.alive(member):
-                        self.world.nodes[member].blocks.patch(request.local_id, request.offset, request.data)
+                        self.world.nodes[member].blocks.take_chunk(request)
                 return ChunkWritten(bcs_id=log.index)
         if isinstance(request, WatchBlock):
             self.watches += 1
@@ -144,8 +141,11 @@ class Pipelines:
         if self.deaf or row is None or row[0].length < watch.length or row[1] < watch.bcs_id:
             return False
         put = row[0]
-        path = self.blocks.path(watch.local_id)
-        return path.exists() and checksums_of(path.read_bytes()[: put.length]) == put.checksums
+        store = self.blocks.store
+        if store.written_length(watch.container_id, watch.local_id) < put.length:
+            return False
+        store.flush(watch.container_id, watch.local_id)
+        return store.checksums(watch.container_id, watch.local_id, put.length) == put.checksums
 
     def readable(self, request):
         log = self.log(request.partition)
@@ -159,11 +159,38 @@ class Pipelines:
         self.corrupt.append((local_id, offset))
 
 
-class Blocks(PlainBlocks):
-    def patch(self, local_id, offset, data):
-        descriptor = os.open(self.path(local_id), os.O_WRONLY | os.O_CREAT, 0o600)
+class Blocks:
+    """A datanode's real block store, and ways around it."""
+
+    def __init__(self, folder: Path):
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.store = BlockStore(folder, fsync=NEVER)
+        self.early: dict[int, bytes] = {}
+        """Chunks that lie beyond the end, by offset."""
+
+    def path(self, block):
+        return self.folder / CONTAINERS / str(block.container_id) / block_name(block.local_id)
+
+    def bytes_of(self, block):
+        return self.path(block).read_bytes()
+
+    def damage(self, block, offset, data):
+        descriptor = os.open(self.path(block), os.O_WRONLY)
         os.pwrite(descriptor, data, offset)
         os.close(descriptor)
+
+    def take_chunk(self, chunk):
+        self.early[chunk.offset] = chunk.data
+        writer = None
+        while (at := self.store.written_length(chunk.container_id, chunk.local_id)) in self.early:
+            data = self.early.pop(at)
+            writer = writer or self.store.open_writer(chunk.container_id, chunk.local_id, at, 64 * KIB)
+            for start in range(0, len(data), 64 * KIB):
+                part = memoryview(data)[start : start + 64 * KIB]
+                writer.write(at + start, part, crc32c(part))
+        if writer is not None:
+            writer.close()
 
 
 class Datanode:
@@ -174,14 +201,13 @@ class Datanode:
         self.notes: list[str] = []
         self.running = True
         self.server = StreamServer(
-            name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks, pipelines=self.pipelines,
+            name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.blocks.store, pipelines=self.pipelines,
             note=lambda message, **_: self.notes.append(message), limits=limits,
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 
     def stop(self):
         self.running = False
-        self.blocks.slow.set()
         self.server.stop()
 
 
@@ -300,13 +326,10 @@ class World:
             expected = data[block.offset : block.offset + block.length]
             for node in self.members(block.container_id):
                 if node.running and (living is None or node.name in living):
-                    assert node.blocks.bytes_of(block.local_id)[: block.length] == expected, node.name
+                    assert node.blocks.bytes_of(block)[: block.length] == expected, node.name
 
     def close(self):
         for node in self.nodes.values():
             node.stop()
         self.client.close(timeout_ms=1_000)
         self.om.close()
-
-
-__all__ = ["KIB", "Limits", "Member", "World", "checksums_of"]

@@ -382,7 +382,7 @@ def test_a_damaged_cell_is_read_from_another_replica(make):
     world.put(data)
     block = world.key().blocks[0]
     for node in world.members()[:2]:
-        node.blocks.patch(block.local_id, 400 * KIB, b"damage")
+        node.blocks.damage(block, 400 * KIB, b"damage")
     for _ in range(5):
         with world.client.open("/v/b/k") as file:
             assert file.read() == data
@@ -407,7 +407,7 @@ def test_with_every_replica_damaged_the_error_names_the_block(make):
     world = make(replicas=1)
     data = some_bytes(100 * KIB)
     world.put(data)
-    world.members()[0].blocks.patch(world.key().blocks[0].local_id, 0, b"damage")
+    world.members()[0].blocks.damage(world.key().blocks[0], 0, b"damage")
     with (
         world.client.open("/v/b/k") as file,
         pytest.raises(DatanodeError, match="CHECKSUM_MISMATCH: dn11: ReadBlock of"),
