@@ -38,7 +38,7 @@ from replicated_db.retry import (
 )
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
 from replicated_db.shard_state import ShardState
-from replicated_db.transaction import NO_STATE, Transaction
+from replicated_db.transaction import Transaction
 from schemas.log import Batch, LateRequest, RequestBatch, Result
 
 
@@ -71,7 +71,7 @@ class Derived:
 
 
 def derive_batch(
-    families: Families, view: View, record: RequestBatch, executor: Executor, state: ShardState = NO_STATE
+    families: Families, view: View, record: RequestBatch, executor: Executor, state: ShardState
 ) -> Derived:
     """Execute a counting record against ``view``; ``state`` is how the shard is run at its place in the log.
 

@@ -23,6 +23,7 @@ from replicated_db.column_families import RETRY_EXPIRY
 from replicated_db.late import derive_batch
 from replicated_db.ports import Entry
 from replicated_db.retry import expiry_row, floors_row
+from replicated_db.shard_state import ShardState, state_after
 from schemas.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.log import (
@@ -110,6 +111,7 @@ class Truth:
         self.late: set[str] = set()
         self.prepared = False
         self.expiry: dict[Row, bytes] = {}
+        self.state = ShardState()
         self._executor = OMExecutor(shard=0, shards=1, pipelines=pipelines)
         self.seen = seen
         self.max_batch_requests = max_batch_requests
@@ -183,6 +185,7 @@ class Truth:
     # -- how the shard is run ----------------------------------------------------------------------------------------
 
     def _control(self, record: Any) -> None:
+        self.state = state_after(self.state, record)
         if isinstance(record, Genesis | Members):
             self.members = record.replicas
         elif isinstance(record, Prepared):
@@ -201,7 +204,7 @@ class Truth:
     def _logged(self, record: RequestBatch, offset: int) -> None:
         """Take requests that every replica executes."""
         self._check_modes(record, [r.request_type for r in record.requests if r.request_type not in self.late])
-        derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor)
+        derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor, self.state)
         self.seen["executed late"] += len(record.requests)
         self._batch(derived.batch, offset)
 
