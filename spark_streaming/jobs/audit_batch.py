@@ -143,7 +143,8 @@ def audit_once(session: SparkSession, config: AuditConfig) -> dict[str, Any]:
         shutil.rmtree(checkpoint, ignore_errors=True)
     shards = [entry for view in views if view.log.every_partition for entry in results[view.log.name]]
     pipelines = [entry for view in views if not view.log.every_partition for entry in results[view.log.name]]
-    ok = bool(shards) and all(map(_is_ok, shards)) and all(map(_is_ok, pipelines))
+    wanted = shards if any(view.log.every_partition for view in views) else pipelines
+    ok = bool(wanted) and all(map(_is_ok, shards)) and all(map(_is_ok, pipelines))
     blocks_ok = all(_blocks_ok(entry, required=config.require_blocks) for entry in pipelines)
     return {"ok": ok and blocks_ok, "shards": shards, "pipelines": pipelines}
 
