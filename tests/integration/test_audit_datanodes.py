@@ -1,0 +1,105 @@
+"""Spark's verdict on a pipeline of real datanodes: their rows as they report them, and the bytes in their block files."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from datanode_processors.checksums import checksums_of
+from datanode_processors.digests import container_digest
+from schemas.codec import encode
+from schemas.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
+from schemas.packets import CELL_BYTES
+from schemas.topics import DN_AUDIT
+from spark_streaming.jobs.audit_batch import audit_once
+from spark_streaming.jobs.config import config_from
+from spark_streaming.logs import PIPELINES
+from stratolog.local.jars import spark_jars
+from tests.support.datanodes import CLUSTER, Block, Datanodes
+from tests.support.spark import spark
+from tests.support.stack import LocalKafka
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: dict[str, Any]) -> BlockReport:
+    """What the block files of a datanode are, read from outside."""
+    containers = []
+    for container in sorted({block.container_id for block in lengths}):
+        blocks = sorted((block for block in lengths if block.container_id == container), key=lambda b: b.local_id)
+        stored = [nodes.block_file(name, block).read_bytes()[: lengths[block]] for block in blocks]
+        found = [
+            (block.local_id, len(data), checksums_of(data, CELL_BYTES))
+            for block, data in zip(blocks, stored, strict=True)
+        ]
+        containers.append(
+            ContainerDigest(
+                container_id=container, blocks=len(blocks), used_bytes=sum(map(len, stored)),
+                digest=container_digest(container, found), unreadable=[],
+            )
+        )  # fmt: skip
+    return BlockReport(
+        cluster=CLUSTER, datanode=name, partition=0, index=at["index"], log_offset=at["barrier_offset"],
+        containers=containers, complete=True, reported_at_ms=0,
+    )  # fmt: skip
+
+
+def turn_over_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def test_members_and_their_block_files(make_kafka: Callable[..., LocalKafka], tmp_path: Path):
+    kafka = make_kafka()
+    settings = {
+        "bootstrap_servers": kafka.bootstrap_servers, "work_dir": str(tmp_path / "audit"),
+        "logs": [dataclasses.asdict(PIPELINES)], "jars": [str(jar) for jar in spark_jars()],
+        "report_timeout_ms": 60_000,
+    }  # fmt: skip
+    with Datanodes(tmp_path / "datanodes", kafka, count=3, barrier_interval_ms=200) as nodes:
+        nodes.open_pipeline(0)
+        lengths: dict[Block, int] = {}
+        for number in range(1, 7):
+            block = nodes.block(0, number, container=1 + number % 2)
+            data = os.urandom(40_000 * number)
+            nodes.write(block, data)
+            nodes.watch(block, len(data))
+            lengths[block] = len(data)
+        gone = nodes.block(0, 3, container=2)
+        del lengths[gone]
+        blocks = [BlockId(container_id=gone.container_id, local_id=gone.local_id)]
+        nodes.ask(nodes.wait_leader(0), DeleteBlocks(partition=0, blocks=blocks))
+        index = nodes.wait_converged(0)["applied_index"]
+
+        result = audit_once(spark(), config_from(settings))
+        (pipeline,) = result["pipelines"]
+        assert result["ok"], result
+        assert {replica["node"]: replica["verdict"] for replica in pipeline["replicas"]} == dict.fromkeys(
+            nodes.names, "equal"
+        )
+        assert pipeline["index"] == index
+        assert {member["verdict"] for member in pipeline["blocks"]["members"]} == {"unknown"}
+
+        damaged = max(lengths, key=lambda block: (block.container_id, block.local_id))
+        turn_over_a_bit(nodes.block_file("dn3", damaged))
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
+        for name in nodes.names:
+            report = report_of(nodes, name, lengths, pipeline)
+            producer.produce(DN_AUDIT, encode(report), key=f"0/{name}".encode(), partition=0)
+        assert producer.flush(30) == 0
+        result = audit_once(spark(), config_from(settings))
+    members = {member["node"]: member for member in result["pipelines"][0]["blocks"]["members"]}
+    assert {name: member["verdict"] for name, member in members.items()} == {
+        "dn1": "equal", "dn2": "equal", "dn3": "diverged",
+    }  # fmt: skip
+    assert [one["container_id"] for one in members["dn3"]["containers"]] == [damaged.container_id]
+    assert not result["ok"]
+    assert result["pipelines"][0]["oracle_agrees"]
