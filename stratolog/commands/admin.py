@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import members, modes, operations, replica_base, upgrades
+from stratolog.commands import fleet, members, modes, operations, replica_base, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.connection import client_of
@@ -35,7 +35,7 @@ Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
-        no_args_is_help=True, help="Leaders, members, upgrades, repairs; single nodes of the local stack."
+        no_args_is_help=True, help="Leaders, members, datanodes, upgrades, repairs; single nodes of the local stack."
     )
     group.command("digest-base")(digest_base)
     group.command("rebuild")(rebuild)
@@ -45,6 +45,7 @@ def register(app: typer.Typer) -> None:
     members.register(group)
     upgrades.register(group)
     modes.register(group)
+    fleet.register(group)
     app.add_typer(group, name="admin")
 
 

@@ -6,7 +6,7 @@ Results go to standard output, progress and errors to standard error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,3 +71,26 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
             yield spinner.update
     else:
         yield lambda text: notes.print(text, markup=False, highlight=False)
+
+
+def print_fleet(found: Mapping[str, Any]) -> None:
+    """Print datanodes and pipelines as a node's HTTP API tells them."""
+    datanodes = [
+        (
+            one["datanode"], one["address"] or None, one["rack"] or None, one["state"], one["health"], one["silent_ms"],
+            f"{one['free_bytes'] / 1e9:.1f} GB", one["containers"], " ".join(map(str, one["pipelines"])) or None,
+        )
+        for one in found.get("datanodes", ())
+    ]  # fmt: skip
+    if datanodes:
+        columns = ("datanode", "address", "rack", "state", "health", "silent ms", "free", "containers", "pipelines")
+        print_table("Datanodes", columns, datanodes)
+    pipelines = [
+        (
+            one["pipeline"], one["state"], "yes" if one["usable"] else "no", one["leader"],
+            " ".join(member["datanode"] for member in one["members"]),
+        )
+        for one in found.get("pipelines", ())
+    ]  # fmt: skip
+    if pipelines:
+        print_table("Pipelines", ("pipeline", "state", "takes blocks", "leader", "members"), pipelines)

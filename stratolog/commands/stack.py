@@ -10,6 +10,7 @@ from stratolog.commands.common import (
     JsonOption,
     connected_settings_of,
     console,
+    print_fleet,
     print_json,
     print_table,
     progress,
@@ -17,7 +18,8 @@ from stratolog.commands.common import (
 )
 from stratolog.errors import EXIT_FAILED, Unavailable
 from stratolog.local import stack, state
-from stratolog.settings import Settings
+from stratolog.settings import Settings, default_datanodes
+from stratolog.settings_values import MAX_DATANODES, DatanodeAddress
 
 SHARD_COLUMNS = {
     "shard": "shard", "role": "role", "leader": "leader", "term": "term",
@@ -38,10 +40,16 @@ def up(
     *,
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
     audit: Annotated[bool | None, typer.Option(help="Run the Spark audit.")] = None,
+    datanodes: Annotated[
+        int | None,
+        typer.Option(min=0, max=MAX_DATANODES, help="Datanodes dn1 to dnN; 0 = none, and keys without bytes."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: brokers, topics, three Object Manager nodes, the Spark audit. What runs already stays."""
-    settings = settings_of(context).with_values(brokers=brokers, audit=audit)
+    """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit. What runs already stays."""
+    settings = settings_of(context)
+    named = None if datanodes is None else datanodes_of(settings, datanodes)
+    settings = settings.with_values(brokers=brokers, audit=audit, datanodes=named)
     with progress(as_json) as report:
         effective = stack.up(settings, report=report)
     _show(effective, as_json)
@@ -85,6 +93,7 @@ def _gather(settings: Settings) -> dict[str, Any]:
     """Return what runs as plain values; raises Unavailable if nothing does."""
     known = state.read_state(settings.data_dir) or state.StackState()
     nodes = {node.name: stack.node_status(node.address) for node in settings.nodes}
+    fleet = _fleet(settings) if settings.datanodes else {}
     if not known.members and not any(nodes.values()):
         raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
     return {
@@ -102,7 +111,23 @@ def _gather(settings: Settings) -> dict[str, Any]:
             for member in known.members
         ],
         "nodes": nodes,
+        **fleet,
     }
+
+
+def datanodes_of(settings: Settings, count: int) -> tuple[DatanodeAddress, ...]:
+    """Return ``count`` datanodes dn1 to dnN, with the addresses of the settings where they name them."""
+    named = {node.name: node for node in settings.datanodes}
+    return tuple(named.get(node.name, node) for node in default_datanodes(count))
+
+
+def _fleet(settings: Settings) -> dict[str, Any]:
+    """Return what the first node that answers says of datanodes and pipelines; empty lists if none does."""
+    found: dict[str, Any] = {}
+    for what in ("datanodes", "pipelines"):
+        answers = (stack.node_answer(node.address, f"/v1/{what}?consistency=stale") for node in settings.nodes)
+        found[what] = next((answer[what] for answer in answers if answer is not None), [])
+    return found
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -118,6 +143,7 @@ def _print(found: dict[str, Any]) -> None:
         for shard in (node or {}).get("shards", [])
     ]
     silent = [name for name, node in found["nodes"].items() if not node]
+    print_fleet(found)
     if shards:
         print_table("Replicas", ("node", *SHARD_COLUMNS.values()), shards)
     if silent:

@@ -1,10 +1,11 @@
-"""``up`` and ``down``: brokers, topics, Object Manager nodes and the Spark audit, in that order and back.
+"""``up`` and ``down``: brokers, topics, Object Manager nodes, datanodes and the Spark audit, in that order and back.
 
 Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
 
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
+    datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
 
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -30,16 +32,17 @@ from stratolog.local import state as states
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
-from stratolog.local.state import AUDIT, BROKER, NODE, SETTINGS_FILE, Member, StackState
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
 from stratolog.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
-from stratolog.settings_values import NodeAddress
+from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 Report = Callable[[str], None]
 """Told in words what is going on."""
 
 NODES_TIMEOUT_S = 120.0
 AUDIT_TIMEOUT_S = 180.0
+DATANODES_TIMEOUT_S = 120.0
 STOP_NODES_TIMEOUT_S = 40.0
 STOP_BROKERS_TIMEOUT_S = 30.0
 HTTP_TIMEOUT_S = 2.0
@@ -83,7 +86,7 @@ def down(settings: Settings, *, remove_data: bool = False, report: Report = lamb
 
 def _remove_data(data_dir: Path) -> None:
     """Delete what a stack made in its data directory, and nothing else that may be there."""
-    for name in ("kafka", "nodes", "audit", "logs", "drills"):
+    for name in ("kafka", "nodes", "datanodes", "audit", "logs", "drills"):
         shutil.rmtree(data_dir / name, ignore_errors=True)
     for name in (SETTINGS_FILE, states.LOCK_FILE, states.DRILL_LOCK_FILE):
         (data_dir / name).unlink(missing_ok=True)
@@ -93,8 +96,10 @@ def _remove_data(data_dir: Path) -> None:
 
 def _stop(members: tuple[Member, ...]) -> None:
     """Stop readers before what they read from."""
-    clients = [member.process for member in members if member.kind != BROKER]
+    clients = [member.process for member in members if member.kind not in (BROKER, DATANODE)]
+    datanodes = [member.process for member in members if member.kind == DATANODE]
     stop_all(clients, STOP_NODES_TIMEOUT_S)
+    stop_all(datanodes, STOP_NODES_TIMEOUT_S)
     stop_all([member.process for member in members if member.kind == BROKER], STOP_BROKERS_TIMEOUT_S)
 
 
@@ -120,9 +125,48 @@ def _effective_settings(settings: Settings, before: StackState) -> Settings:
         )
     if "nodes" not in settings.explicit:
         settings = replace(settings, nodes=stored.nodes)
+    settings = _with_datanodes(settings, stored, running=bool(before.running()))
     if before.running():
         return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes)
     return _with_free_ports(settings)
+
+
+def _with_datanodes(settings: Settings, stored: Settings, *, running: bool) -> Settings:
+    """Return the settings with the datanodes that the stack has, and those that are new.
+
+    One that has data stays, with its address while the stack runs. Raises UsageError if one is to go, or if a running stack that has
+    none is to get some: its nodes allocate blocks elsewhere.
+    """
+    if "datanodes" not in settings.explicit:
+        return replace(settings, datanodes=stored.datanodes, racks=stored.racks)
+    known = {node.name: node for node in stored.datanodes}
+    wanted = {node.name for node in settings.datanodes}
+    if gone := [name for name in known if name not in wanted]:
+        raise UsageError(
+            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold blocks; "
+            "'stratolog admin datanode decommission' first, or use another data_dir"
+        )
+    if running and wanted and not known:
+        raise UsageError(f"the stack in {settings.data_dir} runs without datanodes: 'stratolog down' first")
+    if not running:
+        return settings
+    taken = {port for node in stored.datanodes for port in (node.port, node.http_port)}
+    new = [node for node in settings.datanodes if node.name not in known]
+    free = {node.name: node for node in _free_datanodes(tuple(new), taken)}
+    return replace(settings, datanodes=tuple(known.get(node.name) or free[node.name] for node in settings.datanodes))
+
+
+def _free_datanodes(datanodes: tuple[DatanodeAddress, ...], taken: set[int]) -> tuple[DatanodeAddress, ...]:
+    """Return datanodes with each port replaced by a free one if somebody listens on it, or has it already."""
+    spare = iter(free_ports(2 * len(datanodes)))
+    found = []
+    for node in datanodes:
+        port, http_port = (
+            wanted if wanted not in taken and is_port_free(wanted) else next(spare)
+            for wanted in (node.port, node.http_port)
+        )
+        found.append(replace(node, port=port, http_port=http_port))
+    return tuple(found)
 
 
 def _with_free_ports(settings: Settings) -> Settings:
@@ -137,7 +181,12 @@ def _with_free_ports(settings: Settings) -> Settings:
         node if is_port_free(node.port) else NodeAddress(name=node.name, host=node.host, port=next(spare))
         for node in settings.nodes
     )
-    return replace(settings, bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports), nodes=nodes)
+    return replace(
+        settings,
+        bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports),
+        nodes=nodes,
+        datanodes=_free_datanodes(settings.datanodes, {*ports, *(node.port for node in nodes)}),
+    )
 
 
 class _Start:
@@ -165,9 +214,12 @@ class _Start:
         ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
         for node in self._settings.nodes:
             self._start_node(node)
+        for datanode in self._settings.datanodes:
+            self._start_datanode(datanode)
         if self._settings.audit and not self._has(AUDIT, AUDIT):
             self._start_audit()
         self._await_leaders()
+        self._await_pipelines()
         self._await_audit()
 
     def _has(self, kind: str, name: str) -> bool:
@@ -211,6 +263,29 @@ class _Start:
             return
         self._report(f"node {node.name}")
         self._add(spawn_node(self._settings, node.name, detached=self._detached))
+
+    def _start_datanode(self, datanode: DatanodeAddress) -> None:
+        if self._has(DATANODE, datanode.name):
+            return
+        self._report(f"datanode {datanode.name}")
+        self._add(spawn_datanode(self._settings, datanode.name, detached=self._detached))
+
+    def _await_pipelines(self) -> None:
+        """Wait until blocks can be allocated: some pipeline is open, and followed by healthy datanodes."""
+        datanodes = [member for member in self._new if member.kind == DATANODE]
+        if not datanodes:
+            return
+        self._report("waiting for a pipeline of datanodes")
+
+        def settled() -> bool:
+            return has_usable_pipeline(self._settings) or not all(one.process.is_running() for one in datanodes)
+
+        done = wait_until(settled, DATANODES_TIMEOUT_S)
+        for member in datanodes:
+            if not member.process.is_running():
+                raise Unavailable(f"datanode {member.name} ended at its start:\n{log_tail(member.log)}")
+        if not done:
+            raise Unavailable(f"no pipeline takes blocks after {DATANODES_TIMEOUT_S:.0f} s; see {self._data_dir}/logs")
 
     def _environment(self) -> Mapping[str, str]:
         return node_environment(self._data_dir / SETTINGS_FILE)
@@ -281,6 +356,20 @@ def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
     return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
 
+def datanode_command(name: str) -> list[str]:
+    """Return the command of one datanode's process."""
+    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
+
+
+def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> Member:
+    """Start the process of one datanode, with the settings of the stack; return it at once."""
+    log = settings.data_dir / "logs" / f"{name}.log"
+    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
+    address = settings.datanode(name).address
+    return Member(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
+
+
 def node_environment(settings_file: Path) -> Mapping[str, str]:
     """Return the environment of a process that takes its settings from ``settings_file`` alone."""
     return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
@@ -326,6 +415,12 @@ def is_led(settings: Settings) -> bool:
     return True
 
 
+def has_usable_pipeline(settings: Settings) -> bool:
+    """Say whether every node sees a pipeline that takes blocks."""
+    views = [node_answer(node.address, "/v1/pipelines?consistency=stale") for node in settings.nodes]
+    return all(view is not None and any(one["usable"] for one in view["pipelines"]) for view in views)
+
+
 def _shard_view(status: Mapping[str, object] | None, shard: int) -> Mapping[str, object]:
     shards = status.get("shards", []) if status else []
     found = [view for view in shards if view["shard"] == shard] if isinstance(shards, list) else []
@@ -344,8 +439,13 @@ def _http() -> httpx.Client:
 
 def node_status(address: str) -> dict[str, object] | None:
     """Return a node's ``/status``, or None if it does not answer."""
+    return node_answer(address, "/status")
+
+
+def node_answer(address: str, path: str) -> dict[str, Any] | None:
+    """Return a node's answer to a GET, or None if it does not answer, or with an error."""
     try:
-        answer = _http().get(f"http://{address}/status")
+        answer = _http().get(f"http://{address}{path}")
         answer.raise_for_status()
         found = answer.json()
     except (httpx.HTTPError, ValueError):

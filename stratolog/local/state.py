@@ -28,6 +28,7 @@ VERSION = 1
 
 BROKER = "broker"
 NODE = "node"
+DATANODE = "datanode"
 AUDIT = "audit"
 
 PERSONAL = frozenset({"data_dir", "cache_dir", "caller"})
@@ -36,7 +37,7 @@ PERSONAL = frozenset({"data_dir", "cache_dir", "caller"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One process of the stack. ``kind`` is broker, node or audit; ``address`` is empty for the audit."""
+    """One process of the stack. ``kind`` is broker, node, datanode or audit; ``address`` is empty for the audit."""
 
     kind: str
     name: str

@@ -23,10 +23,19 @@ from confluent_kafka.admin import AdminClient
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
-from stratolog.local.stack import is_led, node_command, node_environment, node_status, topic_plan
+from stratolog.local.stack import (
+    datanode_command,
+    has_usable_pipeline,
+    is_led,
+    node_answer,
+    node_command,
+    node_environment,
+    node_status,
+    topic_plan,
+)
 from stratolog.local.topics import ensure_topics
 from stratolog.settings import Settings
-from stratolog.settings_values import NodeAddress
+from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 DEFAULT_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1
@@ -116,17 +125,26 @@ class TestStack:
 
     __test__ = False  # not a test case, in spite of the name
 
-    def __init__(self, folder: Path, *, nodes: int = 3, kafka: LocalKafka | None = None, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, nodes: int = 3, datanodes: int = 0, kafka: LocalKafka | None = None, **settings: Any
+    ) -> None:
         self.folder = folder
         self._owns_kafka = kafka is None
         self.kafka = kafka or LocalKafka(folder / "kafka", brokers=settings.get("brokers", 1))
-        ports = free_ports(nodes)
+        ports = free_ports(nodes + 2 * datanodes)
+        spare = iter(ports[nodes:])
         self.settings = replace(
             Settings(
                 bootstrap_servers=self.kafka.bootstrap_servers,
                 nodes=tuple(
-                    NodeAddress(name=f"om{n}", host="127.0.0.1", port=port) for n, port in enumerate(ports, start=1)
+                    NodeAddress(name=f"om{n}", host="127.0.0.1", port=port)
+                    for n, port in enumerate(ports[:nodes], start=1)
                 ),
+                datanodes=tuple(
+                    DatanodeAddress(name=f"dn{n}", host="127.0.0.1", port=next(spare), http_port=next(spare))
+                    for n in range(1, datanodes + 1)
+                ),
+                datanode_reserve_bytes=0,
                 data_dir=folder,
                 session_timeout_ms=SESSION_TIMEOUT_MS,
             ),
@@ -134,6 +152,7 @@ class TestStack:
         )
         self.settings_file = folder / "stratolog.toml"
         self.nodes: dict[str, Process] = {}
+        self.datanodes: dict[str, Process] = {}
         self.launchers: dict[str, tuple[str, ...]] = {}
         """Words to put before a node's command, as in ``ip netns exec NAME``."""
 
@@ -150,8 +169,12 @@ class TestStack:
             self.settings_file.write_text(self.settings.to_toml())
             for node in self.settings.nodes:
                 self.start_node(node.name)
+            for datanode in self.settings.datanodes:
+                self.start_datanode(datanode.name)
             if wait:
                 self.wait_led()
+                if self.settings.datanodes:
+                    self.wait_pipeline()
         except BaseException:
             self.close()
             raise
@@ -161,10 +184,14 @@ class TestStack:
         """Stop everything and delete its data; the nodes' logs stay with the test's other files."""
         for process in self.nodes.values():
             process.kill()
+        for process in self.datanodes.values():
+            process.kill()
         self.nodes.clear()
+        self.datanodes.clear()
         if self._owns_kafka:
             self.kafka.close()
-        shutil.rmtree(self.settings.data_dir / "nodes", ignore_errors=True)
+        for folder in ("nodes", "datanodes"):
+            shutil.rmtree(self.settings.data_dir / folder, ignore_errors=True)
         if self in ACTIVE:
             ACTIVE.remove(self)
 
@@ -222,6 +249,48 @@ class TestStack:
         """Stop all nodes, the brokers stay."""
         stop_all(list(self.nodes.values()), DEFAULT_TIMEOUT_S)
         self.nodes.clear()
+
+    # -------------------------------------------------------------------------------------- datanodes
+
+    def start_datanode(self, name: str) -> Process:
+        """Start a datanode that does not run."""
+        if name in self.datanodes and self.datanodes[name].is_running():
+            raise AssertionError(f"{name} runs already")
+        words = [*self.launchers.get(name, ()), *datanode_command(name)]
+        environment = node_environment(self.settings_file)
+        self.datanodes[name] = spawn(words, log=self.log_file(name), detached=False, env=environment)
+        return self.datanodes[name]
+
+    def kill_datanode(self, name: str) -> None:
+        """SIGKILL; returns once the process is gone."""
+        self.datanodes.pop(name).kill()
+
+    def stop_datanode(self, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """SIGTERM; returns once the process is gone; an AssertionError if it did not obey."""
+        process = self.datanodes.pop(name)
+        process.signal(signal.SIGTERM)
+        if not process.wait(timeout_s):
+            process.kill()
+            raise AssertionError(f"{name} did not stop in {timeout_s:.0f} s\n{self.logs()}")
+
+    def pipelines(self, node: str = "") -> list[dict[str, Any]]:
+        """Return the pipelines as an Object Manager node tells them, empty if it does not answer."""
+        found = node_answer(self.address(node or next(iter(self.nodes))), "/v1/pipelines?consistency=stale")
+        return [] if found is None else found["pipelines"]
+
+    def datanode(self, name: str, node: str = "") -> dict[str, Any]:
+        """Return what an Object Manager node tells of a datanode, empty if it does not answer."""
+        found = node_answer(self.address(node or next(iter(self.nodes))), "/v1/datanodes?consistency=stale") or {}
+        return next((one for one in found.get("datanodes", ()) if one["datanode"] == name), {})
+
+    def wait_pipeline(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait until every running node sees a pipeline that takes blocks."""
+        running = replace(self.settings, nodes=tuple(node for node in self.settings.nodes if node.name in self.nodes))
+        self.wait(
+            "a pipeline that takes blocks, seen by all",
+            lambda: has_usable_pipeline(running) or self._check_alive(),
+            timeout_s,
+        )
 
     # ------------------------------------------------------------------------------------- what they say
 
@@ -288,7 +357,8 @@ class TestStack:
 
     def _check_alive(self) -> bool:
         """Fail at once, instead of at the deadline, if a node that should run has ended."""
-        ended = [name for name, process in self.nodes.items() if not process.is_running()]
+        processes = {**self.nodes, **self.datanodes}
+        ended = [name for name, process in processes.items() if not process.is_running()]
         if ended:
             raise AssertionError(f"ended by itself: {', '.join(ended)}\n{self.logs()}")
         return False
@@ -299,7 +369,8 @@ class TestStack:
 
     def log_tails(self, lines: int = LOG_LINES) -> Mapping[str, str]:
         """Return the end of each log by the process's name."""
-        nodes = {name: log_tail(self.log_file(name), lines) for name in self.names}
+        names = (*self.names, *(node.name for node in self.settings.datanodes))
+        nodes = {name: log_tail(self.log_file(name), lines) for name in names}
         brokers = {
             f"broker-{number}": log_tail(self.kafka.cluster.log_file(number), lines // 2)
             for number in range(1, self.settings.brokers + 1)
