@@ -15,11 +15,11 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands import admin, audit, bench, debug, demo, drill, ingest, jars, node, sh, stack, topics
+from stratolog.commands import admin, audit, bench, datanode, debug, demo, drill, ingest, jars, node, sh, stack, topics
 from stratolog.commands.common import Invocation, JsonOption, notes, print_json
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UserError
 
-GROUPS = (demo, stack, ingest, sh, audit, bench, debug, admin, drill, node, topics, jars)
+GROUPS = (demo, stack, ingest, sh, audit, bench, debug, admin, drill, node, datanode, topics, jars)
 """Modules of commands, in the order in which ``--help`` lists them."""
 
 EXIT_STATUS_HELP = (

@@ -27,6 +27,7 @@ from stratolog.errors import UsageError
 from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 
 if TYPE_CHECKING:
+    from datanode_processors.config import DatanodeConfig
     from om_processors.config import NodeConfig
 
 PREFIX = "STRATOLOG_"
@@ -174,6 +175,29 @@ class Settings:
                 return node
         known = ", ".join(node.name for node in self.datanodes) or "none"
         raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
+
+    def datanode_config(self, name: str) -> DatanodeConfig:
+        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name."""
+        from datanode_processors.config import DatanodeConfig
+
+        own = self.datanode(name)
+        return DatanodeConfig(
+            node=own.name,
+            cluster=self.cluster,
+            host=own.host,
+            port=own.port,
+            http_port=own.http_port,
+            bootstrap_servers=self.bootstrap_servers,
+            data_dir=self.data_dir / "datanodes" / own.name,
+            rack=self.rack_of(own.name),
+            fsync=self.datanode_fsync,
+            reserve_bytes=self.datanode_reserve_bytes,
+            barrier_interval_ms=self.barrier_interval_ms,
+            scrub_interval_ms=self.scrub_interval_ms,
+            container_bytes=self.container_bytes,
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
 
     def rack_of(self, datanode: str) -> str:
         """Return the rack that a datanode stands in."""

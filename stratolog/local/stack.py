@@ -358,7 +358,7 @@ def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
 
 def datanode_command(name: str) -> list[str]:
     """Return the command of one datanode's process."""
-    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
+    return [sys.executable, "-m", "stratolog", "datanode", "run", "--node", name]
 
 
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> Member:
