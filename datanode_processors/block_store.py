@@ -152,7 +152,7 @@ class BlockStore:
     ) -> BlockWriter:
         """Begin to write a block at ``offset``, at most its written length; nothing that it has is cut off.
 
-        ``alive`` tells whether the stream still lives, when another wants the block. ``repair`` is for bytes that were verified against
+        ``alive`` tells, without waiting, whether the stream still lives when another wants the block. ``repair`` is for bytes that were verified against
         the committed row: they may replace committed ones, and go into a closed container.
 
         Raises BlockError: OUT_OF_ORDER (``offset`` of the error is the written length), OVERLOADED (another living stream writes the

@@ -83,7 +83,7 @@ def import_container(
     """Store a copy of a closed container from (key, row, pieces) of its blocks, ascending by key; all of it or nothing.
 
     Raises BlockError: INVALID_REQUEST (it is stored here already, is being imported, or a key is not the container's or out of order),
-    CHECKSUM_MISMATCH (bytes that are not the row's), DISK_FULL, FAILED; and what the iterators raise.
+    CHECKSUM_MISMATCH (bytes that are not the row's), DISK_FULL, FAILED (any OSError, the iterators' too); and what else the iterators raise.
     """
     folder = store.import_folder(container_id)
     if store.container_folder(container_id).exists():
