@@ -25,7 +25,7 @@ from tests.support.datanodes import CLUSTER, Block, Datanodes
 from tests.support.spark import spark
 from tests.support.stack import LocalKafka
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 
 def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: dict[str, Any]) -> BlockReport:
