@@ -248,7 +248,7 @@ class BlockCluster(MemoryCluster):
         usable = [partition for partition in self.world.logs if f"pipeline-{partition}" not in excluded]
         partition = usable[len(self.allocated) % len(usable)]
         block = BlockLocation(
-            container_id=partition, local_id=len(self.allocated) + 1, offset=0, length=self.world.block_bytes,
+            container_id=256 + partition, local_id=len(self.allocated) + 1, offset=0, length=self.world.block_bytes,
             pipeline=f"pipeline-{partition}",
         )  # fmt: skip
         self.allocated.append(block)
@@ -324,7 +324,7 @@ class World:
         """Every committed block is, byte for byte, on every living member of its pipeline."""
         for block in self.key(key).blocks:
             expected = data[block.offset : block.offset + block.length]
-            for node in self.members(block.container_id):
+            for node in self.members(block.container_id % 256):
                 if node.running and (living is None or node.name in living):
                     assert node.blocks.bytes_of(block)[: block.length] == expected, node.name
 

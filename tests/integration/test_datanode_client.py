@@ -1,0 +1,290 @@
+"""The client's files on real datanode processes and a real dn.log; only the Object Manager is its twin in memory.
+
+Every test writes bytes, does something to the datanodes, and compares what is read, and what lies in the block files of
+the replicas that live.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from producers.calls import Policy
+from producers.client import Client
+from producers.key_files import KeyInput, KeyOutput
+from producers.key_reader import KeyReader
+from producers.reads import Reads
+from producers.stream_options import StreamOptions
+from schemas.packets import CELL_BYTES
+from schemas.rows import BlockLocation
+from tests.support.datanodes import CLUSTER, Block, Datanodes
+from tests.support.stack import LocalKafka
+from tests.unit.producers.datanodes import BlockCluster, OmNode
+from tests.unit.producers.memory import pipeline_to
+
+pytestmark = pytest.mark.integration
+
+KIB, MIB = 1024, 1024 * 1024
+OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, watch_timeout_ms=2_000)
+
+
+class World:
+    """The Object Manager's twin over real datanodes; two pipelines: dn1 to dn3, and dn2 to dn4."""
+
+    def __init__(self, nodes: Datanodes) -> None:
+        self.nodes = nodes
+        self.block_bytes = 8 * MIB
+        self.logs = nodes.pipelines
+        self.cluster = BlockCluster(self)
+        self.om = OmNode(self.cluster, self)
+        pipeline, _ = pipeline_to(self.cluster, Policy())
+        self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=10_000), OPTIONS)
+        self.client.create_volume("v")
+        self.client.create_bucket("v", "b")
+
+    def pipelines_answer(self) -> dict[str, object]:
+        found = []
+        for partition, names in self.nodes.pipelines.items():
+            members = [
+                {"datanode": m.datanode, "address": m.address, "http_address": m.http_address, "rack": m.rack}
+                for m in self.nodes.members(names)
+            ]
+            found.append(
+                {"pipeline": f"pipeline-{partition}", "partition": partition, "state": "OPEN", "members": members}
+            )
+        return {"cluster": CLUSTER, "pipelines": found}
+
+    def only(self, partition: int) -> None:
+        """Allocate blocks on this pipeline first."""
+        self.logs = {partition: self.nodes.pipelines[partition]} | self.nodes.pipelines
+        while len(self.cluster.allocated) % len(self.logs):
+            self.cluster.allocate([])
+
+    def options(self, **changes: object) -> StreamOptions:
+        return replace(OPTIONS, **changes)  # type: ignore[arg-type]
+
+    def blocks(self, key: str) -> list[BlockLocation]:
+        return list(self.cluster.keys["v", "b", key].blocks)
+
+    def check(self, key: str, data: bytes) -> None:
+        """The key is read right, and lies right on every replica that lives, once that has all of it."""
+        with self.client.open(f"/v/b/{key}") as file:
+            assert file.read() == data
+        for found in self.blocks(key):
+            expected = data[found.offset : found.offset + found.length]
+            block = Block(found.container_id % 256, found.container_id, found.local_id)
+            for name in self.nodes.pipelines[block.partition]:
+                if name in self.nodes.processes:
+                    self.nodes.watch(block, found.length, bcs_id=found.bcs_id, names=[name])
+                    assert self.nodes.read(name, block, found.length, bcs_id=found.bcs_id) == expected, name
+                    assert self.nodes.block_file(name, block).read_bytes()[: found.length] == expected, name
+
+    def close(self) -> None:
+        self.client.close(timeout_ms=1_000)
+        self.om.close()
+
+
+@pytest.fixture(scope="module")
+def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
+    with Datanodes(tmp_path_factory.mktemp("client"), make_kafka(), count=4) as started:
+        started.open_pipeline(1, ["dn1", "dn2", "dn3"])
+        started.open_pipeline(2, ["dn4", "dn3", "dn2"])
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(nodes: Datanodes) -> Iterator[World]:
+    made = World(nodes)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def world(shared: World) -> World:
+    """All datanodes run, and both pipelines are led."""
+    for name in shared.nodes.names:
+        if name not in shared.nodes.processes:
+            shared.nodes.start(name)
+    for partition in shared.nodes.pipelines:
+        shared.nodes.wait_leader(partition)
+    return shared
+
+
+def some_bytes(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
+
+
+def write(file: KeyOutput, data: bytes) -> None:
+    for at in range(0, len(data), 100 * KIB):
+        file.write(data[at : at + 100 * KIB])
+
+
+@pytest.mark.parametrize("way", [0, 1, 2, 3])
+def test_round_trips(world: World, way: int) -> None:
+    for size in (0, 1, CELL_BYTES - 1, CELL_BYTES, CELL_BYTES + 1, 3 * MIB + 5, 17 * MIB):
+        data = some_bytes(size)
+        key = f"way{way}-{size}"
+        with world.client.open(f"/v/b/{key}", "wb", options=world.options(commit_way=way)) as file:
+            write(file, data)
+        found = file.statistics()
+        assert (found.failed_blocks, found.resumed_streams, found.watches_by_majority) == (0, 0, 0)
+        world.check(key, data)
+
+
+@pytest.mark.parametrize("topology", ["star", "chain", "tree"])
+def test_topologies(world: World, topology: str) -> None:
+    data = some_bytes(5 * MIB + 1)
+    with world.client.open(f"/v/b/{topology}", "wb", options=world.options(topology=topology)) as file:
+        write(file, data)
+    world.check(topology, data)
+
+
+def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: World) -> None:
+    data = some_bytes(3 * MIB)
+    with world.client.open("/v/b/hsync", "wb") as file:
+        for end in (1, CELL_BYTES + 7, MIB + 5, 2 * MIB):
+            file.write(data[file.tell() : end])
+            file.hsync()
+            file.write(data[end : end + 100])
+            file.flush()
+            locations = file.locations()
+            assert sum(block.length for block in locations) == end
+            with KeyInput(KeyReader(world.client.streams, locations), "prefix") as reader:
+                assert reader.read() == data[:end]
+        file.write(data[file.tell() :])
+    world.check("hsync", data)
+
+
+def test_range_reads(world: World) -> None:
+    data = some_bytes(12 * MIB + 3)
+    with world.client.open("/v/b/ranges", "wb") as file:
+        file.write(data)
+    chance = random.Random(3)
+    with world.client.open("/v/b/ranges") as file:
+        for _ in range(50):
+            offset, size = chance.randrange(len(data)), chance.randrange(300 * KIB)
+            assert file.pread(size, offset) == data[offset : offset + size]
+
+
+def test_a_damaged_cell_is_skipped_over_to_another_replica(world: World) -> None:
+    data = some_bytes(2 * MIB)
+    with world.client.open("/v/b/damaged", "wb") as file:
+        file.write(data)
+    found = world.blocks("damaged")[0]
+    block = Block(found.container_id % 256, found.container_id, found.local_id)
+    damaged = world.nodes.pipelines[block.partition][:2]
+    for name in damaged:
+        descriptor = os.open(world.nodes.block_file(name, block), os.O_WRONLY)
+        os.pwrite(descriptor, b"damage", MIB + 10)
+        os.close(descriptor)
+    for _ in range(6):
+        with world.client.open("/v/b/damaged") as file:
+            assert file.read() == data
+
+
+def streaming_primary(file: KeyOutput) -> str:
+    """The datanode to which the file's current block is streamed."""
+    block = file._writer._current
+    assert block is not None
+    assert block._primary is not None
+    return block._primary.datanode
+
+
+@pytest.mark.parametrize("way", [1, 2, 3])
+@pytest.mark.parametrize("who", ["primary", "follower", "leader"])
+def test_one_dies_in_mid_stream(world: World, who: str, way: int) -> None:
+    world.only(1)
+    data = some_bytes(6 * MIB + 11)
+    half = 2 * MIB + MIB // 2
+    leader = world.nodes.wait_leader(1)
+    with world.client.open(f"/v/b/{who}-{way}", "wb", options=world.options(commit_way=way)) as file:
+        write(file, data[:half])
+        file.flush()
+        primary = streaming_primary(file)
+        others = [name for name in world.nodes.pipelines[1] if name not in {primary, leader}]
+        victim = {"primary": primary, "leader": leader, "follower": others[0]}[who]
+        world.nodes.kill(victim)
+        write(file, data[half:])
+    found = file.statistics()
+    assert (found.blocks, found.failed_blocks) == (1, 0)
+    assert found.watches_by_majority >= 1
+    world.check(f"{who}-{way}", data)
+    # The one that died fetches what it lacks when it comes back.
+    world.nodes.start(victim)
+    world.check(f"{who}-{way}", data)
+
+
+def test_one_hangs_in_mid_stream(world: World) -> None:
+    victims: list[str] = []
+
+    def hang() -> None:
+        victims.append("dn3" if world.nodes.wait_leader(1) != "dn3" else "dn2")
+        world.nodes.pause(victims[0])
+
+    try:
+        world.only(1)
+        data = some_bytes(6 * MIB + 11)
+        with world.client.open("/v/b/hang", "wb") as file:
+            write(file, data[: 2 * MIB])
+            file.flush()
+            hang()
+            write(file, data[2 * MIB :])
+        assert file.statistics().failed_blocks == 0
+    finally:
+        world.nodes.resume(victims[0])
+    world.check("hang", data)
+
+
+def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: World) -> None:
+    world.only(1)
+    data = some_bytes(6 * MIB + 11)
+    with world.client.open("/v/b/two", "wb") as file:
+        write(file, data[: 2 * MIB + 100])
+        file.hsync()
+        world.nodes.kill("dn1")
+        world.nodes.kill("dn2")
+        # Pipeline 2 lost dn2 as well: dn3 and dn4 are its majority.
+        write(file, data[2 * MIB + 100 :])
+    found = file.statistics()
+    assert found.failed_blocks >= 1
+    blocks = world.blocks("two")
+    assert (blocks[0].pipeline, blocks[-1].pipeline) == ("pipeline-1", "pipeline-2")
+    for name in ("dn1", "dn2"):
+        world.nodes.start(name)
+    world.check("two", data)
+
+
+def test_an_abort_leaves_nothing(world: World) -> None:
+    def fail() -> None:
+        with world.client.open("/v/b/aborted", "wb") as file:
+            file.write(some_bytes(3 * MIB))
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
+    assert ("v", "b", "aborted") not in world.cluster.keys
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_keys_while_one_after_another_is_killed(world: World, seed: int) -> None:
+    chance = random.Random(seed)
+    victims = [chance.choice(world.nodes.names) for _ in range(3)]
+    for number, victim in enumerate(victims):
+        data = some_bytes(chance.randrange(4 * MIB, 10 * MIB))
+        kill_at = chance.randrange(len(data))
+        way = chance.choice([1, 2, 3])
+        key = f"random{seed}-{number}"
+        with world.client.open(f"/v/b/{key}", "wb", options=world.options(commit_way=way)) as file:
+            while file.tell() < len(data):
+                step = chance.randrange(1, 300 * KIB)
+                file.write(data[file.tell() : file.tell() + step])
+                if file.tell() >= kill_at and victim in world.nodes.processes:
+                    world.nodes.kill(victim)
+                if chance.random() < 0.02:
+                    file.hsync()
+        world.check(key, data)
+        world.nodes.start(victim)
