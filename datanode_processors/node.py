@@ -18,6 +18,7 @@ from typing import Any
 import faust
 import mode.loop
 
+from datanode_processors.block_reports import BlockReports
 from datanode_processors.block_service import PARTITIONS
 from datanode_processors.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
@@ -29,6 +30,7 @@ from datanode_processors.http_api import HttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
 from datanode_processors.limits import Limits
 from datanode_processors.pipelines import Pipelines
+from datanode_processors.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.server import StreamServer
 from datanode_processors.status import DatanodeStatus
 from replicated_db import logs
@@ -77,6 +79,15 @@ class Datanode:
             layout_version=LAYOUT_VERSION, prepared=self._is_prepared, clock=self.clock,
             send=self.outbox.send, fatal=fatal,
         )  # fmt: skip
+        self.reports = BlockReports(
+            self.blocks, node=config.node, cluster=config.cluster, clock=self.clock, send=self.outbox.send, note=self._note,
+            fatal=fatal,
+        )  # fmt: skip
+        self.scrubber = Scrubber(
+            self.blocks, self.pipelines.committed_blocks, self.pipelines.repair,
+            cursor_file=config.data_dir / CURSOR_FILE, round_s=config.block_scrub_interval_ms / 1000,
+        )  # fmt: skip
+        self._scrubbing = threading.Thread(target=self._scrub, name="block-scrub", daemon=True)
         self.app = self._make_app()
         try:
             self.server = StreamServer(
@@ -115,10 +126,20 @@ class Datanode:
 
     def start(self) -> None:
         """Begin elections, verification and heartbeats."""
-        self.pipelines.start(partial(follow, self.app), self.heartbeats.changed)
+        self.pipelines.start(partial(follow, self.app), self.heartbeats.changed, self.reports.barrier)
         self.heartbeats.start()
+        if self.config.block_scrub_interval_ms:
+            self._scrubbing.start()
+
+    def _scrub(self) -> None:
+        try:
+            self.scrubber.run()
+        except BaseException as error:
+            fatal(error)
 
     def _stop_serving(self) -> None:
+        self.scrubber.stop()
+        self.reports.stop()
         self.server.stop()
         self.pipelines.stop()
         self.heartbeats.stop()

@@ -28,19 +28,23 @@ from datanode_processors.block_service import (
     check_chunk,
     check_members,
     check_put_block,
+    containers_of,
     is_closed,
 )
 from datanode_processors.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
+from datanode_processors.copies import Copies
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
 from datanode_processors.pipeline import Pipeline
 from datanode_processors.ports import Readable
+from datanode_processors.scrubber import Place
 from datanode_processors.verifier import Verifier
 from replicated_db.errors import StopProcess
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Clock, Log, LogUnavailable
+from replicated_db.position import Position
 from replicated_db.process import when_brokers_answer
 from replicated_db.replica import Outcome, Replica
 from replicated_db.startup import check_replica
@@ -56,6 +60,7 @@ from schemas.datanode import (
     ClosePipeline,
     ContainerBlocks,
     ContainerRow,
+    FetchContainer,
     Forwarded,
     GetBlock,
     ListContainer,
@@ -65,7 +70,7 @@ from schemas.datanode import (
     WatchBlock,
     WriteChunk,
 )
-from schemas.log import Batch, Merge, Put
+from schemas.log import Barrier, Batch, Merge, Put
 from schemas.packets import CELL_BYTES
 
 REGISTRY = "pipelines.json"
@@ -110,11 +115,13 @@ class Pipelines:
         self._peers: dict[str, list[Peer]] = {}
         self._follow: Callable[[int], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
+        self._scanned: Callable[[Pipeline, Position], None] = lambda _, __: None
         self._stopping = threading.Event()
         self._watching = threading.Thread(target=self._watch, name="elections", daemon=True)
         self.verifier = Verifier(
             blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
         )
+        self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
         self.forwarded = 0
         """Requests sent on to a leader."""
         self.replicas: dict[int, Replica] = {}
@@ -129,8 +136,14 @@ class Pipelines:
         for opened in read_registry(self._config.data_dir / REGISTRY):
             self._add(opened)
 
-    def start(self, follow: Callable[[int], None], changed: Callable[[], None]) -> None:
-        """Begin elections; ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new."""
+    def start(
+        self, follow: Callable[[int], None], changed: Callable[[], None], scanned: Callable[[Pipeline, Position], None]
+    ) -> None:
+        """Begin elections.
+
+        ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new, ``scanned`` of scrub barriers.
+        """
+        self._scanned = scanned
         self._follow = follow
         self._changed = changed
         for partition in list(self._pipelines):
@@ -229,7 +242,25 @@ class Pipelines:
                     row = decode_as(ContainerRow, operation.value)
                     if row.closed:
                         self.verifier.close_container(pipeline, row.container_id)
+        elif isinstance(batch, Barrier) and batch.scrub:
+            self._scanned(pipeline, outcome.position)
         pipeline.applied()
+
+    def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
+        """Yield (partition, container id, local id, row) of what is committed here behind a place, in the order of places."""
+        for pipeline in self.all():
+            if after is not None and pipeline.partition < after[0]:
+                continue
+            for container_id in list(containers_of(pipeline.store)):
+                for local_id, row in list(blocks_of(pipeline.store, container_id)):
+                    if not row.deleted and (after is None or (pipeline.partition, container_id, local_id) > after):
+                        yield pipeline.partition, container_id, local_id, row
+
+    def repair(self, partition: int, container_id: int, local_id: int, cells: list[int]) -> None:
+        """Have cells fetched that the scrubber found bad."""
+        pipeline = self._pipelines.get(partition)
+        for cell in cells if pipeline is not None else ():
+            self.verifier.repair(pipeline, block_key(container_id, local_id), cell)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -248,6 +279,8 @@ class Pipelines:
             return self._block_info(request)
         if isinstance(request, ListContainer):
             return self._list_container(request)
+        if isinstance(request, FetchContainer):
+            return self._fetch_container(request)
         raise BlockError(codes.INVALID_REQUEST, f"a {type(request).__name__} is no request to a datanode")
 
     def _pipeline(self, partition: int) -> Pipeline:
@@ -398,7 +431,7 @@ class Pipelines:
 
     def _block_info(self, request: GetBlock) -> BlockInfo:
         check_block(request.partition, request.container_id, request.local_id)
-        row = self._pipeline(request.partition).block(request.container_id, request.local_id)
+        row = self._row(request.partition, request.container_id, request.local_id)
         if row is None:
             raise BlockError(
                 codes.NO_SUCH_BLOCK, f"block {request.container_id}/{request.local_id} is not committed here"
@@ -409,8 +442,26 @@ class Pipelines:
             bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums, deleted=row.deleted, stored_length=stored,
         )  # fmt: skip
 
+    def _row(self, partition: int, container_id: int, local_id: int) -> BlockRow | None:
+        """Return a block's row: the replica's, or a copy's. Raises NO_SUCH_PIPELINE."""
+        pipeline = self._pipelines.get(partition)
+        row = None if pipeline is None else pipeline.block(container_id, local_id)
+        if row is None:
+            row = self.copies.block(container_id, local_id)
+        return self._pipeline(partition).block(container_id, local_id) if row is None else row
+
+    def _fetch_container(self, request: FetchContainer) -> Accepted:
+        check_block(request.partition, request.container_id, 1)
+        pipeline = self._pipelines.get(request.partition)
+        if pipeline is not None and self._config.node in pipeline.members:
+            self.verifier.add(pipeline)
+            return Accepted(detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs")
+        return self.copies.fetch(request)
+
     def _list_container(self, request: ListContainer) -> ContainerBlocks:
         check_block(request.partition, request.container_id, 1)
+        if request.partition not in self._pipelines:
+            return self.copies.listed(request.container_id)
         store = self._pipeline(request.partition).store
         rows, size = [], 0
         for local_id, row in blocks_of(store, request.container_id):
@@ -449,8 +500,15 @@ class Pipelines:
         """
         container_id, local_id = request.container_id, request.local_id
         check_block(request.partition, container_id, local_id)
-        pipeline = self._pipeline(request.partition)
         name = f"block {container_id}/{local_id}"
+        if request.partition not in self._pipelines:
+            row = self._row(request.partition, container_id, local_id)
+            if row is None or row.deleted:
+                raise BlockError(codes.BLOCK_DELETED if row else codes.NO_SUCH_BLOCK, f"{name} is not in the copy here")
+            if row.bcs_id < request.bcs_id:
+                raise BlockError(codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}")
+            return self._stored(name, request, row)
+        pipeline = self._pipeline(request.partition)
         # First the index: what is read behind it is at least as new.
         index = pipeline.replica.position.index
         row = pipeline.block(container_id, local_id)

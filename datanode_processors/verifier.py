@@ -113,6 +113,7 @@ class Verifier:
     def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
         """Have a cell fetched whose bytes were read and are not the committed ones."""
         container_id, local_id = block_of_key(key)
+        self._blocks.forget_checksums(container_id, local_id)
         self._unhealthy(pipeline, key, f"block {container_id}/{local_id}: cell {cell} has wrong bytes", cell)
 
     def close_container(self, pipeline: Pipeline, container_id: int) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 
 import pytest
+from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
@@ -16,8 +17,10 @@ from schemas.datanode import (
     BlockId,
     ChunkWritten,
     CloseContainer,
+    ClosePipeline,
     DeleteBlocks,
     PutBlock,
+    Route,
     WriteChunk,
 )
 from schemas.packets import CELL_BYTES
@@ -154,8 +157,10 @@ def test_a_request_that_is_wrong_names_its_input(nodes: Datanodes, block: Block)
 
 def test_a_member_without_the_bytes_fetches_them_before_its_watch(nodes: Datanodes, block: Block):
     data = os.urandom(40 * CELL_BYTES + 5)
-    routes = [route for route in nodes.routes("dn1", 0) if route.datanode != "dn3"]
-    routes[0] = nodes.routes("dn1", 0)[0].__class__(datanode="dn1", address=routes[0].address, children=["dn2"])
+    routes = [
+        Route(datanode="dn1", address=nodes.address("dn1"), children=["dn2"]),
+        Route(datanode="dn2", address=nodes.address("dn2"), children=[]),
+    ]
     nodes.send(block, data, routes=routes)
     nodes.commit(block, data)
     assert [one.satisfied for one in nodes.watch(block, len(data), names=["dn3"])] == [True]
@@ -178,8 +183,6 @@ def test_a_closed_container_takes_nothing_more(nodes: Datanodes):
 
 
 def chunk(block: Block, data: bytes, offset: int) -> WriteChunk:
-    from crc32c import crc32c
-
     return WriteChunk(
         partition=block.partition, container_id=block.container_id, local_id=block.local_id, offset=offset, data=data,
         checksum=crc32c(data),
@@ -201,3 +204,142 @@ def test_chunks_through_the_log_make_the_block_everywhere(nodes: Datanodes, bloc
     nodes.wait_converged(0)
     digests = {nodes.get(name, "/v1/shards/0/digest", scrub="true")["digest"] for name in nodes.names}
     assert len(digests) == 1
+
+
+# -- leaders that die, hang and come back ------------------------------------------------------------------------------
+
+
+def commit_until_taken(nodes: Datanodes, block: Block, data: bytes) -> BlockCommitted:
+    """PutBlock as a client sends it: to any member, again after whatever may pass."""
+    answers: list[BlockCommitted] = []
+
+    def taken() -> bool:
+        for name in nodes.names:
+            if name in nodes.processes and name not in nodes.paused():
+                try:
+                    answers.append(nodes.commit(block, data, to=name))
+                except BlockError as error:
+                    assert error.code in (codes.NOT_LEADER, codes.FAILED, codes.TIMED_OUT), error
+                else:
+                    return True
+        return False
+
+    nodes.wait("a member takes the PutBlock", taken)
+    return answers[0]
+
+
+def test_the_next_in_the_list_leads_when_the_leader_is_killed(nodes: Datanodes, block: Block):
+    before = {nodes.block(0, next(numbers)): os.urandom(2000) for _ in range(5)}
+    for one, data in before.items():
+        nodes.write(one, data)
+    leader = nodes.wait_leader(0)
+    following = nodes.names[(nodes.names.index(leader) + 1) % 3]
+    nodes.kill(leader)
+    assert nodes.wait_leader(0, other_than=leader) == following
+    late = os.urandom(5000)
+    routes = nodes.routes(following, 0)
+    routes = [
+        Route(datanode=route.datanode, address=route.address, children=[child for child in route.children if child != leader])
+        for route in routes
+        if route.datanode != leader
+    ]  # fmt: skip
+    nodes.send(block, late, routes=routes)
+    commit_until_taken(nodes, block, late)
+    nodes.start(leader)
+    nodes.wait_converged(0)
+    for one, data in {**before, block: late}.items():
+        assert all(watched.satisfied for watched in nodes.watch(one, len(data))), one
+        for name in nodes.names:
+            assert nodes.read(name, one, len(data)) == data
+    assert nodes.wait_leader(0) == following, "a member that comes back does not take the leadership"
+
+
+def test_what_a_leader_that_hung_writes_is_void(nodes: Datanodes, block: Block):
+    data = os.urandom(3 * CELL_BYTES)
+    nodes.send(block, data)
+    leader = nodes.wait_leader(0)
+    nodes.pause(leader)
+    other = nodes.wait_leader(0, other_than=leader)
+    committed = nodes.commit(block, data, to=other)
+    nodes.resume(leader)
+    nodes.wait("it sees that it leads no more", lambda: nodes.pipeline(leader, 0).get("role") == "follower")
+    nodes.wait_converged(0)
+    assert nodes.leader(0) == other
+    # What it thinks of the term that it missed: it sends requests on, and knows the same rows.
+    assert commit_until_taken(nodes, block, data).bcs_id == committed.bcs_id
+    assert all(one.satisfied for one in nodes.watch(block, len(data), bcs_id=committed.bcs_id))
+
+
+def test_a_follower_that_was_paused_does_not_take_the_leadership(nodes: Datanodes, block: Block):
+    leader = nodes.wait_leader(0)
+    following = nodes.names[(nodes.names.index(leader) + 1) % 3]
+    term = nodes.pipeline(leader, 0)["term"]
+    nodes.pause(following)
+    data = os.urandom(1000)
+    at_least = nodes.pipeline(leader, 0)["records_applied"] + 12  # Ticks: three time-outs and more
+    nodes.wait("time goes by", lambda: nodes.pipeline(leader, 0)["records_applied"] >= at_least)
+    nodes.resume(following)
+    nodes.write(block, data)
+    assert all(one.satisfied for one in nodes.watch(block, len(data)))
+    assert nodes.pipeline(following, 0)["term"] == term
+
+
+def test_all_are_killed_and_start_again(nodes: Datanodes, block: Block):
+    data = os.urandom(5 * CELL_BYTES + 1)
+    committed = nodes.write(block, data)
+    nodes.watch(block, len(data), bcs_id=committed.bcs_id)
+    before = nodes.wait_converged(0)
+    for name in nodes.names:
+        nodes.kill(name)
+    for name in nodes.names:
+        nodes.start(name, wait=False)
+    nodes.wait_leader(0)
+    assert all(one.satisfied for one in nodes.watch(block, len(data), bcs_id=committed.bcs_id))
+    for name in nodes.names:
+        assert nodes.read(name, block, len(data)) == data
+    assert nodes.wait_converged(0)["applied_index"] >= before["applied_index"]
+    more = data + os.urandom(100)
+    nodes.send(block, more[len(data) :], offset=len(data))
+    nodes.commit(block, more)
+    assert all(one.satisfied for one in nodes.watch(block, len(more)))
+
+
+def test_a_stop_hands_over_and_a_lost_file_is_fetched_at_the_next_start(nodes: Datanodes, block: Block):
+    data = os.urandom(7 * CELL_BYTES)
+    nodes.write(block, data)
+    assert all(one.satisfied for one in nodes.watch(block, len(data)))
+    nodes.stop("dn3")
+    nodes.block_file("dn3", block).unlink()
+    nodes.start("dn3")
+    assert [one.satisfied for one in nodes.watch(block, len(data), names=["dn3"])] == [True]
+    assert nodes.block_file("dn3", block).read_bytes() == data
+    nodes.wait("dn3 is healthy", lambda: nodes.pipeline("dn3", 0)["unhealthy_blocks"] == 0)
+
+
+def test_bytes_damaged_on_the_disk_are_never_read_and_are_repaired(nodes: Datanodes, block: Block):
+    data = os.urandom(4 * CELL_BYTES)
+    nodes.write(block, data)
+    assert all(one.satisfied for one in nodes.watch(block, len(data)))
+    with nodes.block_file("dn2", block).open("r+b") as file:
+        file.seek(CELL_BYTES + 17)
+        file.write(b"damaged!")
+    assert refused(lambda: nodes.read("dn2", block, len(data))).code in (codes.CHECKSUM_MISMATCH, codes.NOT_COMMITTED)
+    nodes.wait("dn2 repairs it", lambda: nodes.block_file("dn2", block).read_bytes() == data)
+    nodes.wait("dn2 is healthy", lambda: nodes.pipeline("dn2", 0)["unhealthy_blocks"] == 0)
+    assert nodes.read("dn2", block, len(data)) == data
+
+
+def test_pipelines_opened_later_have_leaders_of_their_own(nodes: Datanodes):
+    settle(nodes)
+    assert nodes.open_pipeline(1, ["dn2", "dn3", "dn1"]) == "dn2"
+    assert nodes.open_pipeline(2, ["dn3"]) == "dn3"
+    one, two = nodes.block(1, 1), nodes.block(2, 1)
+    data = os.urandom(100_000)
+    nodes.write(one, data)
+    nodes.write(two, data)
+    assert all(watched.satisfied for watched in [*nodes.watch(one, len(data)), *nodes.watch(two, len(data))])
+    assert refused(lambda: nodes.commit(two, data, to="dn1")).code == codes.NO_SUCH_PIPELINE
+    nodes.wait_converged(1)
+    nodes.ask("dn1", ClosePipeline(partition=1, generation=1))
+    assert refused(lambda: nodes.commit(nodes.block(1, 2), data)).code == codes.PIPELINE_CLOSED
+    assert nodes.read("dn1", one, len(data)) == data

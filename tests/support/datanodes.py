@@ -223,13 +223,14 @@ class Datanodes:
             process = self.processes.get(name)
             if (
                 process is not None
-                and name not in self._paused()
+                and name not in self.paused()
                 and self.pipeline(name, partition).get("role") == "leader"
             ):
                 return name
         return None
 
-    def _paused(self) -> set[str]:
+    def paused(self) -> set[str]:
+        """Return the datanodes that a SIGSTOP holds."""
         found = set()
         for name, process in self.processes.items():
             with suppress(OSError, IndexError):

@@ -1,0 +1,137 @@
+"""Containers beyond those of this node's pipelines: copies of closed ones, fetched on the Object Manager's word (re-replication).
+
+Rules:
+    - A copy is fetched from a source that has the container closed: its rows first (ListContainer), then each block's bytes, verified against
+      the row while they come. It appears whole or not at all (``transfer``).
+    - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database.
+    - A copy that a member of its pipeline is asked to fetch is there already: its own replica answers.
+    - Deleted blocks of a copy are deleted like any: DeleteBlocks that reaches a node which has only a copy goes to its file.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from datanode_processors.block_store import BlockStore
+from datanode_processors.errors import BlockError
+from datanode_processors.peer import Peer
+from datanode_processors.transfer import import_container, stored_rows
+from replicated_db.logs import Note
+from schemas import stream_errors as codes
+from schemas.block_rows import block_key, block_of_key, decode_block_row
+from schemas.datanode import Accepted, BlockRow, ContainerBlocks, FetchContainer, ListContainer, ReadBlock
+
+KEY_BYTES = 16
+MAX_SOURCES = 16
+MAX_FETCHING = 2
+"""Containers fetched at once."""
+PEER_TIMEOUT_S = 30.0
+MAX_KNOWN = 256
+"""Copies whose rows are kept in memory."""
+
+
+class Copies:
+    """Of one datanode; for many threads."""
+
+    def __init__(self, blocks: BlockStore, *, node: str, cluster: str, note: Note) -> None:
+        self._blocks = blocks
+        self._node = node
+        self._cluster = cluster
+        self._note = note
+        self._lock = threading.Lock()
+        self._fetching: set[int] = set()
+        self._known: OrderedDict[int, dict[int, bytes]] = OrderedDict()
+
+    def fetch(self, request: FetchContainer) -> Accepted:
+        """Copy a container from the first source that has it whole; returns when it is here. Raises BlockError."""
+        container_id = request.container_id
+        if not 1 <= len(request.sources) <= MAX_SOURCES:
+            raise BlockError(codes.INVALID_REQUEST, f"{len(request.sources)} sources of a container; 1 to {MAX_SOURCES}")
+        if self.rows(container_id):
+            return Accepted(detail=f"container {container_id} is here already")
+        with self._lock:
+            if container_id in self._fetching or len(self._fetching) >= MAX_FETCHING:
+                raise BlockError(codes.OVERLOADED, f"containers {sorted(self._fetching)} are being fetched")
+            self._fetching.add(container_id)
+        try:
+            return self._fetch(request)
+        finally:
+            with self._lock:
+                self._fetching.discard(container_id)
+
+    def _fetch(self, request: FetchContainer) -> Accepted:
+        reasons = []
+        for source in request.sources:
+            try:
+                with Peer(source, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+                    listed = peer.request(ListContainer(partition=request.partition, container_id=request.container_id))
+                    imported = import_container(
+                        self._blocks, request.container_id, self._received(peer, request, closed_rows(listed))
+                    )
+            except BlockError as error:
+                reasons.append(f"{source}: {error}")
+                continue
+            self._note(f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes from {source}")
+            return Accepted(detail=f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes")
+        raise BlockError(
+            codes.NOT_COMMITTED, f"container {request.container_id} is not to be had: {'; '.join(reasons)}"
+        )
+
+    def _received(
+        self, peer: Peer, request: FetchContainer, rows: list[bytes]
+    ) -> Iterator[tuple[bytes, bytes, Iterator[memoryview]]]:
+        for one in rows:
+            key, value = one[:KEY_BYTES], one[KEY_BYTES:]
+            yield key, value, self._bytes(peer, request.partition, key, decode_block_row(value))
+
+    @staticmethod
+    def _bytes(peer: Peer, partition: int, key: bytes, row: BlockRow) -> Iterator[memoryview]:
+        if row.deleted or not row.length:
+            return
+        container_id, local_id = block_of_key(key)
+        request = ReadBlock(
+            partition=partition, container_id=container_id, local_id=local_id, offset=0, length=row.length,
+            bcs_id=row.bcs_id, committed_only=True,
+        )  # fmt: skip
+        for _, data, _ in peer.read_block(request):
+            yield data
+
+    # -- what they hold --------------------------------------------------------------------------------------------
+
+    def rows(self, container_id: int) -> dict[int, bytes]:
+        """Return the rows of a copy by local id; empty if there is none."""
+        with self._lock:
+            if (known := self._known.get(container_id)) is not None:
+                self._known.move_to_end(container_id)
+                return known
+        found = {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
+        if found:
+            with self._lock:
+                self._known[container_id] = found
+                while len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+        return found
+
+    def block(self, container_id: int, local_id: int) -> BlockRow | None:
+        """Return a block's row in a copy, None if there is none here."""
+        value = self.rows(container_id).get(local_id)
+        return None if value is None else decode_block_row(value)
+
+    def listed(self, container_id: int) -> ContainerBlocks:
+        """Return a copy's rows; raises BlockError."""
+        rows = self.rows(container_id)
+        if not rows:
+            raise BlockError(codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}")
+        blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
+        return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
+
+
+def closed_rows(listed: object) -> list[bytes]:
+    """Return the rows of a container that a source says is closed; raises BlockError."""
+    if not isinstance(listed, ContainerBlocks):
+        raise BlockError(codes.BAD_FRAME, f"ListContainer was answered with a {type(listed).__name__}")
+    if not listed.closed:
+        raise BlockError(codes.NOT_COMMITTED, f"container {listed.container_id} is not closed there")
+    return listed.blocks
