@@ -20,9 +20,11 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import Pipeline
 from datanode_processors.scrubber import Pace, read_checksums
 from replicated_db.errors import StoreFailure
+from replicated_db.follower import NO_REPLICA_REPORT
 from replicated_db.logs import Note
 from replicated_db.ports import Clock, Snapshot
 from replicated_db.position import Position
+from replicated_db.reports import Headers
 from schemas.block_rows import block_key
 from schemas.codec import encode
 from schemas.datanode import (
@@ -38,7 +40,7 @@ SCAN_BYTES_PER_SECOND = 64 * 1024 * 1024
 MAX_WAITING = 16
 """Scans that wait for their turn: barriers of different pipelines come at the same time."""
 
-Send = Callable[[str, bytes, bytes, int], None]
+Send = Callable[[str, bytes, bytes, int, Headers], None]
 
 
 class BlockReports:
@@ -91,7 +93,7 @@ class BlockReports:
                 report = self._scan(pipeline, position, snapshot)
                 if not self._stop.is_set():
                     key = f"{pipeline.partition}/{self._node}".encode()
-                    self._send(DN_AUDIT, encode(report), key, pipeline.partition)
+                    self._send(DN_AUDIT, encode(report), key, pipeline.partition, [("kind", NO_REPLICA_REPORT)])
             except StoreFailure as error:
                 if not self._stop.is_set():
                     self._fatal(error)

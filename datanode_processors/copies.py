@@ -48,7 +48,9 @@ class Copies:
         """Copy a container from the first source that has it whole; returns when it is here. Raises BlockError."""
         container_id = request.container_id
         if not 1 <= len(request.sources) <= MAX_SOURCES:
-            raise BlockError(codes.INVALID_REQUEST, f"{len(request.sources)} sources of a container; 1 to {MAX_SOURCES}")
+            raise BlockError(
+                codes.INVALID_REQUEST, f"{len(request.sources)} sources of a container; 1 to {MAX_SOURCES}"
+            )
         if self.rows(container_id):
             return Accepted(detail=f"container {container_id} is here already")
         with self._lock:
@@ -73,8 +75,12 @@ class Copies:
             except BlockError as error:
                 reasons.append(f"{source}: {error}")
                 continue
-            self._note(f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes from {source}")
-            return Accepted(detail=f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes")
+            self._note(
+                f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes from {source}"
+            )
+            return Accepted(
+                detail=f"container {request.container_id}: {imported.blocks} blocks, {imported.bytes} bytes"
+            )
         raise BlockError(
             codes.NOT_COMMITTED, f"container {request.container_id} is not to be had: {'; '.join(reasons)}"
         )
@@ -123,7 +129,9 @@ class Copies:
         """Return a copy's rows; raises BlockError."""
         rows = self.rows(container_id)
         if not rows:
-            raise BlockError(codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}")
+            raise BlockError(
+                codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}"
+            )
         blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
         return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
 

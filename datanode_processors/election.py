@@ -6,9 +6,10 @@ Rules (decision 0023):
 2. After a leader's claim the next one in the list (round the end) claims after one time-out of silence, the one behind it after two.
    A leader that lives is never silent: an idle one appends a Tick every :func:`tick_interval_ms`.
 3. The last leader itself, if it does not lead any more and nobody else has claimed, claims at once.
-4. Silence is what a member has itself waited through: a look that comes late (the process was paused, the machine slept) counts as one
+4. A member that has not read the log to its end hears no silence, whatever it has waited: a restarted one begins so.
+5. Silence is what a member has itself waited through: a look that comes late (the process was paused, the machine slept) counts as one
    step, so that a member that comes back does not take the leadership from one that lives.
-5. Who claims first is decided by the log alone. All this only keeps them from disturbing each other.
+6. Who claims first is decided by the log alone. All this only keeps them from disturbing each other.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Silence:
             self.ms += min(max(0, now_ms - self._looked_ms), MAX_STEP_MS)
         self._looked_ms, self._applied = now_ms, applied
         return self.ms
+
+    def broken(self) -> None:
+        """Begin anew: there is something in the log that this member has not read."""
+        self.ms = 0
 
 
 def claim_after_ms(members: Sequence[str], me: str, leader: str, timeout_ms: int) -> int | None:

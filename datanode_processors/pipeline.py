@@ -47,6 +47,7 @@ MAX_IN_FLIGHT = 5
 """Records on their way: as many as an idempotent producer sends before it waits for an acknowledgement."""
 
 RETRY_S = 0.5
+BEHIND_WAIT_S = 0.1
 WATCH_STEP_S = 1.0
 MAX_WATCH_MS = 600_000
 """How long a watch may wait at most."""
@@ -142,6 +143,10 @@ class Pipeline:
 
     def _lead(self) -> None:
         try:
+            if not self._has_read_all():
+                self._silence.broken()
+                self._stop.wait(BEHIND_WAIT_S)
+                return
             reason = self.loop.lead(self._stop)
             self._note(f"{self.opened.pipeline}: leadership ended: {reason}", shard=self.partition)
         except (LogUnavailable, UnfitToLead) as error:
@@ -150,6 +155,10 @@ class Pipeline:
             self._fatal(error)
             return
         self._stop.wait(RETRY_S)
+
+    def _has_read_all(self) -> bool:
+        """Whether the log holds nothing that was not read here: what is unread may be a leader's that lives."""
+        return self.replica.read_offset + 1 >= self.log.bounds()[1]
 
     def stop(self) -> None:
         """Lead no more, after what is in flight."""

@@ -259,8 +259,9 @@ class Pipelines:
     def repair(self, partition: int, container_id: int, local_id: int, cells: list[int]) -> None:
         """Have cells fetched that the scrubber found bad."""
         pipeline = self._pipelines.get(partition)
-        for cell in cells if pipeline is not None else ():
-            self.verifier.repair(pipeline, block_key(container_id, local_id), cell)
+        if pipeline is not None:
+            for cell in cells:
+                self.verifier.repair(pipeline, block_key(container_id, local_id), cell)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -455,7 +456,9 @@ class Pipelines:
         pipeline = self._pipelines.get(request.partition)
         if pipeline is not None and self._config.node in pipeline.members:
             self.verifier.add(pipeline)
-            return Accepted(detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs")
+            return Accepted(
+                detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs"
+            )
         return self.copies.fetch(request)
 
     def _list_container(self, request: ListContainer) -> ContainerBlocks:
@@ -506,7 +509,9 @@ class Pipelines:
             if row is None or row.deleted:
                 raise BlockError(codes.BLOCK_DELETED if row else codes.NO_SUCH_BLOCK, f"{name} is not in the copy here")
             if row.bcs_id < request.bcs_id:
-                raise BlockError(codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}")
+                raise BlockError(
+                    codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}"
+                )
             return self._stored(name, request, row)
         pipeline = self._pipeline(request.partition)
         # First the index: what is read behind it is at least as new.

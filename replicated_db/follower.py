@@ -34,6 +34,8 @@ from schemas.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES
 
 FILL_WAIT_S = 1.0
+NO_REPLICA_REPORT = b"blocks"
+"""Kind (a header) of reports that are on the same topic, and say nothing of rows."""
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -188,6 +190,8 @@ class Follower:
 
     def hear(self, key: bytes, headers: Mapping[str, bytes], value: bytes) -> None:
         """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded."""
+        if headers.get("kind") == NO_REPLICA_REPORT:
+            return
         if headers.get("flagged") == b"0":
             shard, _, node = (key or b"").decode(errors="replace").partition("/")
             if shard.isdecimal() and int(shard) in self._quorums:

@@ -6,24 +6,32 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
+from pathlib import Path
 
+import httpx
 import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
+from schemas.codec import decode
 from schemas.datanode import (
     BlockCommitted,
     BlockId,
+    BlockReport,
     ChunkWritten,
     CloseContainer,
     ClosePipeline,
     DeleteBlocks,
+    FetchContainer,
+    ListContainer,
     PutBlock,
     Route,
     WriteChunk,
 )
 from schemas.packets import CELL_BYTES
+from schemas.topics import DN_AUDIT
 from tests.support.datanodes import Block, Datanodes
 from tests.support.stack import LocalKafka
 
@@ -42,6 +50,8 @@ def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
 
 def settle(nodes: Datanodes) -> None:
     """Have all datanodes run, and one of them lead."""
+    for name in nodes.paused():
+        nodes.resume(name)
     for name in nodes.names:
         if name not in nodes.processes:
             nodes.start(name)
@@ -219,7 +229,8 @@ def commit_until_taken(nodes: Datanodes, block: Block, data: bytes) -> BlockComm
                 try:
                     answers.append(nodes.commit(block, data, to=name))
                 except BlockError as error:
-                    assert error.code in (codes.NOT_LEADER, codes.FAILED, codes.TIMED_OUT), error
+                    if error.code not in (codes.NOT_LEADER, codes.FAILED, codes.TIMED_OUT):
+                        raise
                 else:
                     return True
         return False
@@ -343,3 +354,66 @@ def test_pipelines_opened_later_have_leaders_of_their_own(nodes: Datanodes):
     nodes.ask("dn1", ClosePipeline(partition=1, generation=1))
     assert refused(lambda: nodes.commit(nodes.block(1, 2), data)).code == codes.PIPELINE_CLOSED
     assert nodes.read("dn1", one, len(data)) == data
+
+
+def test_a_closed_container_is_copied_to_a_datanode_that_is_no_member(nodes: Datanodes):
+    settle(nodes)
+    assert nodes.open_pipeline(3, ["dn1", "dn2"]) == "dn1"
+    blocks = {nodes.block(3, number): os.urandom(number * 50_000) for number in (1, 2, 3)}
+    for one, data in blocks.items():
+        nodes.write(one, data)
+    gone = nodes.block(3, 3)
+    nodes.ask("dn1", DeleteBlocks(partition=3, blocks=[BlockId(container_id=gone.container_id, local_id=3)]))
+    fetch = FetchContainer(partition=3, container_id=gone.container_id, sources=[nodes.address("dn2")])
+    assert refused(lambda: nodes.ask("dn3", fetch)).code == codes.NOT_COMMITTED, "it is not closed yet"
+    nodes.ask("dn1", CloseContainer(partition=3, container_id=gone.container_id))
+    nodes.wait(
+        "dn2 closes it", lambda: nodes.ask("dn2", ListContainer(partition=3, container_id=gone.container_id)).closed
+    )
+    nodes.ask("dn3", fetch)
+    assert nodes.read("dn3", nodes.block(3, 2), 100_000) == blocks[nodes.block(3, 2)]
+    assert refused(lambda: nodes.read("dn3", gone, 1)).code == codes.BLOCK_DELETED
+    again = FetchContainer(partition=3, container_id=gone.container_id, sources=[nodes.address("dn3")])
+    assert "already" in nodes.ask("dn3", again).detail
+
+
+def test_members_report_equal_digests_of_what_their_disks_hold(nodes: Datanodes, block: Block):
+    data = os.urandom(3 * CELL_BYTES + 9)
+    nodes.write(block, data)
+    assert all(one.satisfied for one in nodes.watch(block, len(data)))
+    nodes.kill(nodes.wait_leader(0))  # a new claim begins with a scrub
+    settle(nodes)
+    consumer = Consumer(
+        {"bootstrap.servers": nodes.kafka.bootstrap_servers, "group.id": "unused", "enable.auto.commit": False}
+    )
+    consumer.assign([TopicPartition(DN_AUDIT, 0, OFFSET_BEGINNING)])
+    found: dict[int, dict[str, object]] = {}
+
+    def all_three() -> bool:
+        for message in consumer.consume(1000, 0.5):
+            value = decode(message.value() or b"")
+            if isinstance(value, BlockReport):
+                found.setdefault(value.index, {})[value.datanode] = (value.log_offset, value.complete, value.containers)
+        return any(len(reports) >= 2 and index > 0 for index, reports in found.items())
+
+    try:
+        nodes.wait("reports of one index", all_three)
+    finally:
+        consumer.close()
+    for reports in found.values():
+        assert len({repr(report) for report in reports.values()}) == 1
+
+
+def test_prepared_for_an_upgrade_everything_is_closed(make_kafka: Callable[..., LocalKafka], tmp_path: Path):
+    with Datanodes(tmp_path, make_kafka(), count=1) as one:
+        one.open_pipeline(0)
+        block, data = one.block(0, 1), os.urandom(1000)
+        one.write(block, data)
+        answer = httpx.post(f"http://{one.http_address('dn1')}/v1/prepare-upgrade", timeout=60, trust_env=False)
+        assert (answer.status_code, answer.json()["pipelines"]) == (200, ["pipeline-0"])
+        assert (one.status("dn1") or {})["upgrade_prepared"]
+        assert refused(lambda: one.commit(one.block(0, 2), data)).code == codes.PIPELINE_CLOSED
+        one.stop("dn1")
+        one.start("dn1")
+        assert (one.status("dn1") or {})["upgrade_prepared"]
+        assert one.read("dn1", block, len(data)) == data
