@@ -3,7 +3,8 @@
 One thread does it all: it never holds more than the packet in hand, so what it does not take waits in TCP's buffers and holds back
 exactly the client that sent it. A packet is offered to all children first, then written here while the kernel sends, and only then
 waits for the child that has not taken it whole. What the children acknowledge is read whenever nothing more has come from above,
-after each ACK_EVERY_BYTES, and while a child is waited for. The rules of what fits and what may be acknowledged are in ``stream``.
+after each ACK_EVERY_BYTES, and while a child is waited for. Upward, an acknowledgement goes when nothing more is on its way from above
+(the beginning of a frame says that more is), and after each ACK_EVERY_BYTES. The rules of what fits and what may be acknowledged are in ``stream``.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ class Forwarding:
         while True:
             frame = upstream.frame()
             if frame is None:
-                self._acknowledge()
+                if not upstream.receiving:
+                    self._acknowledge()
                 self._wait(self._limits.stall_timeout_s)
                 continue
             self._heard_at = time.monotonic()

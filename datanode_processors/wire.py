@@ -66,6 +66,11 @@ class Wire:
         """Close the socket; may be called again."""
         self.sock.close()
 
+    @property
+    def receiving(self) -> bool:
+        """Whether the beginning of a frame has come, so that more is on its way."""
+        return len(self._buffer) > 0
+
     def stop_receiving(self) -> None:
         """Have the thread that receives find the connection closed; what it sends still goes out. Called by another thread."""
         try:
