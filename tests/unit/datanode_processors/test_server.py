@@ -131,6 +131,30 @@ def test_one_connection_carries_streams_and_requests_one_after_another(start: St
     client.close()
 
 
+def test_sixteen_clients_through_every_primary_at_once(start: Start) -> None:
+    nodes = start(3)
+    failures: list[BaseException] = []
+
+    def write(block: int) -> None:
+        turned = [nodes[(block + number) % 3] for number in range(3)]
+        try:
+            data = some_bytes(MIB + block, block)
+            write_block(turned[0].address, routes_of(turned, (CHAIN3, STAR3)[block % 2]), data, block=block, put=True)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(block,)) for block in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert failures == []
+    for block in range(16):
+        assert {node.bytes_of(block) for node in nodes} == {some_bytes(MIB + block, block)}
+    eventually(lambda: all(node.server.snapshot().connections == 0 for node in nodes))
+    assert sum(node.server.snapshot().streams_completed for node in nodes) == 48
+
+
 def test_an_empty_stream_and_a_flush_in_the_middle(start: Start) -> None:
     nodes = start(3)
     client = Client(nodes[0].address)
@@ -218,7 +242,7 @@ def test_the_primary_dies_and_the_stream_goes_on_through_another(tmp_path: Path)
 def test_a_child_that_hangs_is_noticed_by_the_one_above_and_the_client_sees_life_until_then(
     start: Start, tmp_path: Path
 ) -> None:
-    nodes = start(2, Limits(stall_timeout_s=1.5, alive_s=0.2, stop_grace_s=0.2))
+    nodes = start(2, Limits(stall_timeout_s=4.0, alive_s=0.1, stop_grace_s=0.2))
     hanging = NodeProcess("hanging", tmp_path)
     try:
         client = Client(nodes[0].address)
@@ -233,7 +257,7 @@ def test_a_child_that_hangs_is_noticed_by_the_one_above_and_the_client_sees_life
         assert (error.code, error.datanode, error.hint, error.offset) == (
             stream_errors.DOWNSTREAM_FAILED, "hanging", stream_errors.TIMED_OUT, 0,
         )  # fmt: skip
-        assert signs >= 2
+        assert signs >= 1
         client.close()
     finally:
         hanging.stop()
