@@ -14,10 +14,11 @@ COPY pyproject.toml README.md ./
 COPY schemas ./schemas
 COPY replicated_db ./replicated_db
 COPY om_processors ./om_processors
+COPY datanode_processors ./datanode_processors
 COPY producers ./producers
 COPY spark_streaming ./spark_streaming
 COPY stratolog ./stratolog
-RUN pip install --no-cache-dir '.[om,spark]'
+RUN pip install --no-cache-dir '.[om,datanode,spark]'
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
 RUN useradd --create-home stratolog && mkdir -p /data && chown stratolog /data
 USER stratolog

@@ -6,22 +6,25 @@ Rules:
     - What an operator wants of a datanode, and which pipelines exist, are rows (``tables``): all nodes have the same.
     - A :class:`Picture` is a value of one moment. Everything that is decided about datanodes is a function of it (``placement``).
 
-What is kept is bounded: MAX_DATANODES names, and what the codec lets into one heartbeat of each.
+What is kept is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from schemas.datanode import Heartbeat, Member, PipelineReport, PipelineRow
+from schemas.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.datanode_states import DECOMMISSIONED, IN_SERVICE, OPEN
 from schemas.rows import DatanodeRow
 
 MAX_DATANODES = 256
 """Datanodes that are heard; a further name is ignored."""
+
+MAX_CONTAINERS = 20_000
+"""Containers of one datanode that are known: a heartbeat has at most MAX_REPORTED_CONTAINERS, those of a larger one come in turns."""
 
 STALE_PART = 3
 """A datanode is stale after this part of the time-out."""
@@ -150,6 +153,13 @@ class Picture:
         return Datanode(name=name, state=IN_SERVICE, health=health, silent_ms=self.listened_ms, heartbeat=None)
 
 
+def _gathered(before: Iterable[ContainerReport], now: Iterable[ContainerReport]) -> list[ContainerReport]:
+    """Return what a datanode with many containers has reported, which it does in turns."""
+    found = {report.container_id: report for report in before}
+    found.update((report.container_id, report) for report in now)
+    return list(found.values())[-MAX_CONTAINERS:]
+
+
 class Fleet:
     """What has been heard; :meth:`picture` joins it with the rows. Times in milliseconds of one clock. For one thread at a time."""
 
@@ -168,6 +178,9 @@ class Fleet:
         if heartbeat.cluster != self._cluster or (name not in self._heard and len(self._heard) >= MAX_DATANODES):
             self.ignored += 1
             return
+        before = self._heard.get(name)
+        if len(heartbeat.containers) >= MAX_REPORTED_CONTAINERS and before is not None:
+            heartbeat = replace(heartbeat, containers=_gathered(before[0].containers, heartbeat.containers))
         self._heard[name] = heartbeat, now_ms
 
     def picture(self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int) -> Picture:

@@ -3,8 +3,8 @@
 Rules:
     - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows it without a fault.
     - A new pipeline is ``replicas`` datanodes that take blocks and have fewer than PIPELINES_PER_DATANODE open pipelines. They stand in
-      exactly two racks if healthy datanodes stand in two or more (then data crosses from rack to rack once, wherever a stream
-      begins), and the one that leads fewest comes first.
+      two racks if healthy datanodes stand in two or more (then data crosses from rack to rack once, wherever a stream begins; three racks
+      only where no two that are free share one), and the one that leads fewest comes first.
     - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
     - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
       entering maintenance count as holders: they come back.
@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable
 
 from om_processors import ids
 from om_processors.context import NumberedPipeline
-from om_processors.fleet import Container, Datanode, Health, Picture
-from schemas.datanode import MAX_REPORTED_CONTAINERS, PipelineRow
+from om_processors.fleet import MAX_CONTAINERS, Container, Datanode, Health, Picture
+from schemas.datanode import PipelineRow
 from schemas.datanode_states import (
     CLOSED,
     DECOMMISSIONED,
@@ -160,7 +160,7 @@ def _in_two_racks(free: list[Datanode], replicas: int) -> list[Datanode] | None:
             rest = [node for node in free if node.rack in (first.rack, second.rack) and node not in (first, second)]
             if len(rest) >= replicas - 2:
                 return [first, second, *rest[: replicas - 2]]
-    # Every datanode stands in a rack of its own: then three racks are what there is.
+    # Each stands in a rack of its own: then three racks are what there is.
     if len({node.rack for node in free}) == len(free):
         return free[:replicas]
     return None
@@ -335,7 +335,7 @@ def _still_needed(picture: Picture, node: Datanode) -> bool:
     """Say whether a datanode holds what too few others hold, or may hold more than it has reported."""
     if node.heartbeat is None:
         return False
-    if len(node.heartbeat.containers) >= MAX_REPORTED_CONTAINERS:
+    if len(node.heartbeat.containers) >= MAX_CONTAINERS:
         return True
     rows = {row.partition: row for row in picture.pipelines}
     for report in node.heartbeat.containers:

@@ -75,7 +75,7 @@ class Settings:
     pipelines: tuple[str, ...] = _setting(values.names, default=("pipeline-1", "pipeline-2"))
     """Pipelines that blocks are allocated on while there are no ``datanodes``: names, behind which nothing stores bytes."""
     datanodes: tuple[DatanodeAddress, ...] = _setting(values.datanodes, default=())
-    """Datanodes: where their stream servers are, and the ports of their HTTP servers."""
+    """Datanodes: where their stream servers are, and the ports of their HTTP servers; ``stratolog up`` makes three where none are given."""
     racks: tuple[tuple[str, str], ...] = _setting(values.racks, default=())
     """Racks of datanodes, as paths; the others stand in /default-rack."""
     datanode_fsync: str = _setting(values.one_of("close", "never", "packet"), default="close")

@@ -28,6 +28,10 @@ SHARD_COLUMNS = {
 """Fields of a shard in ``/status``, and the headings they get."""
 
 
+DEFAULT_DATANODES = 3
+"""Datanodes of a new stack."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("up")(up)
@@ -42,13 +46,17 @@ def up(
     audit: Annotated[bool | None, typer.Option(help="Run the Spark audit.")] = None,
     datanodes: Annotated[
         int | None,
-        typer.Option(min=0, max=MAX_DATANODES, help="Datanodes dn1 to dnN; 0 = none, and keys without bytes."),
+        typer.Option(
+            min=0, max=MAX_DATANODES, help="Datanodes dn1 to dnN, at first three; 0 = none, and keys without bytes."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit. What runs already stays."""
     settings = settings_of(context)
-    named = None if datanodes is None else datanodes_of(settings, datanodes)
+    fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
+    count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
+    named = None if count is None else datanodes_of(settings, count)
     settings = settings.with_values(brokers=brokers, audit=audit, datanodes=named)
     with progress(as_json) as report:
         effective = stack.up(settings, report=report)

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NODES = ("om1", "om2", "om3")
+DATANODES = ("dn1", "dn2", "dn3")
 OUR_IMAGE = [name for name, service in SERVICES.items() if "build" in service]
 
 
@@ -29,7 +30,7 @@ def dockerfile() -> str:
 
 
 def test_the_services() -> None:
-    assert set(SERVICES) == {"kafka", "topics", *NODES, "audit"}
+    assert set(SERVICES) == {"kafka", "topics", *NODES, *DATANODES, "audit"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -68,6 +69,7 @@ def test_the_waits_have_no_circle() -> None:
 def test_the_settings_are_settings(name: str) -> None:
     settings = load_settings(environment=SERVICES[name]["environment"])
     assert [node.name for node in settings.nodes] == list(NODES)
+    assert [node.name for node in settings.datanodes] == list(DATANODES)
     assert settings.bootstrap_servers == "kafka:19092"
 
 
@@ -79,6 +81,17 @@ def test_a_node_runs_under_its_name_and_is_reached_by_it(name: str) -> None:
     assert address.host == service["hostname"] == name
     assert service["ports"] == [f"127.0.0.1:{address.port}:{address.port}"]
     assert address.port == 9870 + int(name[-1])  # what the shared health check computes from the host's name
+
+
+@pytest.mark.parametrize("name", DATANODES)
+def test_a_datanode_runs_under_its_name_and_is_reached_by_it(name: str) -> None:
+    service = SERVICES[name]
+    settings = load_settings(environment=service["environment"])
+    address = settings.datanode(name)
+    assert service["command"] == ["datanode", "run", "--node", name]
+    assert address.host == service["hostname"] == name
+    assert address.http_port == 10_000 + int(name[-1])  # what the shared health check computes from the host's name
+    assert len({settings.rack_of(one) for one in DATANODES}) == 2
 
 
 def test_every_volume_is_declared_and_used_once() -> None:
@@ -125,7 +138,7 @@ def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -
     text = dockerfile()
     assert f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}" in text
     assert "STRATOLOG_CACHE_DIR=/var/cache/stratolog" in text
-    for package in ("schemas", "replicated_db", "om_processors", "producers", "spark_streaming", "stratolog"):
+    for package in ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming", "stratolog"):
         assert f"COPY {package} ./{package}" in text
     for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
         for path in copied.split():

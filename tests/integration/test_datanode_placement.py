@@ -1,0 +1,179 @@
+"""The Object Manager's side of datanodes on real processes: pipelines made, retired and replaced, datanodes taken away, blocks deleted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producers.client import Client
+from schemas.messages import RetirePipeline, SetDatanodeState
+from stratolog.commands.connection import client_of
+from tests.support.stack import TestStack
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+BLOCK_BYTES = 256 * 1024
+TIMEOUT_MS = 5_000
+DATANODES = 4
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[TestStack]:
+    with TestStack(
+        tmp_path, datanodes=DATANODES, datanode_timeout_ms=TIMEOUT_MS, block_bytes=BLOCK_BYTES, shards=2,
+        racks=(("dn1", "/r1"), ("dn2", "/r1"), ("dn3", "/r2"), ("dn4", "/r2")),
+    ) as running:  # fmt: skip
+        yield running
+
+
+def write(client: Client, key: str, size: int = 3 * BLOCK_BYTES - 7) -> bytes:
+    data = os.urandom(size)
+    with client.open(f"vol1/bucket1/{key}", "wb") as file:
+        file.write(data)
+    return data
+
+
+def read(client: Client, key: str) -> bytes:
+    with client.open(f"vol1/bucket1/{key}", "rb") as file:
+        found: bytes = file.read()
+    return found
+
+
+def begin(client: Client) -> None:
+    client.create_volume("vol1")
+    client.create_bucket("vol1", "bucket1")
+
+
+def members(row: dict[str, Any]) -> set[str]:
+    return {one["datanode"] for one in row["members"]}
+
+
+def usable(stack: TestStack) -> list[dict[str, Any]]:
+    return [row for row in stack.pipelines() if row["usable"]]
+
+
+def block_files(stack: TestStack, *names: str) -> list[Path]:
+    folders = [stack.settings.data_dir / "datanodes" / name for name in names or [f"dn{n}" for n in range(1, 5)]]
+    return [path for folder in folders for path in folder.rglob("*.block")]
+
+
+def holding(stack: TestStack, container: int) -> list[str]:
+    found = stack.get(next(iter(stack.nodes)), f"/v1/containers/{container}")
+    replicas = found.json().get("replicas", ()) if found.status_code == 200 else ()
+    return sorted(one["datanode"] for one in replicas if one["closed"] and one["healthy"])
+
+
+def wait_copied(stack: TestStack, container: int, replicas: int) -> None:
+    stack.wait(f"container {container} on {replicas}", lambda: len(holding(stack, container)) == replicas)
+
+
+def test_pipelines_appear_and_a_killed_datanode_is_replaced(stack: TestStack) -> None:
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    for row in stack.pipelines():
+        assert len(members(row)) == 3
+        assert len({one["rack"] for one in row["members"]}) == 2
+    with client_of(stack.settings) as client:
+        begin(client)
+        data = write(client, "k1")
+        info = client.key_info("vol1", "bucket1", "k1").info
+        assert all(block.bcs_id > 0 for block in info.blocks)
+        assert read(client, "k1") == data
+        victim = min(members(next(row for row in stack.pipelines() if row["pipeline"] == info.blocks[0].pipeline)))
+        lost = [row["partition"] for row in stack.pipelines() if victim in members(row)]
+        held = {block.container_id for block in info.blocks if (block.container_id & 255) in lost}
+        stack.kill_datanode(victim)
+
+        def replaced() -> bool:
+            rows = {row["partition"]: row for row in stack.pipelines()}
+            closed = all(rows[number]["state"] == "CLOSED" for number in lost)
+            return closed and any(victim not in members(row) for row in usable(stack))
+
+        stack.wait("its pipelines closed, and another that takes blocks", replaced)
+        again = write(client, "k2")
+        assert read(client, "k2") == again
+        for number in held:
+            wait_copied(stack, number, 3)
+            assert victim not in holding(stack, number)
+        assert read(client, "k1") == data
+        assert stack.datanode(victim)["health"] == "DEAD"
+
+
+def test_a_datanode_is_decommissioned_while_the_leader_dies(stack: TestStack) -> None:
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    with client_of(stack.settings) as client:
+        begin(client)
+        data = write(client, "k1")
+        containers = {block.container_id for block in client.key_info("vol1", "bucket1", "k1").info.blocks}
+        client.call(SetDatanodeState(datanode="dn1", state="DECOMMISSIONING"))
+        stack.kill_node(stack.wait_leader(0))
+        stack.wait("dn1 decommissioned", lambda: stack.datanode("dn1").get("state") == "DECOMMISSIONED", 120)
+        assert all("dn1" not in members(row) for row in stack.pipelines() if row["state"] == "OPEN")
+        for number in containers:
+            others = set(holding(stack, number)) - {"dn1"}
+            assert len(others) == 3 or number not in {
+                int(path.parent.name) for path in block_files(stack, "dn1")
+            }  # those that dn1 never held
+        stack.stop_datanode("dn1")
+        assert read(client, "k1") == data
+        stack.wait("blocks are taken by the others", lambda: bool(usable(stack)))
+        assert read_back(client)
+
+
+def read_back(client: Client) -> bool:
+    data = write(client, "k2")
+    return read(client, "k2") == data
+
+
+def test_blocks_are_deleted_down_to_their_files_whoever_leads(stack: TestStack) -> None:
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    with client_of(stack.settings) as client:
+        begin(client)
+        for number in range(6):
+            write(client, f"k{number}")
+        assert len(block_files(stack)) == 6 * 3 * 3
+        kept = read(client, "k5")
+        for number in range(3):
+            client.delete_key("vol1", "bucket1", f"k{number}")
+        stack.kill_node(stack.wait_leader(0))
+        write(client, "k3")  # replaced: the old blocks go, too
+        client.delete_key("vol1", "bucket1", "k4")
+        stack.wait("only the blocks of two keys are left", lambda: len(block_files(stack)) == 2 * 3 * 3, 90)
+        assert read(client, "k5") == kept
+
+        def purged() -> bool:
+            rows = [
+                stack.get(name, f"/v1/shards/{shard}/rows", cf="deletedTable", bucket=bucket).json()["rows"]
+                for name in stack.nodes
+                for shard in range(2)
+                for bucket in range(256)
+            ]
+            return not any(rows)
+
+        stack.wait("deletedTable is empty on every node", purged)
+        stack.wait_converged()
+
+
+def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    with client_of(stack.settings) as client:
+        begin(client)
+        data = write(client, "k1")
+        first = usable(stack)[0]
+        client.call(RetirePipeline(partition=first["partition"], reason="a test"))
+        stack.wait(
+            "another in its place",
+            lambda: any(row["partition"] > first["partition"] and row["usable"] for row in stack.pipelines()),
+        )
+        client.call(SetDatanodeState(datanode="dn2", state="ENTERING_MAINTENANCE"))
+        stack.wait("dn2 in maintenance", lambda: stack.datanode("dn2").get("state") == "IN_MAINTENANCE")
+        stack.stop_datanode("dn2")
+        stack.wait("it is missed", lambda: stack.datanode("dn2").get("health") == "DEAD")
+        assert read(client, "k1") == data
+        assert read_back(client)
+        stack.start_datanode("dn2")
+        client.call(SetDatanodeState(datanode="dn2", state="IN_SERVICE"))
+        stack.wait("it takes blocks again", lambda: any("dn2" in members(row) for row in usable(stack)))

@@ -1,0 +1,115 @@
+"""Placement over random topologies: what pipelines are made of, and that a cluster left alone comes to rest whole."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from om_processors import placement
+from om_processors.placement import PIPELINES_PER_DATANODE
+from schemas.datanode_states import (
+    CLOSED,
+    DECOMMISSIONED,
+    DECOMMISSIONING,
+    ENTERING_MAINTENANCE,
+    IN_MAINTENANCE,
+    OPEN,
+)
+from tests.support.fleets import SmallCluster
+
+RACKS = st.lists(st.sampled_from(["/r1", "/r2", "/r3"]), min_size=1, max_size=9).map(
+    lambda racks: {f"dn{number}": rack for number, rack in enumerate(racks, start=1)}
+)
+
+
+def check(cluster: SmallCluster) -> None:
+    """What holds of every pipeline at every moment, as it was when it was made."""
+    picture = cluster.picture()
+    for name in cluster.racks:
+        assert picture.pipelines_of(name) <= PIPELINES_PER_DATANODE
+    for row in cluster.rows.values():
+        names = [one.datanode for one in row.members]
+        assert len(set(names)) == len(names) == cluster.replicas
+
+
+@settings(max_examples=150, deadline=None)
+@given(racks=RACKS, replicas=st.sampled_from([1, 3]))
+def test_pipelines_are_rack_aware(racks: dict[str, str], replicas: int):
+    cluster = SmallCluster(racks=racks, replicas=replicas)
+    for _ in range(25):
+        cluster.turn()
+        check(cluster)
+    for row in cluster.rows.values():
+        found = {one.rack for one in row.members}
+        if replicas == 3 and len(set(racks.values())) > 1:
+            assert len(found) >= 2
+            if row.partition == 0:  # later ones may find only datanodes of different racks with room for them
+                each_alone = len(set(racks.values())) == len(racks)
+                assert len(found) == (3 if each_alone else 2)
+        assert row.state == OPEN
+    if len(racks) >= replicas:
+        lonely = replicas == 3 and len(set(racks.values())) == 2 and len(racks) < 3
+        assert cluster.rows or lonely
+        first = [row.members[0].datanode for row in cluster.rows.values()]
+        if len(racks) == replicas == 3 and cluster.rows:
+            assert len(set(first)) == len(first), "leaders are spread"
+
+
+@settings(max_examples=100, deadline=None)
+@given(racks=RACKS, data=st.data())
+def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str], data: st.DataObject):
+    cluster = SmallCluster(racks=racks)
+    cluster.settle(20)
+    for number, partition in enumerate(sorted(cluster.rows)):
+        cluster.write(1000 + number, partition)
+    lost = data.draw(st.sampled_from(sorted(racks)))
+    how = data.draw(st.sampled_from(["killed", DECOMMISSIONING, ENTERING_MAINTENANCE]))
+    affected = {row.partition for row in cluster.rows.values() if lost in [one.datanode for one in row.members]}
+    if how == "killed":
+        cluster.down.add(lost)
+    else:
+        cluster.states[lost] = how
+    picture = cluster.settle(60)
+    check(cluster)
+    for row in cluster.rows.values():
+        assert (row.state == CLOSED) == (row.partition in affected)
+    assert not placement.retirements(picture)
+    serving = cluster.in_service()
+    for found in picture.containers.values():
+        row = cluster.rows[found.partition]
+        good = [node.name for node in placement.holders(picture, found)]
+        if row.state == OPEN:
+            continue
+        assert found.closed_by >= found.held_by - cluster.down
+        # As many replicas as there were, if there are so many datanodes.
+        expected = min(3, len(serving)) if how != ENTERING_MAINTENANCE else 3
+        assert len(good) >= expected
+        assert len(good) <= 4
+    if how == DECOMMISSIONING:
+        whole = all(
+            len(placement.holders(picture, found)) >= 3
+            for found in picture.containers.values()
+            if lost in found.held_by
+        )
+        assert (cluster.states[lost] == DECOMMISSIONED) == whole
+    if how == ENTERING_MAINTENANCE:
+        assert cluster.states[lost] == IN_MAINTENANCE
+        for found in picture.containers.values():
+            assert len(found.held_by) == 3, "nothing is copied because of maintenance"
+
+
+@settings(max_examples=100, deadline=None)
+@given(racks=RACKS, data=st.data())
+def test_what_is_allocated_is_on_healthy_datanodes(racks: dict[str, str], data: st.DataObject):
+    cluster = SmallCluster(racks=racks)
+    for _ in range(data.draw(st.integers(1, 30))):
+        name = data.draw(st.sampled_from(sorted(racks)))
+        if data.draw(st.booleans()):
+            cluster.down ^= {name}
+        picture = cluster.turn()
+        for number, pipeline in placement.choices(picture):
+            row = next(row for row in picture.pipelines if row.partition == number)
+            assert row.pipeline == pipeline
+            assert row.state == OPEN
+            for one in row.members:
+                assert picture.member(one.datanode).takes_blocks
