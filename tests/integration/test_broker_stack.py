@@ -18,6 +18,8 @@ from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
+NODES = ("om1", "om2", "om3")
+DATANODES = ("dn1", "dn2", "dn3")
 
 
 class Command:
@@ -25,12 +27,15 @@ class Command:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        kafka, *nodes = free_ports(4)
+        kafka, *ports = free_ports(10)
+        nodes, streams, http = ports[:3], ports[3:6], ports[6:]
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("STRATOLOG_")}
         self.environment |= {"PYTHONPATH": str(ROOT)}
         (folder / "stratolog.toml").write_text(
             f'bootstrap_servers = "127.0.0.1:{kafka}"\naudit = false\nsession_timeout_ms = 3000\n[nodes]\n'
             + "".join(f'om{n} = "127.0.0.1:{port}"\n' for n, port in enumerate(nodes, start=1))
+            + "[datanodes]\n"
+            + "".join(f'dn{n} = "127.0.0.1:{streams[n - 1]}:{http[n - 1]}"\n' for n in (1, 2, 3))
         )
 
     def __call__(self, *arguments: str) -> tuple[int, Any]:
@@ -61,7 +66,9 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
     code, found = command("up")
     assert code == EXIT_OK, found
     first = running(found)
-    assert first.keys() == {"broker-1", "om1", "om2", "om3"}
+    assert first.keys() == {"broker-1", *NODES, *DATANODES}
+    assert [one["datanode"] for one in found["datanodes"]] == list(DATANODES)
+    assert any(row["usable"] for row in found["pipelines"])
     assert all(len(node["shards"]) == 2 for node in found["nodes"].values())
 
     assert running(command("up")[1]) == first, "a second 'up' starts nothing"
@@ -70,7 +77,7 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
     assert lost is not None
     lost.kill()
     code, found = command("status")
-    assert (code, sorted(running(found))) == (EXIT_FAILED, ["broker-1", "om1", "om3"])
+    assert (code, sorted(running(found))) == (EXIT_FAILED, ["broker-1", *DATANODES, "om1", "om3"])
 
     code, found = command("up")
     assert code == EXIT_OK, found
@@ -86,7 +93,7 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
     assert "was made with brokers = 1, not 3" in found["message"]
 
     code, found = command("down")
-    assert (code, sorted(found["stopped"])) == (EXIT_OK, ["broker-1", "om1", "om2", "om3"])
+    assert (code, sorted(found["stopped"])) == (EXIT_OK, ["broker-1", *DATANODES, *NODES])
     assert command("status")[0] == EXIT_UNAVAILABLE
 
 

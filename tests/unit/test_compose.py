@@ -138,7 +138,15 @@ def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -
     text = dockerfile()
     assert f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}" in text
     assert "STRATOLOG_CACHE_DIR=/var/cache/stratolog" in text
-    for package in ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming", "stratolog"):
+    for package in (
+        "schemas",
+        "replicated_db",
+        "om_processors",
+        "datanode_processors",
+        "producers",
+        "spark_streaming",
+        "stratolog",
+    ):
         assert f"COPY {package} ./{package}" in text
     for copied in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE):
         for path in copied.split():
