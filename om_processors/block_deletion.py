@@ -2,7 +2,7 @@
 
 Rules:
     - A row goes (PurgeBlocks, through the log) only after the pipelines of all its blocks have committed the deletion: DeleteBlocks leaves a
-      tombstone, so a PutBlock that comes later is void.
+      tombstone, so a PutBlock that comes later is void. Datanodes that hold a copy of the container without being members are told, too.
     - What is on its way is remembered by row, not in the log: after a change of the leader it is done again, which changes nothing.
     - A pipeline none of whose members lives keeps its rows; blocks of the settings' pipelines (no datanodes) are no one's to delete.
     - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_DONE rows that wait for their purge.
@@ -17,7 +17,7 @@ from typing import Any
 
 from om_processors import ids, placement, tables
 from om_processors.datanode_client import Courier
-from om_processors.fleet import Picture
+from om_processors.fleet import Datanode, Picture
 from om_processors.proposer import Proposer
 from om_processors.requests.fleet import MAX_PURGED_ROWS, pipeline_name
 from replicated_db.logs import Note
@@ -35,6 +35,10 @@ REST_MS = 2_000
 """Between two looks at a table that had nothing to do."""
 
 
+Place = tuple[int, str]
+"""A pipeline's partition and an empty name, or the name of a datanode that holds a copy without being a member."""
+
+
 class BlockDeletion:
     """Deletes for one shard, while this node leads it."""
 
@@ -48,8 +52,8 @@ class BlockDeletion:
         self._clock = clock
         self._note = note
         self._lock = Lock()
-        self._deleted: dict[bytes, set[int]] = {}
-        """By row: the partitions whose pipelines have deleted its blocks."""
+        self._deleted: dict[bytes, set[Place]] = {}
+        """By row: where its blocks have been deleted."""
         self._after = b""
         """The last row that was looked at: rows that cannot go for now must not hide those behind them."""
         self._rest_until_ms = 0
@@ -63,16 +67,17 @@ class BlockDeletion:
         if not rows:
             self._rest_until_ms = now_ms + REST_MS
             return
-        wanted: dict[int, list[tuple[bytes, BlockLocation]]] = {}
+        wanted: dict[Place, list[tuple[bytes, BlockLocation]]] = {}
         gone: list[bytes] = []
         for key, blocks in rows:
-            left = [block for block in blocks if partition_of(block) not in self._done_of(key)]
-            for block in left:
-                wanted.setdefault(partition_of(block), []).append((key, block))
+            done = self._done_of(key)
+            left = [(place, block) for block in blocks for place in places(picture, block) if place not in done]
+            for place, block in left:
+                wanted.setdefault(place, []).append((key, block))
             if not left:
                 gone.append(key)
-        for partition, found in wanted.items():
-            self._delete(picture, partition, found)
+        for place, found in wanted.items():
+            self._delete(picture, place, found)
         if gone:
             self._purge(gone[:MAX_PURGED_ROWS])
 
@@ -87,34 +92,38 @@ class BlockDeletion:
             for key, value in found
         ]
 
-    def _done_of(self, key: bytes) -> set[int]:
+    def _done_of(self, key: bytes) -> set[Place]:
         with self._lock:
-            return self._deleted.get(key, set())
+            return set(self._deleted.get(key, ()))
 
-    def _delete(self, picture: Picture, partition: int, found: list[tuple[bytes, BlockLocation]]) -> None:
-        """Have a pipeline delete blocks: whole rows, as many as MAX_BLOCKS allows, but one at least."""
+    def _delete(self, picture: Picture, place: Place, found: list[tuple[bytes, BlockLocation]]) -> None:
+        """Have blocks deleted in one place: whole rows, as many as MAX_BLOCKS allows, but one at least."""
         chosen: list[tuple[bytes, BlockLocation]] = []
         for key, block in found:
             if len(chosen) >= MAX_BLOCKS and key != chosen[-1][0]:
                 break
             chosen.append((key, block))
+        partition, name = place
         row = next((row for row in picture.pipelines if row.partition == partition), None)
-        member = None if row is None else placement.spokesman(picture, row)
+        if name:
+            member: Datanode | None = picture.member(name)
+        else:
+            member = None if row is None else placement.spokesman(picture, row)
         if member is None or member.heartbeat is None:
             return
         named = [BlockId(container_id=block.container_id, local_id=block.local_id) for _, block in chosen]
         self._courier.send(
-            ("delete", self._shard, partition), member.heartbeat.address,
+            ("delete", self._shard, *place), member.heartbeat.address,
             DeleteBlocks(partition=partition, blocks=named),
-            done=partial(self._was_deleted, partition, tuple({key for key, _ in chosen})),
+            done=partial(self._was_deleted, place, tuple({key for key, _ in chosen})),
         )  # fmt: skip
 
-    def _was_deleted(self, partition: int, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
+    def _was_deleted(self, place: Place, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
         with self._lock:
             if len(self._deleted) >= MAX_DONE:
                 self._deleted.clear()
             for key in rows:
-                self._deleted.setdefault(key, set()).add(partition)
+                self._deleted.setdefault(key, set()).add(place)
 
     def _purge(self, rows: list[bytes]) -> None:
         body = PurgeBlocks(shard=self._shard, rows=rows)
@@ -124,6 +133,17 @@ class BlockDeletion:
                 # Should the purge be lost, the rows are found again, and deleted again.
                 for key in rows:
                     self._deleted.pop(key, None)
+
+
+def places(picture: Picture, block: BlockLocation) -> list[Place]:
+    """Return where a block is to be deleted: in its pipeline, and on living datanodes that hold a copy of its container."""
+    partition = partition_of(block)
+    row = next((row for row in picture.pipelines if row.partition == partition), None)
+    found = picture.containers.get(block.container_id)
+    if row is None or found is None:
+        return [(partition, "")]
+    copies = found.held_by - {one.datanode for one in row.members}
+    return [(partition, ""), *((partition, name) for name in sorted(copies))]
 
 
 def partition_of(block: BlockLocation) -> int:

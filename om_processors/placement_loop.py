@@ -34,8 +34,12 @@ from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import DN_AUDIT, DN_LOG
 
 TURN_S = 0.5
+RETRY_MS = 2_000
+"""What was refused, or got no answer, is sent again after this time."""
 REMIND_MS = 10_000
 """An accepted message whose effect does not show in heartbeats is sent again after this time."""
+COPY_REMIND_MS = 120_000
+"""The same for a copy that a datanode has begun, which takes as long as the container is large."""
 MAX_REMEMBERED = 10_000
 GROW_PARTITIONS = 32
 """Partitions that dn.log is given more at once."""
@@ -58,7 +62,8 @@ class PlacementLoop:
         self._note = note
         self._fatal = fatal
         self._replicas = min(placement.PIPELINE_REPLICAS, len(config.datanodes))
-        self._accepted: dict[Hashable, int] = {}
+        self._not_before: dict[Hashable, tuple[int, bool]] = {}
+        """By message: when it may be sent again, and whether it was accepted."""
         self._deletions = {
             shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
         }
@@ -127,35 +132,40 @@ class PlacementLoop:
             self._note(f"pipeline-{create.partition} of {names} is proposed", shard=SYSTEM_SHARD)
 
     def _copy(self, picture: Picture) -> None:
-        fetching = [key[1:] for key in self._courier.under_way if isinstance(key, tuple) and key[0] == "fetch"]
-        for copy in placement.copies(picture, fetching):
+        for copy in placement.copies(picture, self._fetching()):
             target = picture.member(copy.target)
             request = FetchContainer(
                 partition=copy.partition, container_id=copy.container_id, sources=list(copy.sources)
             )
             key = ("fetch", copy.container_id, copy.target)
-            if self._tell(key, target, request, FETCH_TIMEOUT_S):
-                self._note(
-                    f"container {copy.container_id} is copied to {copy.target} from {', '.join(copy.sources)}",
-                    shard=SYSTEM_SHARD,
-                )
+            self._tell(key, target, request, FETCH_TIMEOUT_S)
+
+    def _fetching(self) -> set[tuple[int, str]]:
+        """Return (container, datanode) of the copies that are under way, or were begun a moment ago."""
+        now_ms = self._clock.elapsed_ms()
+        begun = [key for key, (until_ms, taken) in list(self._not_before.items()) if taken and until_ms > now_ms]
+        keys = [key for key in (*self._courier.under_way, *begun) if isinstance(key, tuple) and key[0] == "fetch"]
+        return {(key[1], key[2]) for key in keys}
 
     def _tell(self, key: Hashable, datanode: Datanode, request: Any, timeout_s: float | None = None) -> bool:
-        """Tell a datanode, unless it accepted the same a moment ago, or is being told."""
-        accepted_ms = self._accepted.get(key)
-        if datanode.heartbeat is None or (
-            accepted_ms is not None and self._clock.elapsed_ms() - accepted_ms < REMIND_MS
-        ):
+        """Tell a datanode, unless it was told the same a moment ago, or is being told."""
+        now_ms = self._clock.elapsed_ms()
+        if datanode.heartbeat is None or now_ms < self._not_before.get(key, (0, False))[0]:
             return False
+        if len(self._not_before) >= MAX_REMEMBERED:
+            self._not_before.clear()
+        self._not_before[key] = now_ms + RETRY_MS, False
         more = {} if timeout_s is None else {"timeout_s": timeout_s}
         return self._courier.send(
             key, datanode.heartbeat.address, request, done=partial(self._was_accepted, key), **more
         )
 
     def _was_accepted(self, key: Hashable, answer: Any) -> None:  # noqa: ARG002 - the effect shows in heartbeats
-        if len(self._accepted) >= MAX_REMEMBERED:
-            self._accepted.clear()
-        self._accepted[key] = self._clock.elapsed_ms()
+        copying = isinstance(key, tuple) and key[0] == "fetch"
+        wait_ms = COPY_REMIND_MS if copying else REMIND_MS
+        self._not_before[key] = self._clock.elapsed_ms() + wait_ms, True
+        if isinstance(key, tuple) and copying:
+            self._note(f"container {key[1]} is copied to {key[2]}", shard=SYSTEM_SHARD)
 
     def _ensure_partition(self, partition: int) -> bool:
         """Give the pipelines' log, and the topic of their reports, more partitions if this one is not there; say whether it is."""

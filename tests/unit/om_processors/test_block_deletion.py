@@ -13,7 +13,7 @@ from replicated_db.memory import ManualClock
 from schemas.column_families import DELETED_TABLE
 from schemas.datanode import BlocksDeleted, DeleteBlocks
 from schemas.messages import CommitKey, CreateKey, DeleteKey, PurgeBlocks, RequestBody
-from tests.support.fleets import CLUSTER, TIMEOUT_MS, heartbeat, pipeline_row, report
+from tests.support.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 from tests.support.om_world import World
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
@@ -54,6 +54,8 @@ class Case:
         post: Any = self.post
         self.deletion = BlockDeletion(0, replica, post, post, self.clock, lambda *_, **__: None)
         self.following = {0, 1, 2}
+        self.copies: list[int] = []
+        """Containers that dn3 holds, which is in no pipeline."""
 
     def key(self, name: str, blocks: int = 3) -> None:
         """Write a key and delete it."""
@@ -66,6 +68,7 @@ class Case:
         for name in ("dn1", "dn2"):
             reports = [report(number, leading=name == "dn2") for number in sorted(self.following)]
             fleet.hear(heartbeat(name, pipelines=reports), 1)
+        fleet.hear(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
         return fleet.picture([pipeline_row(number, ["dn1", "dn2"]) for number in range(3)], (), 1)
 
     def turn(self) -> None:
@@ -133,6 +136,25 @@ def test_blocks_that_are_on_no_datanode_are_purged_at_once():
     tx.commit()
     case.turn()
     assert case.post.sent == []
+    assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
+
+
+def test_copies_elsewhere_are_deleted_before_the_row_goes():
+    case = Case()
+    case.key("a", 1)
+    (row,) = case.rows()
+    (block,) = tables.decode_key(case.world.tables.get(DELETED_TABLE, row) or b"").blocks
+    case.copies = [block.container_id]
+    case.turn()
+    assert sorted(address for _, address, _, _ in case.post.sent) == ["dn2:1", "dn3:1"]
+    copy = [one for one in case.post.sent if one[1] == "dn3:1"]
+    case.post.sent = [one for one in case.post.sent if one[1] != "dn3:1"]
+    case.post.answer()
+    case.post.sent = copy
+    case.turn()
+    assert case.post.proposed == []
+    case.post.answer()
+    case.turn()
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
 
 
