@@ -18,6 +18,9 @@ from replicated_db.ports import Log
 from replicated_db.replica import Replica
 from schemas.topics import DN_AUDIT, DN_LOG
 
+FLOWING_WAIT_MS = 2
+"""How long a broker may gather records: a client's watch waits for every member, so a follower here is not to be late."""
+
 
 def make_app(
     config: DatanodeConfig, incarnation: str, partitions: int, fatal: Callable[[BaseException], None]
@@ -26,7 +29,7 @@ def make_app(
     return follower.make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
-        follows=[(DN_AUDIT, partition) for partition in range(partitions)],
+        follows=[(DN_AUDIT, partition) for partition in range(partitions)], flowing_wait_ms=FLOWING_WAIT_MS,
     )  # fmt: skip
 
 

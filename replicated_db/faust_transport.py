@@ -44,7 +44,8 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             raise
         # Faust has no setting for these; aiokafka's fetcher reads them for each request.
         if records:
-            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = FLOWING_MIN_BYTES, FLOWING_WAIT_MS
+            wait_ms = self.consumer.transport.flowing_wait_ms
+            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = FLOWING_MIN_BYTES, wait_ms
         else:
             fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = IDLE_MIN_BYTES, IDLE_WAIT_MS
         return records
@@ -102,9 +103,10 @@ class FollowerTransport(aiokafka.Transport):
 
     def __init__(
         self, *arguments: Any, fatal: Callable[[BaseException], None],
-        follows: Iterable[tuple[str, int]] | None = None, **options: Any,
+        follows: Iterable[tuple[str, int]] | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(*arguments, **options)
+        self.flowing_wait_ms = flowing_wait_ms
         self.fatal = fatal
         self._lock = Lock()
         self._follows = None if follows is None else set(follows)

@@ -21,7 +21,7 @@ import faust
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from replicated_db.faust_transport import FollowerTransport
+from replicated_db.faust_transport import FLOWING_WAIT_MS, FollowerTransport
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Log, LogUnavailable
@@ -53,12 +53,12 @@ class Feed:
 
 def make_app(
     name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
-    follows: Iterable[tuple[str, int]] | None = None,
+    follows: Iterable[tuple[str, int]] | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     Its web server listens on ``host``:``port``. With ``follows``, only these (topic, partition) are fetched, until
-    :func:`follow` names more.
+    ``FollowerTransport.follow`` names more. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
     """
     app = faust.App(
         name,
@@ -77,7 +77,9 @@ def make_app(
         stream_wait_empty=False,
         broker_commit_interval=60.0,
     )
-    app.transport = FollowerTransport(app.conf.broker_consumer, app, fatal=fatal, follows=follows)
+    app.transport = FollowerTransport(
+        app.conf.broker_consumer, app, fatal=fatal, follows=follows, flowing_wait_ms=flowing_wait_ms
+    )
     return app
 
 
