@@ -54,7 +54,9 @@ def settle(nodes: Datanodes) -> None:
         nodes.resume(name)
     for name in nodes.names:
         if name not in nodes.processes:
-            nodes.start(name)
+            nodes.start(name, wait=False)
+    for name in nodes.names:
+        nodes.wait_up(name)
     nodes.wait_leader(0)
 
 
@@ -304,6 +306,8 @@ def test_all_are_killed_and_start_again(nodes: Datanodes, block: Block):
         nodes.kill(name)
     for name in nodes.names:
         nodes.start(name, wait=False)
+    for name in nodes.names:
+        nodes.wait_up(name)
     nodes.wait_leader(0)
     assert all(one.satisfied for one in nodes.watch(block, len(data), bcs_id=committed.bcs_id))
     for name in nodes.names:
