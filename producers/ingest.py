@@ -5,7 +5,8 @@ and buckets it needs; these are created, unless they exist; then each file is re
 many at a time. Paths become key names unchanged, ``placement`` says in which volume and bucket, and ``tree`` what
 is skipped. A file's modification time and SHA-256 go into the key's metadata.
 
-Running it again is safe: a key that exists is replaced by an equal one. What failed is named in the summary.
+With ``writers`` the files' bytes are written too, each file through the datanodes by a thread of its own; without, only
+metadata is. Running it again is safe: a key that exists is replaced by an equal one. What failed is named in the summary.
 """
 
 from __future__ import annotations
@@ -14,22 +15,30 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from producers.calls import Done, Outcome
 from producers.errors import StratologError
 from producers.histogram import Histogram
+from producers.key_copy import copy
 from producers.keys import Submitter, ensure_places, fit_blocks, session_of
-from producers.listing import MTIME_NS, SHA256
+from producers.listing import metadata_of
 from producers.placement import Placement
 from producers.tree import FileContent, FoundFile, Skipped, read_file, walk
 from schemas.messages import CommitKey, CreateKey, RequestBody
-from schemas.result_codes import INTERNAL_ERROR
+from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
+
+if TYPE_CHECKING:
+    from producers.client import Client
 
 NAMED_FAILURES = 100
 """At most so many failures, and so many skipped files, are named in a summary; all are counted."""
 MAX_IN_FLIGHT = 1000
 """Keys that are written at the same time, unless the caller says otherwise."""
+WRITERS = 16
+"""Files whose bytes are written at the same time, unless the caller says otherwise."""
 PROGRESS_INTERVAL_MS = 100
 """Progress is told at most this often."""
 
@@ -57,8 +66,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSummary:
-    """What an ingest did. ``requests`` are all that were made, latencies those of createKey and commitKey.
+    """What an ingest did. ``requests`` are those for volumes, buckets, createKey and commitKey.
 
+    Latencies are those of createKey and commitKey; where bytes were written, those of whole files.
     ``failures`` and ``skipped`` name the first ones; ``failed_files`` and ``skipped_files`` count them all.
     """
 
@@ -89,10 +99,11 @@ def ingest(
     placement: Placement | None = None,
     progress: Callable[[Progress], None] | None = None,
     max_in_flight: int = MAX_IN_FLIGHT,
+    leave_out: Collection[str] = (),
 ) -> IngestSummary:
-    """Ingest the tree below ``root`` with at most ``max_in_flight`` keys written at the same time.
+    """Ingest the metadata of the tree below ``root`` with at most ``max_in_flight`` keys written at the same time.
 
-    ``progress`` is called on the calling thread. Raises OSError if ``root`` is no directory, ValueError for an
+    ``leave_out`` are directories within it that are not taken. ``progress`` is called on the calling thread. Raises OSError if ``root`` is no directory, ValueError for an
     illegal ``max_in_flight``, one of ``producers.errors`` if a volume or bucket cannot be created; what goes wrong
     with a single file is in the summary.
 
@@ -102,11 +113,39 @@ def ingest(
     """
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
-    run = _Ingest(client, root, placement or Placement(), progress, max_in_flight)
-    run.survey()
-    run.create_places(run.places)
-    run.write_keys()
-    return run.summary()
+    run = _Ingest(client, root, placement or Placement(), progress, max_in_flight, leave_out)
+    return run.through(lambda content, place, size: _KeyWriter(run, content, place, size).begin())
+
+
+def ingest_contents(
+    client: Client,
+    root: str | os.PathLike[str],
+    *,
+    placement: Placement | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    writers: int = WRITERS,
+    leave_out: Collection[str] = (),
+) -> IngestSummary:
+    """Ingest the tree below ``root`` with its files' bytes, ``writers`` files at the same time; else as :func:`ingest`.
+
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
+    ...     print(ingest_contents(client, "/usr/lib/python3").bytes)
+    51234567
+    """
+    if writers < 1:
+        raise ValueError(f"writers must be at least 1, not {writers}")
+    # One file more for each writer is hashed already when a writer is done with its last one.
+    run = _Ingest(client, root, placement or Placement(), progress, 2 * writers, leave_out)
+    with ThreadPoolExecutor(max_workers=writers, thread_name_prefix="ingest") as pool:
+
+        def begin(content: FileContent, place: tuple[str, str], size: int) -> None:
+            pool.submit(_write_contents, run, client, content, place, size)
+
+        return run.through(begin)
+
+
+Begin = Callable[[FileContent, tuple[str, str], int], None]
+"""Begins to write a file that was read: in which volume and bucket, and which size it had when the tree was surveyed."""
 
 
 class _Ingest:
@@ -119,8 +158,10 @@ class _Ingest:
         placement: Placement,
         progress: Callable[[Progress], None] | None,
         max_in_flight: int,
+        leave_out: Collection[str],
     ) -> None:
         self.client = client
+        self.leave_out = leave_out
         self.root = root
         self.placement = placement
         self.progress = progress
@@ -138,9 +179,16 @@ class _Ingest:
         self.histogram = Histogram()
         self.writing_s = 0.0
 
+    def through(self, begin: Begin) -> IngestSummary:
+        """Take all three phases."""
+        self.survey()
+        self.create_places(self.places)
+        self.write_keys(begin)
+        return self.summary()
+
     def survey(self) -> None:
         """Walk the tree for its size and the places that it needs."""
-        for found in walk(self.root):
+        for found in walk(self.root, self.leave_out):
             if isinstance(found, FoundFile):
                 self.files_total += 1
                 self.bytes_total += found.size
@@ -153,12 +201,12 @@ class _Ingest:
         with self.lock:
             self.requests += requests
 
-    def write_keys(self) -> None:
+    def write_keys(self, begin: Begin) -> None:
         """Read and write each file; returns when each has been committed, skipped or failed."""
         begun_s = time.monotonic()
         try:
-            for found in walk(self.root):
-                self._write(found)
+            for found in walk(self.root, self.leave_out):
+                self._write(found, begin)
                 self.tell_progress()
         finally:
             # Callbacks count into this object until the last key is done.
@@ -168,7 +216,7 @@ class _Ingest:
         self.writing_s = time.monotonic() - begun_s
         self.tell_progress(last=True)
 
-    def _write(self, found: FoundFile | Skipped) -> None:
+    def _write(self, found: FoundFile | Skipped, begin: Begin) -> None:
         if isinstance(found, Skipped):
             self.skip(found, surveyed=None)
             return
@@ -182,7 +230,7 @@ class _Ingest:
             self.create_places([place])
         self.room.acquire()
         try:
-            _KeyWriter(self, content, place, found.size).begin()
+            begin(content, place, found.size)
         except BaseException:
             self.room.release()
             raise
@@ -196,6 +244,21 @@ class _Ingest:
             with self.lock:
                 self.files += 1
                 self.bytes_done += surveyed.size
+
+    def end(self, content: FileContent, surveyed_size: int, status: str | None, message: str = "") -> None:
+        """Count a file that is committed (``status`` None) or failed, and give back its room."""
+        with self.lock:
+            self.files += 1
+            self.bytes_done += surveyed_size
+            if status is None:
+                self.keys += 1
+                self.key_bytes += content.size
+            else:
+                self.failed_files += 1
+                if len(self.failures) < NAMED_FAILURES:
+                    failure = Failure(relative_path=content.relative_path, status=status, message=message)
+                    self.failures.append(failure)
+        self.room.release()
 
     def tell_progress(self, *, last: bool = False) -> None:
         """Tell the caller how far it is, if the last time was long enough ago."""
@@ -253,7 +316,7 @@ class _KeyWriter:
             bucket=self.bucket,
             key=content.relative_path,
             size=content.size,
-            metadata={MTIME_NS: str(content.mtime_ns), SHA256: content.sha256},
+            metadata=metadata_of(content),
         )
         self._submit(create, self._opened)
 
@@ -301,16 +364,32 @@ class _KeyWriter:
                 self.run.histogram.add(latency_ms)
 
     def _end(self, status: str | None, message: str) -> None:
-        run = self.run
-        with run.lock:
-            run.files += 1
-            run.bytes_done += self.surveyed_size
-            if status is None:
-                run.keys += 1
-                run.key_bytes += self.content.size
-            else:
-                run.failed_files += 1
-                if len(run.failures) < NAMED_FAILURES:
-                    failure = Failure(relative_path=self.content.relative_path, status=status, message=message)
-                    run.failures.append(failure)
-        run.room.release()
+        self.run.end(self.content, self.surveyed_size, status, message)
+
+
+def _write_contents(
+    run: _Ingest, client: Client, content: FileContent, place: tuple[str, str], surveyed_size: int
+) -> None:
+    """Write one file with its bytes, on a thread of the pool. The key is aborted if they are not those that were hashed."""
+    begun_s = time.monotonic()
+    status, message = None, ""
+    try:
+        path = "/".join(("", *place, content.relative_path))
+        local = os.path.join(os.fspath(run.root), content.relative_path)
+        with (
+            open(local, "rb", buffering=0) as source,
+            client.open(path, "wb", size=content.size, metadata=metadata_of(content)) as key,
+        ):
+            if copy(source, key).sha256 != content.sha256:
+                raise OSError(f"{content.relative_path} changed while it was read")
+    except StratologError as error:
+        status, message = error.status, str(error)
+    except OSError as error:
+        status, message = INVALID_REQUEST, str(error)
+    except Exception as error:  # nobody asks for the future: a file that is lost must be named
+        status, message = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    with run.lock:
+        run.requests += 2
+        if status is None:
+            run.histogram.add((time.monotonic() - begun_s) * 1000)
+    run.end(content, surveyed_size, status, message)

@@ -43,9 +43,12 @@ class KeyReader:
     """
 
     def __init__(
-        self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None
-    ) -> None:
+        self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
+        replica: int | None = None,
+    ) -> None:  # fmt: skip
+        """Read with ``options``. With ``replica`` only that one of each block is read: its place among the pipeline's members."""
         self._streams = streams
+        self._replica = replica
         self._options = options or streams.options
         self._blocks = list(blocks)
         self.size = sum(block.length for block in self._blocks)
@@ -78,7 +81,7 @@ class KeyReader:
             return found
         self.close()
         location = next(block for block in self._blocks if 0 <= offset - block.offset < block.length)
-        found = self._block = _BlockReader(self._streams, location, self._options)
+        found = self._block = _BlockReader(self._streams, location, self._options, self._replica)
         return found
 
     def close(self) -> None:
@@ -91,8 +94,11 @@ class KeyReader:
 class _BlockReader:
     """Reads one block."""
 
-    def __init__(self, streams: KeyStreams, location: BlockLocation, options: StreamOptions) -> None:
+    def __init__(
+        self, streams: KeyStreams, location: BlockLocation, options: StreamOptions, replica: int | None
+    ) -> None:
         self.location = location
+        self._replica = replica
         self._streams = streams
         self._options = options
         self._preferred: Member | None = None
@@ -143,6 +149,8 @@ class _BlockReader:
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
 
     def _in_order(self, pipeline: PipelineView) -> list[Member]:
+        if self._replica is not None:
+            return [pipeline.members[self._replica]]
         members = nearest_first(random.sample(pipeline.members, len(pipeline.members)), self._options.rack)
         return sorted(members, key=lambda member: member != self._preferred)
 

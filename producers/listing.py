@@ -7,7 +7,7 @@ checksums, all of them, from one node. Both listings are held in memory: a few h
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from producers.placement import Placement
@@ -19,6 +19,11 @@ MTIME_NS = "mtime_ns"
 """Key of CreateKey.metadata: the file's modification time in ns since the epoch, decimal."""
 SHA256 = "sha256"
 """Key of CreateKey.metadata: the SHA-256 of the file's bytes, hex."""
+
+
+def metadata_of(content: FileContent) -> dict[str, str]:
+    """Return the metadata that a file's key gets."""
+    return {MTIME_NS: str(content.mtime_ns), SHA256: content.sha256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +65,17 @@ def listed_file(content: FileContent, placement: Placement) -> ListedKey:
 
 
 def expected_listing(
-    root: str | os.PathLike[str], placement: Placement | None = None
+    root: str | os.PathLike[str], placement: Placement | None = None, leave_out: Collection[str] = ()
 ) -> dict[tuple[str, str, str], ListedKey]:
     """Read a tree again and return what a cluster should list: every file that an ingest takes.
+
+    ``leave_out`` are directories, as for ``walk``.
 
     >>> len(expected_listing("/usr/lib/python3"))  # doctest: +SKIP
     """
     rule = placement or Placement()
     listing = {}
-    for found in walk(root):
+    for found in walk(root, leave_out):
         content = read_file(root, found.relative_path) if isinstance(found, FoundFile) else found
         if not isinstance(content, Skipped):
             listed = listed_file(content, rule)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 READ_BYTES = 1 << 20
@@ -48,10 +48,10 @@ class FileContent:
     sha256: str
 
 
-def walk(root: str | os.PathLike[str]) -> Iterator[FoundFile | Skipped]:
-    """Iterate over everything below ``root`` that is no directory (rules 1 to 3).
+def walk(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> Iterator[FoundFile | Skipped]:
+    """Iterate over everything below ``root`` that is no directory (rules 1 to 3), but for the directories to ``leave_out``.
 
-    Memory is that of the entries of the directories on the way down. Raises NotADirectoryError or
+    These are paths within ``root``. Memory is that of the entries of the directories on the way down. Raises NotADirectoryError or
     FileNotFoundError, naming it, if ``root`` is no directory.
 
     >>> [found.relative_path for found in walk("/usr/lib/python3")]  # doctest: +SKIP
@@ -59,10 +59,10 @@ def walk(root: str | os.PathLike[str]) -> Iterator[FoundFile | Skipped]:
     top = os.fspath(root)
     if not stat.S_ISDIR(os.stat(top).st_mode):
         raise NotADirectoryError(f"{top} is not a directory")
-    return _walk(top)
+    return _walk(top, {f"{path}/" for path in leave_out})
 
 
-def _walk(top: str) -> Iterator[FoundFile | Skipped]:
+def _walk(top: str, leave_out: Collection[str]) -> Iterator[FoundFile | Skipped]:
     folders = [(top, "")]  # A stack of our own: a tree may be deeper than Python's.
     while folders:
         folder, prefix = folders.pop()
@@ -75,7 +75,8 @@ def _walk(top: str) -> Iterator[FoundFile | Skipped]:
         below: list[tuple[str, str]] = []
         for entry in entries:
             if entry.is_dir(follow_symlinks=False) and _is_utf8(entry.name):
-                below.append((entry.path, f"{prefix}{entry.name}/"))
+                if (path := f"{prefix}{entry.name}/") not in leave_out:
+                    below.append((entry.path, path))
             else:
                 yield _entry(entry, prefix + entry.name)
         folders.extend(reversed(below))
