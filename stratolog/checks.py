@@ -7,7 +7,7 @@ Nothing here starts or stops anything. A question that cannot be answered in tim
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from producers.errors import StratologError
 from producers.ingest import IngestSummary
 from producers.listing import Difference, Listing, actual_listing, differences, expected_listing
 from producers.placement import Placement
+from producers.read_back import read_back
 from producers.reads import Reads
+from stratolog.commands.connection import client_of
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import node_status
 from stratolog.settings import Settings
@@ -29,6 +31,8 @@ SPREAD_TIMEOUT_S = 60.0
 CONVERGE_TIMEOUT_S = 120.0
 LISTING_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.25
+REPLICAS = 3
+"""Datanodes that hold each block of RATIS/THREE."""
 NAMED_DIFFERENCES = 3
 """At most so many differing keys of a replica are named."""
 
@@ -177,9 +181,26 @@ def check_ingest(summary: IngestSummary) -> Check:
     return Check(name="every file of the tree was ingested", holds=summary.complete and summary.keys > 0, found=found)
 
 
-def check_listings(settings: Settings, tree: Path, placement: Placement) -> list[Check]:
-    """Compare what each node lists (all pages, linearizable) with the tree as it is now, key by key."""
-    expected = expected_listing(tree, placement)
+def check_contents(settings: Settings, placement: Placement) -> Check:
+    """Read every key back from each of its replicas, and compare the bytes with the SHA-256 that was written."""
+    name = "every file reads back from each datanode's replica with its SHA-256"
+    with client_of(settings) as client:
+        read = read_back(client, placement)
+    found = f"{read.keys:,} keys, {read.replicas:,} replicas, {read.bytes:,} bytes read, {read.wrong_replicas:,} wrong"
+    for wrong in read.wrong[:NAMED_DIFFERENCES]:
+        found += f"; replica {wrong.replica} of {wrong.path}: {wrong.reason}"
+    whole = read.wrong_replicas == 0 and read.replicas > 0 and read.fewest_replicas == REPLICAS
+    return Check(name=name, holds=whole, found=found)
+
+
+def check_listings(
+    settings: Settings, tree: Path, placement: Placement, leave_out: Collection[str] = ()
+) -> list[Check]:
+    """Compare what each node lists (all pages, linearizable) with the tree as it is now, key by key.
+
+    ``leave_out`` are directories of the tree that were not ingested.
+    """
+    expected = expected_listing(tree, placement, leave_out)
     return [_check_listing(node.name, node.address, expected, placement) for node in settings.nodes]
 
 

@@ -28,7 +28,7 @@ from stratolog.commands.common import JsonOption, console, notes, print_json, pr
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
 from stratolog.errors import EXIT_FAILED, UserError
 from stratolog.local import stack, state
-from stratolog.settings import Settings
+from stratolog.settings import Settings, default_datanodes
 from stratolog.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 SCRUB_INTERVAL_MS = 10_000
 """Replicas of the demo scan themselves in full this often, so that the last verdict rests on a scan too."""
 FOLDER = "demo"
+REPLICAS = checks.REPLICAS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is ingested: a directory, but for some within it."""
+
+    path: Path
+    leave_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,9 @@ def command(
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the stack running, and say how to reach it.")] = False,
     max_in_flight: MaxInFlight = MAX_IN_FLIGHT,
+    contents: Annotated[
+        bool, typer.Option(help="Write the files' bytes to three datanodes and read them back; else metadata alone.")
+    ] = True,
     verdict_timeout_s: Annotated[
         float, typer.Option(min=1.0, help="How long to wait for Spark's verdict; later is 'unknown', which fails.")
     ] = 180.0,
@@ -78,18 +90,20 @@ def command(
 ) -> None:
     """Ingest a real tree into a fresh stack, and have every replica compared with the tree, the others and the log.
 
-    Starts Kafka, three nodes and the Spark audit, and stops all of it again. Exit status 0 only if every replica lists the
-    tree exactly, all digests are equal, and Spark, from the log alone, says so.
+    Starts Kafka, three nodes, three datanodes and the Spark audit, and stops all of it again. Exit status 0 only if every replica lists
+    the tree exactly, every file reads back from each datanode, all digests are equal, and Spark, from the log alone, says so.
     """
     check_spark()
     given = settings_of(context)
+    datanodes = (given.datanodes or default_datanodes(REPLICAS)) if contents else ()
     settings = given.with_values(
-        data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS
-    )
+        data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS,
+        datanodes=datanodes,
+    )  # fmt: skip
     # Python caches compiled modules beside its library, which is the tree: none of our processes may change it.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    source = (tree or Path(sysconfig.get_paths()["stdlib"])).absolute()
+    source = Source(path=tree.absolute()) if tree is not None else _python_library()
     with _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
@@ -99,6 +113,12 @@ def command(
         finished(outcome.holds)
     if not outcome.holds:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _python_library() -> Source:
+    """Return Python's own library, without what was installed into it."""
+    library = Path(sysconfig.get_paths()["stdlib"]).absolute()
+    return Source(path=library, leave_out=("site-packages", "dist-packages"))
 
 
 @contextmanager
@@ -138,10 +158,10 @@ class _Demo:
     """The demo on a running stack."""
 
     def __init__(
-        self, settings: Settings, tree: Path, max_in_flight: int, verdict_timeout_s: float, *, quiet: bool
+        self, settings: Settings, source: Source, max_in_flight: int, verdict_timeout_s: float, *, quiet: bool
     ) -> None:
         self.settings = settings
-        self.tree = tree
+        self.source = source
         self.max_in_flight = max_in_flight
         self.verdict_timeout_s = verdict_timeout_s
         self.quiet = quiet
@@ -152,23 +172,28 @@ class _Demo:
         settings = self.settings
         with progress(self.quiet) as report:
             spread = checks.check_spread(settings, report=report)
-        self._note(f"{spread.found}; ingesting {self.tree}")
+        self._note(f"{spread.found}; ingesting {self.source.path}")
+        contents = bool(settings.datanodes)
         summary = run_ingest(
-            settings, self.tree, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet
-        )
+            settings, self.source.path, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet,
+            contents=contents, leave_out=self.source.leave_out,
+        )  # fmt: skip
         with progress(self.quiet) as report:
             found = [spread, checks.check_ingest(summary)]
             report("waiting until the replicas have converged")
             found.append(checks.check_converged(settings))
             report("comparing every replica's listing with the tree")
-            found += checks.check_listings(settings, self.tree, self.placement)
+            found += checks.check_listings(settings, self.source.path, self.placement, self.source.leave_out)
+            if contents:
+                report("reading every file back from each datanode")
+                found.append(checks.check_contents(settings, self.placement))
             report("comparing full scans and digests")
             found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
             report("waiting for Spark's verdict on the last index")
             with VerdictReader(settings.bootstrap_servers) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
         return Outcome(
-            tree=self.tree, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
+            tree=self.source.path, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
             latest=latest, checks=[*found, *judged],
         )  # fmt: skip
 

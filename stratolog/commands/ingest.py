@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest
+from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.ingest import Progress as Step
 from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, Placement
 from stratolog.commands.addresses import shown_size
@@ -42,6 +42,7 @@ def command(
     max_in_flight: MaxInFlight = MAX_IN_FLIGHT,
     prefix: Annotated[str, typer.Option(help="Volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",
     volumes: Annotated[int, typer.Option(min=1, max=MAX_VOLUMES, help="Number of volumes.")] = DEFAULT_VOLUMES,
+    contents: Annotated[bool, typer.Option("--contents", help="Write the files' bytes too, to the datanodes.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key of every file below DIR, with size, modification time and SHA-256.
@@ -55,8 +56,9 @@ def command(
     except ValueError as error:
         raise UsageError(str(error)) from error
     summary = run_ingest(
-        connected_settings_of(context), directory, placement=placement, max_in_flight=max_in_flight, quiet=as_json
-    )
+        connected_settings_of(context), directory, placement=placement, max_in_flight=max_in_flight, quiet=as_json,
+        contents=contents,
+    )  # fmt: skip
     if as_json:
         print_json({**asdict(summary), "complete": summary.complete})
     else:
@@ -66,11 +68,19 @@ def command(
 
 
 def run_ingest(
-    settings: Settings, directory: Path, *, placement: Placement, max_in_flight: int, quiet: bool
-) -> IngestSummary:
-    """Ingest a tree, showing progress on standard error unless ``quiet``; raises as ``producers.ingest`` does."""
+    settings: Settings, directory: Path, *, placement: Placement, max_in_flight: int, quiet: bool,
+    contents: bool = False, leave_out: Collection[str] = (),
+) -> IngestSummary:  # fmt: skip
+    """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
+
+    Raises as ``producers.ingest`` does.
+    """
     with client_of(settings, in_flight=max_in_flight) as client, _progress(quiet) as told:
-        return ingest(client, directory, placement=placement, progress=told, max_in_flight=max_in_flight)
+        if contents:
+            return ingest_contents(client, directory, placement=placement, progress=told, leave_out=leave_out)
+        return ingest(
+            client, directory, placement=placement, progress=told, max_in_flight=max_in_flight, leave_out=leave_out
+        )
 
 
 @contextmanager
