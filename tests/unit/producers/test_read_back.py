@@ -51,7 +51,7 @@ def test_a_damaged_replica_is_named_though_others_would_do(world, tree):
     ingest_contents(world.client, tree, placement=PLACEMENT, writers=2)
     damaged = next(info for (_, _, key), info in world.cluster.keys.items() if key == "lib/c.bin")
     [block] = damaged.blocks
-    world.members(block.container_id)[1].blocks.damage(block, 1000, b"damage")
+    world.members(int(block.pipeline.removeprefix("pipeline-")))[1].blocks.damage(block, 1000, b"damage")
     found = read_back(world.client, PLACEMENT)
     [wrong] = found.wrong
     assert found.wrong_replicas == 1
