@@ -32,7 +32,7 @@ TIMES ?= 10
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench model linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ chaos: install ## faults on a real stack by count, everything compared at the en
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000
 	$(BIN)/python -m benchmarks.failover --kills 20
+
+bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders: tables, and one JSON object a line
+	$(BIN)/python -m benchmarks.datanode
 
 demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
 	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')

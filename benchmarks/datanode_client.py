@@ -1,0 +1,218 @@
+"""One client of ``benchmarks.datanode``, in a process of its own: commands are JSON lines on stdin, answers JSON lines on stdout.
+
+It writes blocks with the SDK's block writer, without the Object Manager: as ``KeyWriter`` does, the watch of one block goes on while the
+next one is written. Times are ``time.monotonic()``, which all processes of a machine share.
+
+    {"do": "write", "view": {...}, "container_id": 256, "first": 1, "blocks": 4, "block_bytes": ..., "options": {...}, "start_at": ...}
+    {"do": "flushes", ...}      one block, ``flushes`` times ``flush_bytes`` and hsync
+    {"do": "closes", ...}       ``blocks`` small blocks, one after another
+    {"do": "plain", ...}        the same bytes to a topic, with the settings that the log's appender has
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from producers.block_writer import BlockWriter
+from producers.datanode_connection import Answer, Connection, Datanodes
+from producers.datanode_directory import PipelineView
+from producers.errors import DatanodeError
+from producers.stream_options import StreamOptions
+from schemas.datanode import Member, PutBlock
+from schemas.packets import FrameHeader
+from schemas.rows import BlockLocation
+
+PIECE_BYTES = 4 * 1024 * 1024
+"""What is given to the writer at once, and a message of the plain producer: a chunk of the old way."""
+PIECES = 4
+"""Different pieces, used in turn."""
+
+Command = Mapping[str, Any]
+Json = dict[str, Any]
+
+
+class Waits:
+    """What a client waited for, in order: of kinds ``stream``, ``put`` and ``watch``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kinds: list[str] = []
+
+    def add(self, kind: str) -> None:
+        """Note a wait."""
+        with self._lock:
+            self._kinds.append(kind)
+
+    def take(self) -> tuple[int, int]:
+        """Return (waits, blocking points) since the last call: waits of one kind that follow each other are one point."""
+        with self._lock:
+            kinds, self._kinds = self._kinds, []
+        points = sum(before != after for before, after in pairwise(kinds)) + bool(kinds)
+        return len(kinds), points
+
+
+class CountingDatanodes(Datanodes):
+    """Connections that note each wait for an answer."""
+
+    def __init__(self, waits: Waits, cluster: str) -> None:
+        super().__init__(cluster=cluster, peer="bench")
+        self._waits = waits
+
+    def connect(self, member: Member) -> Connection:
+        """Open a connection that counts."""
+        connection = super().connect(member)
+        receive = connection.receive_patiently
+
+        def counted(timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+            self._waits.add("stream")
+            return receive(timeout_ms)
+
+        connection.receive_patiently = counted  # type: ignore[method-assign]
+        return connection
+
+    def ask_all(
+        self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
+    ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
+        """As in Datanodes."""
+        self._waits.add("put" if isinstance(request, PutBlock) else "watch")
+        return super().ask_all(members, request, expect, timeout_ms=timeout_ms, enough=enough)
+
+
+class Client:
+    """Executes the commands."""
+
+    def __init__(self, cluster: str, bootstrap_servers: str) -> None:
+        self._waits = Waits()
+        self._datanodes = CountingDatanodes(self._waits, cluster)
+        self._background = ThreadPoolExecutor(max_workers=1)
+        self._bootstrap_servers = bootstrap_servers
+        self._pieces = [os.urandom(PIECE_BYTES) for _ in range(PIECES)]
+        self._producer: Producer | None = None
+
+    def run(self, command: Command) -> Json:
+        """Execute one, and return its figures with when it began and ended and what processor time it took."""
+        execute = {"write": self._write, "flushes": self._flushes, "closes": self._closes, "plain": self._plain}
+        wait_s = float(command.get("start_at", 0)) - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        cpu_s, began_s = time.process_time(), time.monotonic()
+        figures = execute[str(command["do"])](command)
+        return {"began": began_s, "ended": time.monotonic(), "cpu_s": time.process_time() - cpu_s, **figures}
+
+    def _writer(self, command: Command, number: int) -> BlockWriter:
+        view = command["view"]
+        pipeline = PipelineView(
+            pipeline=view["pipeline"], partition=view["partition"], state="OPEN",
+            members=tuple(Member(**member) for member in view["members"]),
+        )  # fmt: skip
+        location = BlockLocation(
+            container_id=command["container_id"], local_id=command["first"] + number, offset=0,
+            length=command["block_bytes"], pipeline=pipeline.pipeline,
+        )  # fmt: skip
+        options = StreamOptions(**command["options"])
+        return BlockWriter(location, pipeline, self._datanodes, options, self._background)
+
+    def _put(self, writer: BlockWriter, size: int) -> None:
+        done = 0
+        while done < size:
+            piece = memoryview(self._pieces[done // PIECE_BYTES % PIECES])[: size - done]
+            while len(piece):
+                taken = writer.put(piece, keep=True)
+                writer.push()
+                if not taken:
+                    writer.wait_for_room()
+                piece = piece[taken:]
+                done += taken
+
+    def _write(self, command: Command) -> Json:
+        closing: BlockWriter | None = None
+        closes_ms, resumed = [], 0
+        for number in range(command["blocks"]):
+            writer = self._writer(command, number)
+            self._put(writer, command["block_bytes"])
+            began_s = time.monotonic()
+            writer.finish()
+            closes_ms.append((time.monotonic() - began_s) * 1000)
+            if closing is not None:
+                closing.settle()
+            closing = writer
+            resumed += writer.resumed
+        if closing is not None:
+            closing.settle()
+        self._waits.take()
+        return {"bytes": command["blocks"] * command["block_bytes"], "closes_ms": closes_ms, "resumed": resumed}
+
+    def _flushes(self, command: Command) -> Json:
+        writer = self._writer(command, 0)
+        self._put(writer, command["flush_bytes"])
+        writer.hsync()
+        flushes_ms, waits, points = [], 0, 0
+        for _ in range(command["flushes"]):
+            self._put(writer, command["flush_bytes"])
+            self._waits.take()
+            began_s = time.monotonic()
+            writer.hsync()
+            flushes_ms.append((time.monotonic() - began_s) * 1000)
+            some, distinct = self._waits.take()
+            waits, points = waits + some, points + distinct
+        writer.finish()
+        writer.settle()
+        self._waits.take()
+        return {"latencies_ms": flushes_ms, "waits": waits, "points": points}
+
+    def _closes(self, command: Command) -> Json:
+        closes_ms, waits, points = [], 0, 0
+        for number in range(command["blocks"]):
+            writer = self._writer(command, number)
+            self._put(writer, command["block_bytes"])
+            self._waits.take()
+            began_s = time.monotonic()
+            writer.finish()
+            writer.settle()
+            closes_ms.append((time.monotonic() - began_s) * 1000)
+            some, distinct = self._waits.take()
+            waits, points = waits + some, points + distinct
+        return {"latencies_ms": closes_ms, "waits": waits, "points": points}
+
+    def _plain(self, command: Command) -> Json:
+        if self._producer is None:
+            self._producer = Producer({"bootstrap.servers": self._bootstrap_servers, **command["settings"]})
+        failed: list[str] = []
+
+        def report(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failed.append(error.str())
+
+        count = command["bytes"] // PIECE_BYTES
+        for number in range(count):
+            self._producer.produce(
+                command["topic"], self._pieces[number % PIECES], partition=command["partition"], on_delivery=report
+            )
+            self._producer.poll(0)
+        self._producer.flush()
+        if failed:
+            raise RuntimeError(f"{len(failed)} messages failed, the first: {failed[0]}")
+        return {"bytes": count * PIECE_BYTES}
+
+
+def main() -> None:
+    """Read commands until the end of input; an error ends the process."""
+    client = Client(sys.argv[1], sys.argv[2])
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(client.run(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
