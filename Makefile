@@ -80,10 +80,10 @@ unit: install ## the fast tests
 integration: install ## the tests on a real broker, real RocksDB and real processes
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
-# One pytest run, so that its summary speaks for all and comes last. Two workers: one has everything that needs a stack, which is
-# mostly waiting, and is named first so that it begins at once; the other has Spark's tests and the fast ones (tests/conftest.py).
+# One pytest run, so that its summary speaks for all and comes last. Three workers (tests/conftest.py): all that needs a stack, which is
+# mostly waiting; the datanodes' processes, the same; and Spark's tests with the fast ones.
 test: install lint typecheck ## lint, typecheck, unit and integration: about 13 minutes on two cores
-	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=2 --dist=loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
 	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)

@@ -27,9 +27,13 @@ from tests.support.stack import LocalKafka, TestStack
 STACK_FOLDERS = ("tests/integration/", "tests/linearizability/", "tests/chaos/")
 SPARK_TESTS = "tests/integration/test_audit_"
 """These share one Spark session and one quiet broker, and wait for none of the stacks."""
-STACK, SPARK = "stack", "spark"
-STACK_WORKER = "gw0"
-"""Scopes go to the workers in the order of collection, and the stack's comes first (:func:`pytest_collection_modifyitems`)."""
+DATANODE_TESTS = ("tests/integration/test_datanode_", "tests/integration/test_block_store_faults")
+"""These have processes of their own, and mostly wait for them."""
+STACK, DATANODES, SPARK = "stack", "datanodes", "spark"
+ORDER = {STACK: 0, DATANODES: 1, SPARK: 2}
+"""Scopes go to the workers in the order of collection (:func:`pytest_collection_modifyitems`): the longest first."""
+PROCESS_WORKERS = ("gw0", "gw1")
+"""Those that get the first two scopes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,20 +41,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # `make test` runs two workers: one has all that needs a stack, and the other, with Spark's and the fast tests, makes way.
-    if os.environ.get("PYTEST_XDIST_WORKER", STACK_WORKER) != STACK_WORKER:
+    # Of `make test`'s three workers two start processes and wait for them; the third, with Spark's and the fast tests, makes way.
+    if os.environ.get("PYTEST_XDIST_WORKER", PROCESS_WORKERS[0]) not in PROCESS_WORKERS:
         os.nice(5)
 
 
 def scope_of(nodeid: str) -> str:
-    """Return what a test is kept together with on one worker: the stack's tests, Spark's, else its own file's."""
+    """Return what a test is kept together with on one worker: the stack's tests, the datanodes', Spark's, else its own file's."""
     if nodeid.startswith(SPARK_TESTS):
         return SPARK
+    if nodeid.startswith(DATANODE_TESTS):
+        return DATANODES
     return STACK if nodeid.startswith(STACK_FOLDERS) else nodeid.partition("::")[0]
 
 
 class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
-    """All that needs a stack runs on one worker, one test at a time, and Spark's tests beside them on the other.
+    """All that needs a stack runs on one worker, one test at a time; the datanodes' tests on another, and Spark's on a third.
 
     The other tests go where there is room, file by file.
     """
@@ -61,9 +67,8 @@ class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest scopes first: the stack's tests, then Spark's, then the others as they were collected."""
-    order = {STACK: 0, SPARK: 1}
-    items.sort(key=lambda item: order.get(scope_of(item.nodeid), 2))
+    """Put the longest scopes first, then the others as they were collected."""
+    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), len(ORDER)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
