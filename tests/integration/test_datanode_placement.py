@@ -93,6 +93,7 @@ def test_pipelines_appear_and_a_killed_datanode_is_replaced(stack: TestStack) ->
             return closed and any(victim not in members(row) for row in usable(stack))
 
         stack.wait("its pipelines closed, and another that takes blocks", replaced)
+        stack.wait_pipeline()
         again = write(client, "k2")
         assert read(client, "k2") == again
         for number in held:
@@ -119,7 +120,7 @@ def test_a_datanode_is_decommissioned_while_the_leader_dies(stack: TestStack) ->
             }  # those that dn1 never held
         stack.stop_datanode("dn1")
         assert read(client, "k1") == data
-        stack.wait("blocks are taken by the others", lambda: bool(usable(stack)))
+        stack.wait_pipeline()
         assert read_back(client)
 
 
@@ -173,6 +174,7 @@ def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
         stack.stop_datanode("dn2")
         stack.wait("it is missed", lambda: stack.datanode("dn2").get("health") == "DEAD")
         assert read(client, "k1") == data
+        stack.wait_pipeline()
         assert read_back(client)
         stack.start_datanode("dn2")
         stack.wait("it is back", lambda: stack.datanode("dn2").get("health") == "HEALTHY")
