@@ -17,6 +17,7 @@ from schemas.result_codes import INTERNAL_ERROR
 from schemas.stream_errors import NO_SUCH_PIPELINE
 
 PATH = "/v1/pipelines"
+CONTAINERS_PATH = "/v1/containers"
 STATUS_PATH = "/status"
 """Names the cluster, if the list of pipelines does not."""
 MIN_REFRESH_MS = 200
@@ -83,6 +84,14 @@ class Directory:
             self._cluster = str(answer.get("cluster", "")) or self._cluster
             self._asked_at_s = time.monotonic()
 
+    def holders(self, container_id: int) -> list[Member]:
+        """Return who holds a container now: after copying, others than its pipeline's members do; nobody if nobody knows."""
+        try:
+            answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale")
+            return [_member(replica) for replica in answer["replicas"]]
+        except (RetryableError, RequestFailed, KeyError, TypeError):
+            return []
+
     def try_refresh(self) -> None:
         """As :meth:`refresh`; what was known stays if nobody answers."""
         try:
@@ -99,11 +108,14 @@ def _view(value: dict[str, object]) -> PipelineView:
         pipeline=str(value["pipeline"]),
         partition=int(str(value["partition"])),
         state=str(value["state"]),
-        members=tuple(
-            Member(
-                datanode=member["datanode"], address=member["address"], http_address=member["http_address"],
-                rack=member["rack"],
-            )
-            for member in members
-        ),
-    )  # fmt: skip
+        members=tuple(map(_member, members)),
+    )
+
+
+def _member(value: dict[str, object]) -> Member:
+    return Member(
+        datanode=str(value["datanode"]),
+        address=str(value["address"]),
+        http_address=str(value["http_address"]),
+        rack=str(value["rack"]),
+    )

@@ -2,7 +2,8 @@
 
 What belongs here: which block and replica a byte is read from. The rules:
 
-1. Replicas are asked in order of nearness; the one that answered last is asked first.
+1. Replicas are asked in order of nearness; the one that answered last is asked first. If no member of the block's
+   pipeline can answer, whoever else holds the container now is asked too.
 2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
    replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
    followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised.
@@ -137,7 +138,14 @@ class _BlockReader:
                 time.sleep(attempt * FIRST_PAUSE_MS / 1000)
                 self._streams.directory.try_refresh()
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
-            for member in self._in_order(pipeline):
+            members = list(pipeline.members)
+            if self._replica is not None:
+                members = [members[self._replica]]
+            elif attempt:
+                known = {member.datanode for member in members}
+                holders = self._streams.directory.holders(self.location.container_id)
+                members += [member for member in holders if member.datanode not in known]
+            for member in self._in_order(members):
                 error = self._try_replica(pipeline, member, cell, offset + wanted)
                 if error is None:
                     self._preferred = member
@@ -148,10 +156,8 @@ class _BlockReader:
                     self._preferred = None
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
 
-    def _in_order(self, pipeline: PipelineView) -> list[Member]:
-        if self._replica is not None:
-            return [pipeline.members[self._replica]]
-        members = nearest_first(random.sample(pipeline.members, len(pipeline.members)), self._options.rack)
+    def _in_order(self, given: list[Member]) -> list[Member]:
+        members = nearest_first(random.sample(given, len(given)), self._options.rack)
         return sorted(members, key=lambda member: member != self._preferred)
 
     def _try_replica(self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int) -> DatanodeError | None:

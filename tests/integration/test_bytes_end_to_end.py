@@ -1,0 +1,165 @@
+"""Bytes through the whole stack: Object Manager nodes, datanodes, brokers; by the command and by the SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producers import AsyncClient, Client, RequestFailed, StreamOptions
+from producers.key_copy import put_file
+from tests.support.stack import TestStack
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+KIB, MIB = 1024, 1024 * 1024
+OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, block_bytes=4 * MIB, watch_timeout_ms=3_000)
+
+
+@pytest.fixture(scope="module")
+def stack(make_stack: Callable[..., TestStack]) -> TestStack:
+    started = make_stack(nodes=3, datanodes=3, block_bytes=4 * MIB, flush_bytes=MIB, client_buffer_bytes=4 * MIB)
+    started.wait_pipeline()
+    return started
+
+
+@pytest.fixture(scope="module")
+def client(stack: TestStack) -> Iterator[Client]:
+    nodes = [stack.address(name) for name in stack.names]
+    with Client(stack.settings.bootstrap_servers, read_from=nodes, streams=OPTIONS) as opened:
+        opened.create_volume("bytes")
+        opened.create_bucket("bytes", "bucket")
+        yield opened
+
+
+def some_bytes(length: int, seed: int = 0) -> bytes:
+    return random.Random(seed or length).randbytes(length)
+
+
+class Command:
+    def __init__(self, stack: TestStack) -> None:
+        self._stack = stack
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        environment = {
+            "STRATOLOG_CONFIG": str(self._stack.settings_file), "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "stratolog", "sh", "key", *arguments]
+        return subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False, timeout=120)
+
+    def json(self, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
+        done = self(*arguments, "--json", stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@pytest.fixture
+def key(stack: TestStack, client: Client) -> Command:
+    """The command, once there is a bucket."""
+    return Command(stack)
+
+
+def test_put_get_cat_and_cp_keep_every_byte(key: Command, client: Client, tmp_path: Path) -> None:
+    data = some_bytes(9 * MIB + 17)
+    digest = hashlib.sha256(data).hexdigest()
+    source = tmp_path / "source.bin"
+    source.write_bytes(data)
+    done = key.json("put", "/bytes/bucket/a/b.bin", str(source), "--metadata", "colour=red")
+    assert (done["bytes"], done["sha256"], done["address"]) == (len(data), digest, "/bytes/bucket/a/b.bin")
+    info = client.key_info("bytes", "bucket", "a/b.bin").info
+    assert (info.size, info.metadata, len(info.blocks)) == (len(data), {"colour": "red"}, 3)
+    assert all(block.bcs_id > 0 for block in info.blocks)
+    target = tmp_path / "target.bin"
+    assert key.json("get", "/bytes/bucket/a/b.bin", str(target))["sha256"] == digest
+    assert target.read_bytes() == data
+    again = key("get", "/bytes/bucket/a/b.bin", str(target))
+    assert (again.returncode, b"exists; --force replaces it" in again.stderr) == (2, True)
+    assert key("get", "/bytes/bucket/a/b.bin", str(target), "--force").returncode == 0
+    assert key("get", "/bytes/bucket/a/b.bin", str(tmp_path)).returncode == 0
+    assert (tmp_path / "b.bin").read_bytes() == data
+    assert key("cat", "/bytes/bucket/a/b.bin").stdout == data
+    assert key("cat", "/bytes/bucket/a/b.bin", "--offset", "4MB", "--length", "1000").stdout == data[4 * MIB :][:1000]
+    assert key.json("cp", "/bytes/bucket", "a/b.bin", "copy")["sha256"] == digest
+    assert client.key_info("bytes", "bucket", "copy").info.metadata == {"colour": "red"}
+    assert key("cat", "/bytes/bucket/copy").stdout == data
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.bin", "source.bin", "target.bin"]
+
+
+def test_from_standard_input_in_every_way(key: Command, client: Client) -> None:
+    for way, topology in enumerate(["chain", "star", "tree", "chain"]):
+        data = some_bytes(5 * MIB + way)
+        address = f"/bytes/bucket/way{way}"
+        done = key.json("put", address, "-", "--way", str(way), "--topology", topology, stdin=data)
+        assert done["sha256"] == hashlib.sha256(data).hexdigest()
+        assert key("cat", address).stdout == data
+
+
+def test_errors_name_what_is_wrong(key: Command, tmp_path: Path) -> None:
+    cases = [
+        (("put", "/bytes/bucket/k", str(tmp_path / "none")), 1, "No such file or directory"),
+        (("put", "/bytes/bucket/k", str(tmp_path)), 2, "is a directory"),
+        (("put", "/bytes/none/k", "-"), 1, "BUCKET_NOT_FOUND"),
+        (("get", "/bytes/bucket/none", str(tmp_path / "x")), 1, "KEY_NOT_FOUND"),
+        (("cat", "/bytes/bucket/none"), 1, "KEY_NOT_FOUND"),
+        (("cat", "/bytes/bucket"), 2, "is not the address of a key"),
+        (("put", "/bytes/bucket/k", "-", "--topology", "ring"), 2, "topology"),
+    ]
+    for arguments, code, message in cases:
+        done = key(*arguments)
+        assert (done.returncode, message in done.stderr.decode()) == (code, True), (arguments, done.stderr.decode())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_sdk_writes_a_local_file_and_reads_it_awaited(stack: TestStack, client: Client, tmp_path: Path) -> None:
+    data = some_bytes(6 * MIB, 5)
+    source = tmp_path / "file"
+    source.write_bytes(data)
+    assert put_file(client, "/bytes/bucket/file", source).sha256 == hashlib.sha256(data).hexdigest()
+
+    async def run() -> None:
+        nodes = [stack.address(name) for name in stack.names]
+        async with AsyncClient(stack.settings.bootstrap_servers, read_from=nodes, streams=OPTIONS) as opened:
+            async with opened.open("/bytes/bucket/file") as file:
+                assert await file.read() == data
+            async with opened.open("/bytes/bucket/awaited", "wb") as file:
+                await file.write(data)
+                await file.hsync()
+
+    asyncio.run(run())
+    with client.open("/bytes/bucket/awaited") as file:
+        assert file.read() == data
+
+
+def test_a_datanode_dies_while_a_key_is_written(stack: TestStack, client: Client) -> None:
+    data = some_bytes(10 * MIB, 9)
+    with client.open("/bytes/bucket/survives", "wb") as file:
+        file.write(data[: 3 * MIB])
+        file.flush()
+        stack.kill_datanode("dn2")
+        file.write(data[3 * MIB :])
+    with client.open("/bytes/bucket/survives") as file:
+        assert file.read() == data
+    stack.start_datanode("dn2")
+    stack.wait_pipeline()
+
+
+def test_an_abort_leaves_no_key(client: Client) -> None:
+    def fail() -> None:
+        with client.open("/bytes/bucket/aborted", "wb") as file:
+            file.write(some_bytes(2 * MIB))
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        fail()
+    with pytest.raises(RequestFailed, match="KEY_NOT_FOUND"):
+        client.open("/bytes/bucket/aborted")
