@@ -28,7 +28,7 @@ _TOMBSTONE = b"\xff" * _LENGTH_BYTES
 
 
 def block_key(container_id: int, local_id: int) -> bytes:
-    """Return a block's key in blockTable; ids are positive, so keys of a container lie together in order."""
+    """Return a block's key in blockTable; ids are not negative, so keys of a container lie together in order."""
     return container_id.to_bytes(8, "big") + local_id.to_bytes(8, "big")
 
 
