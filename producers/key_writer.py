@@ -24,6 +24,7 @@ from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.stream_options import StreamOptions
 from schemas.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 from schemas.rows import BlockLocation
 
 MAX_FAILED_BLOCKS = 10
@@ -70,7 +71,7 @@ class KeyWriter:
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),
         )  # fmt: skip
-        session = session_of(client.submit(body).result())
+        session = session_of(self._ask(body))
         self._session_id = session.session_id
         self._spare = list(session.blocks)
         """Blocks that were allocated with the key and are not used yet."""
@@ -219,14 +220,27 @@ class KeyWriter:
             volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
             excluded_pipelines=list(self._excluded),
         )  # fmt: skip
-        try:
-            return block_of(self._client.submit(body).result())
-        except (RequestFailed, RetryableError):
-            if not self._excluded:
-                raise
-        # Nothing is left but what failed before, and may have recovered.
-        self._excluded.clear()
-        return block_of(self._client.submit(replace(body, excluded_pipelines=[])).result())
+        if self._excluded:
+            try:
+                return block_of(self._client.submit(body).result())
+            except (RequestFailed, RetryableError):
+                # Nothing is left but what failed before, and may have recovered.
+                self._excluded.clear()
+        return block_of(self._ask(replace(body, excluded_pipelines=[])))
+
+    def _ask(self, body: RequestBody) -> Response:
+        """Ask the Object Manager for blocks; while no pipeline takes any, another is perhaps being made."""
+        deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
+        pause_ms = PAUSE_MS
+        while True:
+            try:
+                return self._client.submit(body).result()
+            except RequestFailed as error:
+                no_pipeline = error.status == FAILED_TO_FIND_ACTIVE_PIPELINE
+                if not no_pipeline or time.monotonic() + pause_ms / 1000 >= deadline_s:
+                    raise
+            time.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
     def _guarded(self, block: BlockWriter, step: Callable[[], None]) -> bool:
         """Run a step of a block; if the block fails, write what it held elsewhere. Returns whether it went well."""

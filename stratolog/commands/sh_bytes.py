@@ -40,7 +40,7 @@ Way = Annotated[
     int | None, typer.Option("--way", min=0, max=3, help="How blocks are committed (setting 'commit_way').")
 ]
 Topology = Annotated[str | None, typer.Option(help="star, chain or tree: how datanodes forward (setting 'topology').")]
-Offset = Annotated[int, typer.Option(parser=addresses.size_in_bytes, metavar="SIZE", help="Begin here.")]
+Offset = Annotated[int | None, typer.Option(parser=addresses.size_in_bytes, metavar="SIZE", help="Begin here.")]
 Length = Annotated[
     int | None, typer.Option(parser=addresses.size_in_bytes, metavar="SIZE", help="At most so many bytes.")
 ]
@@ -95,12 +95,12 @@ def get(
         _did("get", address, str(target), copied, time.monotonic() - begun_s, as_json, failovers=key.failovers)
 
 
-def cat(context: typer.Context, address: Key, *, offset: Offset = 0, length: Length = None) -> None:
+def cat(context: typer.Context, address: Key, *, offset: Offset = None, length: Length = None) -> None:
     """Write a key's bytes, or some of them, to standard output."""
     from producers.key_copy import COPY_BYTES
 
     with _opened(_settings(context), address) as key:
-        key.seek(offset)
+        key.seek(offset or 0)
         left = key.size if length is None else length
         while left and (data := key.read(min(left, COPY_BYTES))):
             sys.stdout.buffer.write(data)

@@ -27,7 +27,7 @@ OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, block_byte
 
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    started = make_stack(nodes=3, datanodes=3, block_bytes=4 * MIB, flush_bytes=MIB, client_buffer_bytes=4 * MIB)
+    started = make_stack(nodes=3, datanodes=4, block_bytes=4 * MIB, flush_bytes=MIB, client_buffer_bytes=4 * MIB)
     started.wait_pipeline()
     return started
 

@@ -40,6 +40,7 @@ class World:
         self.block_bytes = 8 * MIB
         self.logs = nodes.pipelines
         self.cluster = BlockCluster(self)
+        self.without_pipelines = 0
         self.om = OmNode(self.cluster, self)
         pipeline, _ = pipeline_to(self.cluster, Policy())
         self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=10_000), OPTIONS)

@@ -33,7 +33,7 @@ from schemas.datanode import (
     WriteChunk,
 )
 from schemas.messages import AllocateBlock, AllocatedBlock, CreateKey, KeySession
-from schemas.result_codes import INVALID_REQUEST, OK
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST, OK
 from schemas.rows import BlockLocation
 
 from .memory import MemoryCluster, pipeline_to
@@ -241,6 +241,9 @@ class BlockCluster(MemoryCluster):
         if isinstance(body, AllocateBlock):
             if set(body.excluded_pipelines) >= {f"pipeline-{partition}" for partition in self.world.logs}:
                 return INVALID_REQUEST, None
+            if self.world.without_pipelines > 0:
+                self.world.without_pipelines -= 1
+                return FAILED_TO_FIND_ACTIVE_PIPELINE, None
             return OK, AllocatedBlock(block=self.allocate(body.excluded_pipelines))
         return super().apply(body)
 
@@ -268,6 +271,8 @@ class World:
             for name in names:
                 self.nodes[name] = Datanode(self, name, folder / name, limits)
             self.logs[partition] = Log(partition, names)
+        self.without_pipelines = 0
+        """So many times no pipeline takes a block."""
         self.racks: dict[str, str] = {}
         self.cluster = BlockCluster(self)
         self.om = OmNode(self.cluster, self)

@@ -323,6 +323,14 @@ def overloaded(*_):
     raise BlockError("OVERLOADED", "no more streams")
 
 
+def test_a_writer_waits_while_no_pipeline_takes_blocks(make):
+    world = make()
+    world.without_pipelines = 3
+    data = some_bytes(100 * KIB)
+    world.put(data)
+    assert world.get() == data
+
+
 def closed(_put):
     raise BlockError("PIPELINE_CLOSED", "closed")
 
