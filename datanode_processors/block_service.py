@@ -113,7 +113,9 @@ def check_block(partition: int, container_id: int, local_id: int) -> None:
     """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
     # The very first container of a cluster is number 0.
     if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
-        raise BlockError(codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0")
+        raise BlockError(
+            codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
+        )
     if container_id % PARTITIONS != partition:
         raise BlockError(
             codes.INVALID_REQUEST,

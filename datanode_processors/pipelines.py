@@ -9,14 +9,10 @@ Rules:
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from datanode_processors.block_service import (
@@ -35,9 +31,10 @@ from datanode_processors.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.copies import Copies
 from datanode_processors.errors import BlockError
-from datanode_processors.peer import Peer
+from datanode_processors.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
 from datanode_processors.pipeline import Pipeline
 from datanode_processors.ports import Readable
+from datanode_processors.registry import REGISTRY, read_registry, write_registry
 from datanode_processors.scrubber import Place
 from datanode_processors.verifier import Verifier
 from replicated_db.errors import StopProcess
@@ -50,7 +47,7 @@ from replicated_db.replica import Outcome, Replica
 from replicated_db.startup import check_replica
 from schemas import stream_errors as codes
 from schemas.block_rows import block_key, encode_block_row
-from schemas.codec import Undecodable, decode, decode_as, encode
+from schemas.codec import decode_as
 from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE
 from schemas.datanode import (
     Accepted,
@@ -73,19 +70,11 @@ from schemas.datanode import (
 from schemas.log import Barrier, Batch, Merge, Put
 from schemas.packets import CELL_BYTES
 
-REGISTRY = "pipelines.json"
 LOOK_INTERVAL_S = 0.05
 """How often elections and ticks are looked at."""
 
 LOOKS_PER_SIZE = 20
 """Every so many looks, the containers' sizes are looked at."""
-
-ANSWER_TIMEOUT_S = 30.0
-"""How long a request may wait for its batch to be effective."""
-
-ANSWER_STEP_S = 0.5
-MAX_IDLE_PEERS = 8
-"""Connections to one other datanode that are kept for the next request to send on."""
 
 MAX_LISTED_BYTES = 3 * 1024 * 1024
 """Rows in one answer to ListContainer."""
@@ -112,7 +101,7 @@ class Pipelines:
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._pipelines: dict[int, Pipeline] = {}
-        self._peers: dict[str, list[Peer]] = {}
+        self._leaders = LeaderCalls(node=config.node, cluster=config.cluster)
         self._follow: Callable[[int], None] = lambda _: None
         self._changed: Callable[[], None] = lambda: None
         self._scanned: Callable[[Pipeline, Position], None] = lambda _, __: None
@@ -122,8 +111,6 @@ class Pipelines:
             blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
         )
         self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
-        self.forwarded = 0
-        """Requests sent on to a leader."""
         self.replicas: dict[int, Replica] = {}
         self.loops: dict[int, LeaderLoop] = {}
         self.follower_logs: dict[int, Log] = {}
@@ -162,13 +149,14 @@ class Pipelines:
 
     def close(self) -> None:
         """Close the stores."""
-        with self._lock:
-            peers = [peer for idle in self._peers.values() for peer in idle]
-            self._peers.clear()
-        for peer in peers:
-            peer.close()
+        self._leaders.close()
         for pipeline in self.all():
             pipeline.close()
+
+    @property
+    def forwarded(self) -> int:
+        """Requests sent on to a leader."""
+        return self._leaders.sent
 
     def all(self) -> list[Pipeline]:
         """Return the pipelines by partition."""
@@ -268,7 +256,7 @@ class Pipelines:
     def handle(self, request: Any) -> Any:
         """Answer a request; raises BlockError. Blocks until the answer is there."""
         if isinstance(request, Forwarded):
-            return self._execute(_forwarded(request), forward=False)
+            return self._execute(unwrap(request), forward=False)
         if isinstance(request, OpenPipeline):
             return self._open(request)
         if isinstance(request, LOG_REQUESTS):
@@ -339,8 +327,7 @@ class Pipelines:
             raise BlockError(
                 codes.NOT_LEADER, f"datanode {self._config.node} does not lead {pipeline.opened.pipeline}", hint=leader
             )
-        self.forwarded += 1
-        return self._send_on(leader, Forwarded(by=self._config.node, request=encode(request)))
+        return self._leaders.ask(leader, request)
 
     def close_pipeline(self, request: ClosePipeline, timeout_s: float) -> None:
         """Close a pipeline through the log, whoever leads, and wait until that is applied here; raises BlockError."""
@@ -379,56 +366,6 @@ class Pipelines:
                     raise BlockError(
                         codes.TIMED_OUT, f"{pipeline.opened.pipeline}: not effective after {ANSWER_TIMEOUT_S:.0f} s"
                     ) from None
-
-    def _send_on(self, address: str, request: Forwarded) -> Any:
-        """Ask the leader. A connection that was kept may have died meanwhile: then a fresh one is tried, for requests are idempotent."""
-        kept = self._take_peer(address)
-        if kept is not None:
-            try:
-                return self._ask(address, kept, request)
-            except BlockError as error:
-                if error.code not in (codes.FAILED, codes.BAD_FRAME, codes.STOPPING):
-                    raise
-        try:
-            peer = Peer(
-                address, own=self._config.node, cluster=self._config.cluster, timeout_s=ANSWER_TIMEOUT_S + ANSWER_STEP_S
-            )
-        except BlockError as error:
-            raise BlockError(codes.NOT_LEADER, f"the leader does not answer: {error.message}") from error
-        return self._ask(address, peer, request)
-
-    def _ask(self, address: str, peer: Peer, request: Forwarded) -> Any:
-        with self._returned(address, peer):
-            return peer.request(request)
-
-    @contextmanager
-    def _returned(self, address: str, peer: Peer) -> Iterator[None]:
-        """Keep a connection that has answered; close one that has failed."""
-        try:
-            yield
-        except BlockError as error:
-            if error.code in (codes.FAILED, codes.BAD_FRAME, codes.TIMED_OUT, codes.STOPPING):
-                peer.close()
-            else:
-                self._keep_peer(address, peer)
-            raise
-        except BaseException:
-            peer.close()
-            raise
-        self._keep_peer(address, peer)
-
-    def _take_peer(self, address: str) -> Peer | None:
-        with self._lock:
-            idle = self._peers.get(address)
-            return idle.pop() if idle else None
-
-    def _keep_peer(self, address: str, peer: Peer) -> None:
-        with self._lock:
-            idle = self._peers.setdefault(address, [])
-            if len(idle) < MAX_IDLE_PEERS and not self._stopping.is_set():
-                idle.append(peer)
-                return
-        peer.close()
 
     def _block_info(self, request: GetBlock) -> BlockInfo:
         check_block(request.partition, request.container_id, request.local_id)
@@ -554,18 +491,6 @@ class Pipelines:
         self.verifier.repair(pipeline, key, offset // row.bytes_per_checksum)
 
 
-def _forwarded(request: Forwarded) -> Any:
-    try:
-        inner = decode(request.request)
-    except Undecodable as error:
-        raise BlockError(
-            codes.INVALID_REQUEST, f"what datanode {request.by} sends on cannot be decoded: {error}"
-        ) from error
-    if not isinstance(inner, LOG_REQUESTS):
-        raise BlockError(codes.INVALID_REQUEST, f"datanode {request.by} sends on a {type(inner).__name__}")
-    return inner
-
-
 def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:
     """Whether two say the same but for addresses."""
 
@@ -573,37 +498,3 @@ def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:
         return one.pipeline, one.generation, [member.datanode for member in one.members]
 
     return parts(known) == parts(asked)
-
-
-def read_registry(path: Path) -> list[OpenPipeline]:
-    """Return the pipelines of a registry, none if there is no such file; raises ValueError naming the file if it is not one."""
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        return []
-    try:
-        return [decode_as(OpenPipeline, base64.b64decode(one["opened"])) for one in json.loads(text)["pipelines"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no registry of pipelines: {error}") from error
-
-
-def write_registry(path: Path, pipelines: Sequence[OpenPipeline]) -> None:
-    """Replace the registry, atomically and durably. The names are there for people; ``opened`` is what is read."""
-    listed = [
-        {
-            "pipeline": one.pipeline, "partition": one.partition, "members": [member.datanode for member in one.members],
-            "opened": base64.b64encode(encode(one)).decode(),
-        }
-        for one in pipelines
-    ]  # fmt: skip
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        json.dump({"pipelines": listed}, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
