@@ -19,10 +19,15 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import stack
 from tests.support.stack import LocalKafka, TestStack
+
+# The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 STACK_FOLDERS = ("tests/integration/", "tests/linearizability/", "tests/chaos/")
 SPARK_TESTS = "tests/integration/test_audit_"
