@@ -73,8 +73,9 @@ class Connection:
 
     def __init__(
         self, address: str, hello: Hello, *, datanode: str = "", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        silence_ms: int = SILENCE_MS,
+        silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None,
     ) -> None:  # fmt: skip
+        """``hello_timeout_ms`` is how long the datanode may take for HELLO, as long as for anything else if not given."""
         self.address = address
         self.datanode = datanode or address
         self.doing = "HELLO"
@@ -95,7 +96,7 @@ class Connection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._socket.settimeout(None)
             self._limit(socket.SO_SNDTIMEO, min(silence_ms, PROBE_AFTER_MS))
-            self._greet(hello, max(connect_timeout_ms, silence_ms))
+            self._greet(hello, max(connect_timeout_ms, silence_ms) if hello_timeout_ms is None else hello_timeout_ms)
         except BaseException:
             self._socket.close()
             raise
@@ -311,11 +312,13 @@ class Datanodes:
         self._turns = threading.BoundedSemaphore(max_conversations)
         self._closed = False
 
-    def connect(self, member: Member) -> Connection:
-        """Open a new connection, for a stream."""
+    def connect(self, member: Member, *, timeout_ms: int | None = None) -> Connection:
+        """Open a new connection, for a stream; one for a request takes no longer than ``timeout_ms`` to connect, and to say HELLO."""
+        limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
         connection = Connection(
-            member.address, self._hello, datanode=member.datanode, connect_timeout_ms=self._connect_timeout_ms,
-            silence_ms=self.silence_ms,
+            member.address, self._hello, datanode=member.datanode,
+            connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
+            hello_timeout_ms=timeout_ms,
         )  # fmt: skip
         connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
         return connection
@@ -330,8 +333,8 @@ class Datanodes:
         finally:
             self._turns.release()
 
-    def borrow(self, member: Member, *, fresh: bool = False) -> Connection:
-        """Return a kept connection, or a new one."""
+    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> Connection:
+        """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
         with self._lock:
             kept = self._idle.get(member.address)
             if fresh and kept:
@@ -341,7 +344,7 @@ class Datanodes:
                 kept.clear()
             if kept:
                 return kept.pop()
-        return self.connect(member)
+        return self.connect(member, timeout_ms=timeout_ms)
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection on which nothing is under way for the next request."""
@@ -373,7 +376,7 @@ class Datanodes:
             outcomes: dict[str, Answer | DatanodeError] = {}
             try:
                 for member in members:
-                    self._begin(member, request, asked, outcomes)
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms)
                 self._collect(members, request, expect, timeout_ms, enough, asked, outcomes)
             finally:
                 for connection in asked.values():
@@ -386,11 +389,12 @@ class Datanodes:
         return outcomes
 
     def _begin(
-        self, member: Member, request: Any, asked: dict[str, Connection], outcomes: dict[str, Any], *, fresh: bool = False
+        self, member: Member, request: Any, asked: dict[str, Connection], outcomes: dict[str, Any], *, timeout_ms: int,
+        fresh: bool = False,
     ) -> None:  # fmt: skip
         connection = None
         try:
-            connection = self.borrow(member, fresh=fresh)
+            connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
             connection.doing = type(request).__name__
             connection.send(Kind.REQUEST, encode(request))
             asked[member.datanode] = connection
@@ -398,7 +402,7 @@ class Datanodes:
             if connection is not None:
                 connection.close()
                 if connection.used and not fresh:
-                    self._begin(member, request, asked, outcomes, fresh=True)
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
                     return
             outcomes[member.datanode] = error
 
@@ -424,7 +428,7 @@ class Datanodes:
                     if error.status in {UNREACHABLE, TIMED_OUT, BAD_FRAME}:
                         connection.close()
                         if error.status == UNREACHABLE and reused:
-                            self._begin(named[name], request, asked, outcomes, fresh=True)
+                            self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
                             continue
                     else:
                         self.give_back(connection)
