@@ -9,84 +9,17 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 
-from producers.calls import Policy
-from producers.client import Client
 from producers.key_files import KeyInput, KeyOutput
 from producers.key_reader import KeyReader
-from producers.reads import Reads
-from producers.stream_options import StreamOptions
 from schemas.packets import CELL_BYTES
-from schemas.rows import BlockLocation
-from tests.support.datanodes import CLUSTER, Block, Datanodes
+from tests.support.datanodes import Datanodes
+from tests.support.key_world import KIB, MIB, KeyWorld, block_of
 from tests.support.stack import LocalKafka
-from tests.unit.producers.datanodes import BlockCluster, OmNode
-from tests.unit.producers.memory import pipeline_to
 
 pytestmark = pytest.mark.integration
-
-KIB, MIB = 1024, 1024 * 1024
-OPTIONS = StreamOptions(flush_bytes=MIB, client_buffer_bytes=4 * MIB, watch_timeout_ms=2_000)
-
-
-class World:
-    """The Object Manager's twin over real datanodes; two pipelines: dn1 to dn3, and dn2 to dn4."""
-
-    def __init__(self, nodes: Datanodes) -> None:
-        self.nodes = nodes
-        self.block_bytes = 8 * MIB
-        self.logs = nodes.pipelines
-        self.cluster = BlockCluster(self)
-        self.without_pipelines = 0
-        self.om = OmNode(self.cluster, self)
-        pipeline, _ = pipeline_to(self.cluster, Policy())
-        self.client = Client.over(pipeline, Reads([self.om.address], deadline_ms=10_000), OPTIONS)
-        self.client.create_volume("v")
-        self.client.create_bucket("v", "b")
-
-    def pipelines_answer(self) -> dict[str, object]:
-        found = []
-        for partition, names in self.nodes.pipelines.items():
-            members = [
-                {"datanode": m.datanode, "address": m.address, "http_address": m.http_address, "rack": m.rack}
-                for m in self.nodes.members(names)
-            ]
-            found.append(
-                {"pipeline": f"pipeline-{partition}", "partition": partition, "state": "OPEN", "members": members}
-            )
-        return {"cluster": CLUSTER, "pipelines": found}
-
-    def only(self, partition: int) -> None:
-        """Allocate blocks on this pipeline first."""
-        self.logs = {partition: self.nodes.pipelines[partition]} | self.nodes.pipelines
-        while len(self.cluster.allocated) % len(self.logs):
-            self.cluster.allocate([])
-
-    def options(self, **changes: object) -> StreamOptions:
-        return replace(OPTIONS, **changes)  # type: ignore[arg-type]
-
-    def blocks(self, key: str) -> list[BlockLocation]:
-        return list(self.cluster.keys["v", "b", key].blocks)
-
-    def check(self, key: str, data: bytes) -> None:
-        """The key is read right, and lies right on every replica that lives, once that has all of it."""
-        with self.client.open(f"/v/b/{key}") as file:
-            assert file.read() == data
-        for found in self.blocks(key):
-            expected = data[found.offset : found.offset + found.length]
-            block = Block(found.container_id % 256, found.container_id, found.local_id)
-            for name in self.nodes.pipelines[block.partition]:
-                if name in self.nodes.processes:
-                    self.nodes.watch(block, found.length, bcs_id=found.bcs_id, names=[name])
-                    assert self.nodes.read(name, block, found.length, bcs_id=found.bcs_id) == expected, name
-                    assert self.nodes.block_file(name, block).read_bytes()[: found.length] == expected, name
-
-    def close(self) -> None:
-        self.client.close(timeout_ms=1_000)
-        self.om.close()
 
 
 @pytest.fixture(scope="module")
@@ -98,14 +31,14 @@ def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
 
 
 @pytest.fixture(scope="module")
-def shared(nodes: Datanodes) -> Iterator[World]:
-    made = World(nodes)
+def shared(nodes: Datanodes) -> Iterator[KeyWorld]:
+    made = KeyWorld(nodes)
     yield made
     made.close()
 
 
 @pytest.fixture
-def world(shared: World) -> World:
+def world(shared: KeyWorld) -> KeyWorld:
     """All datanodes run, and both pipelines are led."""
     for name in shared.nodes.names:
         if name not in shared.nodes.processes:
@@ -125,7 +58,7 @@ def write(file: KeyOutput, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("way", [0, 1, 2, 3])
-def test_round_trips(world: World, way: int) -> None:
+def test_round_trips(world: KeyWorld, way: int) -> None:
     for size in (0, 1, CELL_BYTES - 1, CELL_BYTES, CELL_BYTES + 1, 3 * MIB + 5, 17 * MIB):
         data = some_bytes(size)
         key = f"way{way}-{size}"
@@ -137,14 +70,14 @@ def test_round_trips(world: World, way: int) -> None:
 
 
 @pytest.mark.parametrize("topology", ["star", "chain", "tree"])
-def test_topologies(world: World, topology: str) -> None:
+def test_topologies(world: KeyWorld, topology: str) -> None:
     data = some_bytes(5 * MIB + 1)
     with world.client.open(f"/v/b/{topology}", "wb", options=world.options(topology=topology)) as file:
         write(file, data)
     world.check(topology, data)
 
 
-def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: World) -> None:
+def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: KeyWorld) -> None:
     data = some_bytes(3 * MIB)
     with world.client.open("/v/b/hsync", "wb") as file:
         for end in (1, CELL_BYTES + 7, MIB + 5, 2 * MIB):
@@ -160,7 +93,7 @@ def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: World) -> 
     world.check("hsync", data)
 
 
-def test_range_reads(world: World) -> None:
+def test_range_reads(world: KeyWorld) -> None:
     data = some_bytes(12 * MIB + 3)
     with world.client.open("/v/b/ranges", "wb") as file:
         file.write(data)
@@ -171,12 +104,12 @@ def test_range_reads(world: World) -> None:
             assert file.pread(size, offset) == data[offset : offset + size]
 
 
-def test_a_damaged_cell_is_skipped_over_to_another_replica(world: World) -> None:
+def test_a_damaged_cell_is_skipped_over_to_another_replica(world: KeyWorld) -> None:
     data = some_bytes(2 * MIB)
     with world.client.open("/v/b/damaged", "wb") as file:
         file.write(data)
     found = world.blocks("damaged")[0]
-    block = Block(found.container_id % 256, found.container_id, found.local_id)
+    block = block_of(found)
     damaged = world.nodes.pipelines[block.partition][:2]
     for name in damaged:
         descriptor = os.open(world.nodes.block_file(name, block), os.O_WRONLY)
@@ -197,7 +130,7 @@ def streaming_primary(file: KeyOutput) -> str:
 
 @pytest.mark.parametrize("way", [1, 2, 3])
 @pytest.mark.parametrize("who", ["primary", "follower", "leader"])
-def test_one_dies_in_mid_stream(world: World, who: str, way: int) -> None:
+def test_one_dies_in_mid_stream(world: KeyWorld, who: str, way: int) -> None:
     world.only(1)
     data = some_bytes(6 * MIB + 11)
     half = 2 * MIB + MIB // 2
@@ -219,7 +152,7 @@ def test_one_dies_in_mid_stream(world: World, who: str, way: int) -> None:
     world.check(f"{who}-{way}", data)
 
 
-def test_one_hangs_in_mid_stream(world: World) -> None:
+def test_one_hangs_in_mid_stream(world: KeyWorld) -> None:
     victims: list[str] = []
 
     def hang() -> None:
@@ -240,7 +173,7 @@ def test_one_hangs_in_mid_stream(world: World) -> None:
     world.check("hang", data)
 
 
-def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: World) -> None:
+def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: KeyWorld) -> None:
     world.only(1)
     data = some_bytes(6 * MIB + 11)
     with world.client.open("/v/b/two", "wb") as file:
@@ -259,7 +192,7 @@ def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: Worl
     world.check("two", data)
 
 
-def test_an_abort_leaves_nothing(world: World) -> None:
+def test_an_abort_leaves_nothing(world: KeyWorld) -> None:
     def fail() -> None:
         with world.client.open("/v/b/aborted", "wb") as file:
             file.write(some_bytes(3 * MIB))
@@ -271,7 +204,7 @@ def test_an_abort_leaves_nothing(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_keys_while_one_after_another_is_killed(world: World, seed: int) -> None:
+def test_random_keys_while_one_after_another_is_killed(world: KeyWorld, seed: int) -> None:
     chance = random.Random(seed)
     victims = [chance.choice(world.nodes.names) for _ in range(3)]
     for number, victim in enumerate(victims):

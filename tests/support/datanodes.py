@@ -57,8 +57,8 @@ REQUEST_TIMEOUT_S = 35.0
 POLL_S = 0.05
 WATCHDOG_MS = 1_500
 LOG_LINES = 40
-_PROCESS = Path(__file__).with_name("datanode_process.py")
-_ROOT = Path(__file__).parents[2]
+PROCESS = Path(__file__).with_name("datanode_process.py")
+ROOT = Path(__file__).parents[2]
 
 
 @cache
@@ -164,8 +164,8 @@ class Datanodes:
     def start(self, name: str, *, wait: bool = True) -> None:
         """Start a datanode that does not run; with ``wait``, return once it answers."""
         assert name not in self.processes or not self.processes[name].is_running(), f"{name} runs already"
-        environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
-        command = [sys.executable, str(_PROCESS), json.dumps(self.config(name))]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(PROCESS), json.dumps(self.config(name))]
         self.processes[name] = spawn(command, log=self.log_file(name), detached=False, env=environment)
         if wait:
             self.wait_up(name)

@@ -23,7 +23,8 @@ class NetworkError(Exception):
     """An ``ip`` command failed; the message holds it and what it said."""
 
 
-def _ip(*words: str, namespace: str = "") -> None:
+def ip(*words: str, namespace: str = "") -> None:
+    """Run an ``ip`` command, in a namespace if one is given; raises NetworkError."""
     command = ["ip", *(["-n", namespace] if namespace else []), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -68,11 +69,20 @@ class Network:
         self.machine = Host(name="machine", namespace="", address=f"{self._base}.254")
         self.hosts: dict[str, Host] = {}
 
+    @property
+    def machine_bridge(self) -> str:
+        """The device that all hosts are plugged into."""
+        return self._tag
+
+    def device_of(self, name: str) -> str:
+        """Return a host's end of the cable that leaves it, on the machine."""
+        return f"{self._tag}v{list(self.hosts).index(name) + 1}"
+
     def __enter__(self) -> Self:
         try:
-            _ip("link", "add", self._tag, "type", "bridge")
-            _ip("addr", "add", f"{self.machine.address}/{PREFIX_LENGTH}", "dev", self._tag)
-            _ip("link", "set", self._tag, "up")
+            ip("link", "add", self._tag, "type", "bridge")
+            ip("addr", "add", f"{self.machine.address}/{PREFIX_LENGTH}", "dev", self._tag)
+            ip("link", "set", self._tag, "up")
         except NetworkError:
             self.close()
             raise
@@ -85,30 +95,30 @@ class Network:
         """Take everything down. Processes that still run in a namespace keep it until they end."""
         for host in self.hosts.values():
             with suppress(NetworkError):
-                _ip("netns", "del", host.namespace)
+                ip("netns", "del", host.namespace)
         self.hosts.clear()
         with suppress(NetworkError):
-            _ip("link", "del", self._tag)
+            ip("link", "del", self._tag)
 
     def add(self, name: str) -> Host:
         """Make a host."""
         number = len(self.hosts) + 1
         host = Host(name=name, namespace=f"{self._tag}-{name}", address=f"{self._base}.{number}")
-        _ip("netns", "add", host.namespace)
+        ip("netns", "add", host.namespace)
         self.hosts[name] = host
         outside = f"{self._tag}v{number}"
-        _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
-        _ip("link", "set", outside, "master", self._tag, "up")
-        _ip("addr", "add", f"{host.address}/{PREFIX_LENGTH}", "dev", "eth0", namespace=host.namespace)
+        ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+        ip("link", "set", outside, "master", self._tag, "up")
+        ip("addr", "add", f"{host.address}/{PREFIX_LENGTH}", "dev", "eth0", namespace=host.namespace)
         for device in ("lo", "eth0"):
-            _ip("link", "set", device, "up", namespace=host.namespace)
+            ip("link", "set", device, "up", namespace=host.namespace)
         return host
 
     def cut(self, one: Host, others: Sequence[Host]) -> None:
         """Let nothing pass between a host and others, in either direction."""
         for other in others:
-            _ip("route", "replace", "blackhole", f"{other.address}/32", namespace=one.namespace)
-            _ip("route", "replace", "blackhole", f"{one.address}/32", namespace=other.namespace)
+            ip("route", "replace", "blackhole", f"{other.address}/32", namespace=one.namespace)
+            ip("route", "replace", "blackhole", f"{one.address}/32", namespace=other.namespace)
 
     def heal(self) -> None:
         """Undo all cuts."""
@@ -116,4 +126,4 @@ class Network:
         for one in everybody:
             for other in everybody:
                 with suppress(NetworkError):  # there was no cut between these two
-                    _ip("route", "del", "blackhole", f"{other.address}/32", namespace=one.namespace)
+                    ip("route", "del", "blackhole", f"{other.address}/32", namespace=one.namespace)
