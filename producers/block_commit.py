@@ -39,6 +39,8 @@ OF_THE_BLOCK = frozenset(
 """Codes after which the block will never grow, whoever is asked."""
 FIRST_PAUSE_MS = 20
 LAST_PAUSE_MS = 500
+PUT_TIMEOUT_MS = 6_000
+"""How long one member may take to answer PutBlock before the next one is asked: a leader that hangs is replaced meanwhile."""
 GRACE_MS = 1_000
 """How much longer than the time-out that a request carries its answer is waited for."""
 
@@ -79,10 +81,12 @@ class BlockCommitter:
         pause_ms = FIRST_PAUSE_MS
         turn = 0
         while True:
-            member = self._leader or self._members[turn % len(self._members)]
+            # Who is known to fail is asked last.
+            members = sorted(self._members, key=lambda member: member.datanode in self._failing)
+            member = self._leader or members[turn % len(members)]
             left_ms = int((deadline_s - time.monotonic()) * 1000)
             try:
-                timeout_ms = max(min(left_ms, self._datanodes.silence_ms), 1)
+                timeout_ms = max(min(left_ms, PUT_TIMEOUT_MS), 1)
                 answer = self._datanodes.ask(member, request, BlockCommitted, timeout_ms=timeout_ms)
             except DatanodeError as error:
                 if error.status in OF_THE_BLOCK:

@@ -47,7 +47,8 @@ from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_
 UNREACHABLE = "UNREACHABLE"
 """Status of a DatanodeError: the connection could not be made, or broke."""
 
-CONNECT_TIMEOUT_MS = 3_000
+CONNECT_TIMEOUT_MS = 4_000
+"""How long a connection may take, and then the HELLO of the datanode: a process that hangs still gets connections."""
 SILENCE_MS = 30_000
 """A datanode that neither takes nor sends a byte for this long, while it should, is treated as gone. Longer than datanodes
 wait for each other, so that the one next to a datanode that hangs can name it."""
@@ -75,7 +76,7 @@ class Connection:
         self, address: str, hello: Hello, *, datanode: str = "", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """``hello_timeout_ms`` is how long the datanode may take for HELLO, as long as for anything else if not given."""
+        """``hello_timeout_ms`` is how long the datanode may take for HELLO if that is less than ``connect_timeout_ms``."""
         self.address = address
         self.datanode = datanode or address
         self.doing = "HELLO"
@@ -96,7 +97,7 @@ class Connection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._socket.settimeout(None)
             self._limit(socket.SO_SNDTIMEO, min(silence_ms, PROBE_AFTER_MS))
-            self._greet(hello, max(connect_timeout_ms, silence_ms) if hello_timeout_ms is None else hello_timeout_ms)
+            self._greet(hello, min(connect_timeout_ms, hello_timeout_ms or connect_timeout_ms))
         except BaseException:
             self._socket.close()
             raise

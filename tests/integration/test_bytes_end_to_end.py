@@ -51,7 +51,7 @@ class Command:
 
     def __call__(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         environment = {
-            "STRATOLOG_CONFIG": str(self._stack.settings_file), "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
+            "STRATOLOG_CONFIG": str(self._stack.settings_file), "COLUMNS": "200", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin",
         }  # fmt: skip
         command = [sys.executable, "-m", "stratolog", "sh", "key", *arguments]
         return subprocess.run(command, input=stdin, capture_output=True, env=environment, check=False, timeout=120)

@@ -152,25 +152,25 @@ def test_one_dies_in_mid_stream(world: KeyWorld, who: str, way: int) -> None:
     world.check(f"{who}-{way}", data)
 
 
-def test_one_hangs_in_mid_stream(world: KeyWorld) -> None:
-    victims: list[str] = []
-
-    def hang() -> None:
-        victims.append("dn3" if world.nodes.wait_leader(1) != "dn3" else "dn2")
-        world.nodes.pause(victims[0])
-
-    try:
-        world.only(1)
-        data = some_bytes(6 * MIB + 11)
-        with world.client.open("/v/b/hang", "wb") as file:
-            write(file, data[: 2 * MIB])
-            file.flush()
-            hang()
+@pytest.mark.parametrize("who", ["leader", "primary", "follower"])
+def test_one_hangs_in_mid_stream(world: KeyWorld, who: str) -> None:
+    world.only(1)
+    data = some_bytes(6 * MIB + 11)
+    leader = world.nodes.wait_leader(1)
+    with world.client.open(f"/v/b/hang-{who}", "wb") as file:
+        write(file, data[: 2 * MIB])
+        file.flush()
+        primary = streaming_primary(file)
+        others = [name for name in world.nodes.pipelines[1] if name not in {primary, leader}]
+        victim = {"primary": primary, "leader": leader, "follower": others[0]}[who]
+        world.nodes.pause(victim)
+        try:
             write(file, data[2 * MIB :])
-        assert file.statistics().failed_blocks == 0
-    finally:
-        world.nodes.resume(victims[0])
-    world.check("hang", data)
+            file.hsync()
+        finally:
+            world.nodes.resume(victim)
+    assert file.statistics().failed_blocks == 0
+    world.check(f"hang-{who}", data)
 
 
 def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: KeyWorld) -> None:
