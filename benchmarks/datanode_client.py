@@ -68,9 +68,9 @@ class CountingDatanodes(Datanodes):
         super().__init__(cluster=cluster, peer="bench")
         self._waits = waits
 
-    def connect(self, member: Member) -> Connection:
+    def connect(self, member: Member, *, timeout_ms: int | None = None) -> Connection:
         """Open a connection that counts."""
-        connection = super().connect(member)
+        connection = super().connect(member, timeout_ms=timeout_ms)
         receive = connection.receive_patiently
 
         def counted(timeout_ms: int) -> tuple[FrameHeader, bytearray]:
