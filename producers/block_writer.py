@@ -223,7 +223,9 @@ class BlockWriter:
         location, pipeline, options = self.location, self.pipeline, self._options
         if options.commit_way == CommitWay.THROUGH_LOG:
             hinted = [member for member in members if self._leader_hint in {member.datanode, member.address}]
-            primary = (hinted or members)[0]
+            # The first of the list leads first; any other would send each chunk on to it.
+            listed = [member for member in pipeline.members if member in members and member.datanode != self._avoided]
+            primary = (hinted or listed or members)[0]
             self._begun_with(primary, [primary])
             stream: BlockStream = ChunkStream(
                 partial(self._datanodes.connect, primary), partition=pipeline.partition, container_id=location.container_id,
