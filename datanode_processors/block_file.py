@@ -29,7 +29,7 @@ from crc32c import crc32c
 from datanode_processors.checksums import CHECKSUM_BYTES, CellChecksums, cell_range
 from datanode_processors.containers import Container, Containers, block_name
 from datanode_processors.errors import BlockError
-from datanode_processors.fsync import NEVER, FsyncCount
+from datanode_processors.fsync import CLOSE, NEVER, WRITEBACK_BYTES, FsyncCount, begin_writeback
 from datanode_processors.space import DiskSpace
 from schemas.packets import CELL_BYTES
 from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, DISK_FULL, FAILED, NO_SUCH_BLOCK
@@ -187,6 +187,9 @@ class BlockFile:
             self.cells.forget(offset, end)
             self._resize(os.fstat(descriptor).st_size)
             raise block_error(error, f"write {end - offset} bytes at {offset} of", self.path) from error
+        begun, due = (at - at % WRITEBACK_BYTES for at in (offset, end))
+        if due > begun and self.fsync == CLOSE:
+            begin_writeback(descriptor, begun, due - begun)
         for data, crc in packets:
             self.cells.write(offset, data, crc)
             offset += len(data)

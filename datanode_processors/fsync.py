@@ -5,6 +5,7 @@ What each policy promises after a loss of power is in decision 0022. A kill of t
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 from threading import Lock
@@ -16,6 +17,23 @@ NEVER = "never"
 PACKET = "packet"
 """fsync after each packet, before it is acknowledged."""
 FSYNC_POLICIES = (CLOSE, NEVER, PACKET)
+
+
+WRITEBACK_BYTES = 8 * 1024 * 1024
+"""After so many bytes the kernel is told to begin to write a block's pages under ``close``: the fsync in the end then waits for the last alone."""
+
+_SYNC_FILE_RANGE_WRITE = 2
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def begin_writeback(descriptor: int, offset: int, size: int) -> None:
+    """Have the kernel begin to write pages of a file, and do not wait for it: a hint, which promises nothing.
+
+    What goes wrong with it is told by the fsync that follows. Where there is no such call nothing happens.
+    """
+    begin = getattr(_LIBC, "sync_file_range", None)
+    if begin is not None:
+        begin(descriptor, ctypes.c_int64(offset), ctypes.c_int64(size), _SYNC_FILE_RANGE_WRITE)
 
 
 class FsyncCount:
