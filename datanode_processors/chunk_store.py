@@ -62,8 +62,12 @@ class ChunkStore(RocksStore):
         return ((key, self._bytes_of(key, value)) for key, value in rows)
 
     def write(self, writes: Iterable[Write]) -> None:
-        """Write all rows atomically; bytes of chunks go to the blocks' files first."""
-        super().write([self._placed(*one) if one[0] == CHUNK_TABLE else one for one in writes])
+        """Write all rows atomically; bytes of chunks go to the blocks' files first, in the order of their offsets.
+
+        (The order of different rows in one write means nothing, and a chunk that follows one of the same write finds it in the file.)
+        """
+        in_order = sorted(writes, key=lambda one: one[1] if one[0] == CHUNK_TABLE else b"")
+        super().write([self._placed(*one) if one[0] == CHUNK_TABLE else one for one in in_order])
 
     def snapshot(self) -> ChunkSnapshot:  # type: ignore[override]
         """Return snapshots of all families."""
@@ -72,6 +76,10 @@ class ChunkStore(RocksStore):
     def _placed(self, cf: str, key: bytes, value: bytes | None) -> Write:
         if value is None:
             self._forget(key)
+            kept = super().get(CHUNK_TABLE, key)
+            if kept is not None and kept[:1] == _WHOLE:
+                # The last moment: a PutBlock covers it, and from now on the file's bytes are the block's.
+                self._write_to_file(key, kept[1:])
             return cf, key, None
         if not self._write_to_file(key, value):
             return cf, key, _WHOLE + value
