@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.space import GRANT_BYTES
 from producers.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks
@@ -231,13 +232,16 @@ def test_a_full_disk_on_one_replica(nodes: Datanodes, ledger: Ledger, world: Key
     disk = nodes.data_dir(SMALL)
     if not disk.is_mount():
         pytest.skip("a file system of its own cannot be mounted here (root is needed)")
-    key, data = f"full-{fault_round}", some_bytes(7 * MIB)
+    # More than the datanode writes until it asks for the free space again.
+    key, data = f"full-{fault_round}", some_bytes(2 * GRANT_BYTES)
+    world.block_bytes = 4 * GRANT_BYTES
     try:
         with world.client.open(f"/v/b/{key}", "wb", options=world.options(commit_way=1)) as file:
             file.write(data[:MIB])
             file.flush()
             resize(disk, shutil.disk_usage(disk).used + 3 * MIB + RESERVE_BYTES)
-            file.write(data[MIB:])
+            for at in range(MIB, len(data), MIB):
+                file.write(data[at : at + MIB])
         found = file.statistics()
         assert (found.blocks, found.failed_blocks) == (1, 0)
         assert found.resumed_streams >= 1

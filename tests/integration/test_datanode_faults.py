@@ -208,6 +208,26 @@ def test_a_member_that_hangs_is_watched_by_majority(
     ledger.add_key(world, key, data)
 
 
+@pytest.mark.parametrize("way", [1, 2, 3])
+def test_a_leader_that_hangs_is_replaced(
+    nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], way: int, fault_round: int
+) -> None:
+    """It hangs until the key is closed: with all bytes streamed, only the commit meets it."""
+    leader = nodes.wait_leader(PARTITION)
+    world = make_world(leader, commit_way=way, flush_bytes=64 * MIB, client_buffer_bytes=64 * MIB)
+    key, data = f"hung-leader-{way}-{fault_round}", some_bytes()
+    file = world.client.open(f"/v/b/{key}", "wb")
+    write(file, data)
+    file.flush()
+    with paused(nodes, leader):
+        began = time.monotonic()
+        file.close()
+        seconds = time.monotonic() - began
+    assert seconds < SILENCE_MS / 1000, "nobody else was asked meanwhile"
+    assert file.statistics().watches_by_majority >= 1
+    ledger.add_key(world, key, data)
+
+
 @pytest.mark.parametrize("where", ["client to primary", "between datanodes"])
 def test_damaged_packets_reach_no_disk(
     nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], where: str, fault_round: int
