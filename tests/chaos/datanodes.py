@@ -42,7 +42,7 @@ PIECE_BYTES = 100 * KIB
 LONGEST_PAUSE_S = 4.0
 PROGRESS_S = 180.0
 """How long after a fault a file must be acknowledged again."""
-WATCH_MS = 60_000
+WATCH_MS = 30_000
 DUE = ("datanode", "datanode", "leader", "leader", "two", "client")
 """What is hit, by weight."""
 
