@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -237,6 +238,7 @@ def main() -> int:
     if figures["lost"] or figures["wrong"] or figures["divergent"]:
         _note(f"journals and logs are in {folder}")
         return 1
+    shutil.rmtree(folder, ignore_errors=True)
     return 0
 
 
