@@ -22,14 +22,12 @@ FLOWING_WAIT_MS = 2
 """How long a broker may gather records: a client's watch waits for every member, so a follower here is not to be late."""
 
 
-def make_app(
-    config: DatanodeConfig, incarnation: str, partitions: int, fatal: Callable[[BaseException], None]
-) -> faust.App:
-    """Return the Faust app of this process: it hears reports of all pipelines, and follows none yet (:func:`follow`)."""
+def make_app(config: DatanodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
+    """Return the Faust app of this process; it follows no pipeline yet (:func:`follow`)."""
     return follower.make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
-        follows=[(DN_AUDIT, partition) for partition in range(partitions)], flowing_wait_ms=FLOWING_WAIT_MS,
+        follows=(), flowing_wait_ms=FLOWING_WAIT_MS,
     )  # fmt: skip
 
 
@@ -42,9 +40,10 @@ def place_group(config: DatanodeConfig, group: str, replicas: Mapping[int, Repli
 
 
 def follow(app: faust.App, partition: int) -> None:
-    """Fetch a partition of the log; its replica must be there. On any thread."""
+    """Fetch a pipeline's log, and its members' reports; its replica must be there. On any thread."""
     transport: Any = app.transport
     transport.follow(DN_LOG, partition)
+    transport.follow(DN_AUDIT, partition)
 
 
 class Follower(follower.Follower):

@@ -108,7 +108,7 @@ class Datanode:
 
     def _make_app(self) -> faust.App:
         config, pipelines = self.config, self.pipelines
-        app = make_app(config, secrets.token_hex(4), self.partitions, fatal)
+        app = make_app(config, secrets.token_hex(4), fatal)
         when_brokers_answer(partial(place_group, config, app.conf.id, dict(pipelines.replicas), self.partitions))
         Follower(
             config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal

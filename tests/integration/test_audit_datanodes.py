@@ -86,7 +86,8 @@ def test_members_and_their_block_files(make_kafka: Callable[..., LocalKafka], tm
             nodes.names, "equal"
         )
         assert pipeline["index"] == index
-        assert {member["verdict"] for member in pipeline["blocks"]["members"]} == {"unknown"}
+        # The members report what they hold after a scrub, which may not have come yet.
+        assert {member["verdict"] for member in pipeline["blocks"]["members"]} <= {"equal", "unknown"}
 
         damaged = max(lengths, key=lambda block: (block.container_id, block.local_id))
         turn_over_a_bit(nodes.block_file("dn3", damaged))

@@ -299,10 +299,11 @@ class Node:
             self.scheduler.wait(lambda: self.log._end() > self.fetch_offset, EVER_MS)
 
     def offer_out_of_turn(self, entry: Entry) -> None:
-        """Offer a record to the replica that is not the next one."""
+        """Offer a record to the replica that is not the next one, unless the log has lost it by then."""
 
         def offer() -> None:
-            self.replica.offer(entry.offset, entry.value)
+            if entry in self.log.partition.entries[entry.offset : entry.offset + 1]:
+                self.replica.offer(entry.offset, entry.value)
 
         self._start("miss", offer)
 

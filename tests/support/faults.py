@@ -120,7 +120,8 @@ class RawClient:
         self.shards = shards
         self._calls = count(1)
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES}
+            # They go in one request: a fault that the first of them triggers may freeze the broker before the others are sent.
+            {"bootstrap.servers": bootstrap_servers, "linger.ms": 20, "message.max.bytes": MAX_MESSAGE_BYTES}
         )
         self._tap = Tap(bootstrap_servers, OM_RESPONSES)
 
