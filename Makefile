@@ -82,7 +82,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 
 # One pytest run, so that its summary speaks for all and comes last. Three workers (tests/conftest.py): all that needs a stack, which is
 # mostly waiting; the datanodes' processes, the same; and Spark's tests with the fast ones.
-test: install lint typecheck ## lint, typecheck, unit and integration: about 13 minutes on two cores
+test: install lint typecheck ## lint, typecheck, unit and integration: about 20 minutes on two cores
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=3 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
