@@ -9,6 +9,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 from schemas.registry import NAMESPACE
@@ -16,8 +17,12 @@ from schemas.registry import NAMESPACE
 Converter = Callable[[Any], Any]
 
 
+@cache
 def record_decoder(cls: type) -> Converter:
-    """Return the function from a datum that fastavro has read to a record of ``cls``."""
+    """Return the function from a datum that fastavro has read to a record of ``cls``.
+
+    Remembered for each class: to read a class's type hints takes a hundred times as long as to read a record.
+    """
     hints = typing.get_type_hints(cls)
     names = [field.name for field in fields(cls)]
     converters = {name: converter for name in names if (converter := _decoder_of(hints[name]))}
