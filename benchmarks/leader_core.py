@@ -62,6 +62,9 @@ class Bench:
         self.gateway = Gateway(shard=0, node="a")
         self.calls = 0
         self.spent: dict[str, float] = {}
+        # Without it the shard is at the first feature level, and its values are of older schemas than a new shard's.
+        if (genesis := self.leader.genesis("bench", ["a", "b"])) is not None:
+            self.appender.append(genesis.token, genesis.value)
 
     def _replica(self, folder: Path, node: str) -> Replica:
         identity = Identity(cluster="bench", shard=0, shards=1, node=node)
