@@ -19,7 +19,7 @@ from typing import Any
 from datanode_processors.block_service import BlockService
 from datanode_processors.errors import BlockError
 from replicated_db.leader import Executed, Proposal, Refusal, Reply
-from replicated_db.leader_loop import Publisher
+from replicated_db.leader_loop import Publisher, take_queued
 from replicated_db.ports import Appender, DeliveryReport, Entry, Log
 from replicated_db.replica import Outcome, Replica
 from replicated_db.transaction import Transaction
@@ -90,14 +90,7 @@ class Proposals:
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return queued requests."""
-        taken: list[Proposal] = []
-        try:
-            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
-            while len(taken) < limit:
-                taken.append(self._queue.get_nowait())
-        except queue.Empty:
-            pass
-        return taken
+        return take_queued(self._queue, limit, wait_s)
 
     def close(self) -> None:
         """Fail what is unanswered: the claim has ended."""

@@ -23,7 +23,7 @@ from xxhash import xxh3_128_digest
 from replicated_db.column_families import Families, families
 from replicated_db.errors import Refused, StopProcess
 from replicated_db.leader import Executed, Limits, Proposal, Refusal, Reply
-from replicated_db.leader_loop import LeaderLoop, UnfitToLead
+from replicated_db.leader_loop import LeaderLoop, UnfitToLead, take_queued
 from replicated_db.merge import MergeOperator
 from replicated_db.overlay import Overlay
 from replicated_db.ports import Clock, Ids, Log, LogUnavailable, OffsetOutOfRange, Snapshot, Store
@@ -87,14 +87,7 @@ class _Submissions:
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
         """Return queued submissions."""
-        taken: list[Proposal] = []
-        try:
-            taken.append(self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait())
-            while len(taken) < limit:
-                taken.append(self._queue.get_nowait())
-        except queue.Empty:
-            pass
-        return taken
+        return take_queued(self._queue, limit, wait_s)
 
     def close(self) -> None:
         """End of a claim; what is pending stays so."""

@@ -6,6 +6,7 @@ themselves: an idle leader seals what it has at once; a busy one lets requests q
 
 from __future__ import annotations
 
+import queue
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -52,6 +53,16 @@ class Intake(Protocol):
 
     def close(self) -> None:
         """Release what was opened."""
+
+
+def take_queued(waiting: queue.SimpleQueue[Proposal], limit: int, wait_s: float) -> list[Proposal]:
+    """Return up to ``limit`` proposals of a queue, waiting at most ``wait_s`` seconds for the first: ``Intake.take``."""
+    taken: list[Proposal] = []
+    with suppress(queue.Empty):
+        taken.append(waiting.get(timeout=wait_s) if wait_s else waiting.get_nowait())
+        while len(taken) < limit:
+            taken.append(waiting.get_nowait())
+    return taken
 
 
 class Publisher(Protocol):
