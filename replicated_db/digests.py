@@ -34,7 +34,9 @@ def row_hash(families: Families, cf: str, key: bytes, value: bytes | None) -> in
 
 def next_chain(chain: bytes, value: bytes) -> bytes:
     """Return the chain after a valid claim or counting record: SHA-256(chain before + its value bytes)."""
-    return sha256(chain + value).digest()
+    chained = sha256(chain)
+    chained.update(value)  # not joined: a record may be megabytes
+    return chained.digest()
 
 
 class Digests:

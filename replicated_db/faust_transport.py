@@ -4,7 +4,8 @@ Faust fetches each record as soon as it is there, which costs a follower about a
 much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A follower gains nothing by
 being that quick, for the leader answers from its own replica. So while records flow, the broker is asked to wait until there is
 more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follower wait that much longer); when nothing came for
-a while, it is asked to answer with the first record, and an idle node costs nothing.
+FLOWING_WAITS of these waits, it is asked to answer with the first record, and an idle node costs nothing. (Faust itself notices an idle log
+after five seconds: until then it would ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
 
 A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
 
@@ -28,12 +29,14 @@ from replicated_db.errors import corrupt_record
 
 FLOWING_WAIT_MS = 20
 FLOWING_MIN_BYTES = 256 * 1024
+FLOWING_WAITS = 3
 IDLE_WAIT_MS = 500
 IDLE_MIN_BYTES = 1
 
 
 class _Thread(aiokafka.AIOKafkaConsumerThread):
     consumer: Any
+    _quiet: asyncio.TimerHandle | None = None
 
     async def _fetch_records(self, consumer: Any, *arguments: Any, **options: Any) -> Any:
         fetcher = consumer._fetcher
@@ -42,12 +45,18 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         except CorruptRecordException as error:
             self.consumer.transport.fatal(corrupt_record(*_broken_place(fetcher, str(error)), str(error)))
             raise
-        # Faust has no setting for these; aiokafka's fetcher reads them for each request.
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
         if records:
             wait_ms = self.consumer.transport.flowing_wait_ms
-            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = FLOWING_MIN_BYTES, wait_ms
+            _ask_for(fetcher, FLOWING_MIN_BYTES, wait_ms)
+            loop = asyncio.get_running_loop()
+            self._quiet = loop.call_later(
+                FLOWING_WAITS * wait_ms / 1000, _ask_for, fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS
+            )
         else:
-            fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = IDLE_MIN_BYTES, IDLE_WAIT_MS
+            _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
         return records
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
@@ -85,6 +94,11 @@ class _Consumer(aiokafka.Consumer):
         if tp in self.assignment():
             await self._thread.resume(tp)
             self.resume_partitions({tp})
+
+
+def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:
+    # Faust has no setting for these; aiokafka's fetcher reads them for each request.
+    fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = min_bytes, wait_ms
 
 
 def _broken_place(fetcher: Any, said: str) -> tuple[str, int, int]:
