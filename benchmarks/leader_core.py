@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from om_processors.context import Contexts
 from om_processors.gateway import Gateway, Received
 from om_processors.service import OM_FAMILIES, OMService
 from replicated_db.leader import Leader, Limits, Proposal, claim_for
@@ -54,7 +55,7 @@ class Bench:
         offset = self.log.append(claim)
         self.leader_replica.offer(offset, claim)
         limits = Limits(max_batch_requests=batch, scrub_interval_ms=10**12)
-        service = OMService(shard=0, shards=1, pipelines=("p1", "p2"))
+        service = OMService(Contexts(shard=0, shards=1, pipelines=("p1", "p2")))
         self.leader = Leader(
             self.leader_replica, service, limits, claim_offset=offset, claim_time_ms=self.clock.wall_ms(), elapsed_ms=0
         )

@@ -8,7 +8,7 @@ operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -23,6 +23,9 @@ Body = TypeVar("Body")
 
 NumberedPipeline = tuple[int, str]
 """A pipeline's number, which container ids carry, and its name."""
+
+BLOCK_SIZE_BYTES = 256 * 1024 * 1024
+"""Size of an allocated block, as Ozone's default."""
 
 
 class ReadView(Protocol):
@@ -82,6 +85,39 @@ class PreExecuteContext:
     index: int
     allocation: Allocation
     block_size_bytes: int
+
+
+Choose = Callable[[], Allocation]
+"""Says what blocks may be allocated on now."""
+
+
+def always(pipelines: Iterable[str]) -> Choose:
+    """Return a choice that is always the same: the pipelines of the settings, by position."""
+    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset())
+    return lambda: found
+
+
+class Contexts:
+    """Makes the contexts of one shard's requests."""
+
+    __slots__ = ("_block_bytes", "_choose", "_shards", "shard")
+
+    def __init__(
+        self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
+        block_bytes: int = BLOCK_SIZE_BYTES,
+    ) -> None:  # fmt: skip
+        """``choose`` says which pipelines take blocks now, and must not block; without it all ``pipelines`` do, by position."""
+        self.shard = shard
+        self._shards = shards
+        self._choose = choose or always(pipelines)
+        self._block_bytes = block_bytes
+
+    def at(self, now_ms: int, index: int) -> PreExecuteContext:
+        """Return the context of a request that has been given ``index``, in a batch of time ``now_ms``."""
+        return PreExecuteContext(
+            shard=self.shard, shards=self._shards, now_ms=now_ms, index=index, allocation=self._choose(),
+            block_size_bytes=self._block_bytes,
+        )  # fmt: skip
 
 
 @record

@@ -7,10 +7,10 @@ takes an index and has a retry row, as on the leader, and no replica judges it a
 
 from __future__ import annotations
 
-from om_processors.context import PreExecuteContext, Prepared, Result
+from om_processors.context import Contexts, Prepared, Result
 from om_processors.errors import OMError
 from om_processors.execute import apply_request, pre_execute
-from om_processors.service import BLOCK_SIZE_BYTES, STATUS_OF, Choose, always, refusal_response
+from om_processors.service import STATUS_OF, refusal_response
 from replicated_db.errors import BrokenLog
 from replicated_db.service import Executed, Proposal, Refusal
 from replicated_db.transaction import Transaction
@@ -22,23 +22,15 @@ from schemas.messages import PreparedRequest, Request, Response
 class OMExecutor:
     """Prepares and executes logged requests of one shard."""
 
-    def __init__(
-        self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
-        block_bytes: int = BLOCK_SIZE_BYTES,
-    ) -> None:  # fmt: skip
-        """Make the executor of a shard; ``choose`` as for OMService."""
-        self._shard = shard
-        self._shards = shards
-        self._choose = choose or always(pipelines)
-        self._block_bytes = block_bytes
+    def __init__(self, contexts: Contexts) -> None:
+        """Make the executor of the shard of ``contexts``."""
+        self._contexts = contexts
+        self._shard = contexts.shard
 
     def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
         """Run preExecute and encode its choices, or its refusal."""
         request: Request = proposal.body
-        context = PreExecuteContext(
-            shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=index,
-            allocation=self._choose(), block_size_bytes=self._block_bytes,
-        )  # fmt: skip
+        context = self._contexts.at(timestamp_ms, index)
         try:
             prepared = pre_execute(request, context)
         except OMError as error:

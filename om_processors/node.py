@@ -20,7 +20,7 @@ import mode.loop
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
 from om_processors.consistency import Consistency
-from om_processors.context import Allocation
+from om_processors.context import Allocation, Contexts
 from om_processors.datanode_client import Courier
 from om_processors.fleet_api import FleetApi
 from om_processors.flusher import Flusher
@@ -38,7 +38,7 @@ from om_processors.placement_loop import PlacementLoop
 from om_processors.proposer import Proposer
 from om_processors.pulse import Pulse
 from om_processors.request_metrics import RequestMetrics
-from om_processors.service import OM_FAMILIES, Choose, OMService
+from om_processors.service import OM_FAMILIES, OMService
 from om_processors.startup import check_topics
 from om_processors.write_audit import WriteAudit
 from replicated_db import logs
@@ -79,6 +79,7 @@ class Node:
         }
         self.fleet: FleetView | None = None
         self.placement: PlacementLoop | None = None
+        self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
         self.notes = Notes(self.replicas)
         if config.datanodes:
@@ -93,17 +94,18 @@ class Node:
     def _open(self, shard: int) -> Replica:
         store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
-        executor = OMExecutor(
-            shard=shard, shards=self.config.shards, pipelines=self.config.pipelines, choose=self._choice(),
-            block_bytes=self.config.block_bytes,
-        )  # fmt: skip
+        executor = OMExecutor(self.contexts[shard])
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
         when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
         return replica
 
-    def _choice(self) -> Choose | None:
-        """Return where blocks are allocated: with datanodes on what their heartbeats show, else on the settings' pipelines."""
-        return self._allocation if self.config.datanodes else None
+    def _contexts_of(self, shard: int) -> Contexts:
+        """Say where blocks are allocated: with datanodes on what their heartbeats show, else on the settings' pipelines."""
+        config = self.config
+        return Contexts(
+            shard=shard, shards=config.shards, pipelines=config.pipelines,
+            choose=self._allocation if config.datanodes else None, block_bytes=config.block_bytes,
+        )  # fmt: skip
 
     def _allocation(self) -> Allocation:
         return NOTHING if self.fleet is None else self.fleet.choose()
@@ -114,10 +116,7 @@ class Node:
         return LeaderLoop(
             replica,
             self.logs[shard],
-            OMService(
-                shard=shard, shards=config.shards, pipelines=config.pipelines, choose=self._choice(),
-                block_bytes=config.block_bytes,
-            ),
+            OMService(self.contexts[shard]),
             Limits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
             clock=self.clock,
             ids=SystemIds(),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 from om_processors.commands import command
-from om_processors.context import Allocation, PreExecuteContext
+from om_processors.context import Contexts
 from om_processors.errors import OMError
 from om_processors.execute import execute
 from replicated_db.column_families import Families, families
@@ -18,12 +16,6 @@ from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import INITIAL
 from schemas.messages import Request, Response, ShardCommand
 
-BLOCK_SIZE_BYTES = 256 * 1024 * 1024
-"""Size of an allocated block, as Ozone's default."""
-
-Choose = Callable[[], Allocation]
-"""Says what blocks may be allocated on now."""
-
 OM_FAMILIES: Families = families(OM_COLUMN_FAMILIES[1:], [ADD_INT64])
 
 STATUS_OF = {
@@ -35,27 +27,13 @@ STATUS_OF = {
 }
 
 
-def always(pipelines: Iterable[str]) -> Choose:
-    """Return a choice that is always the same: the pipelines of the settings, by position."""
-    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset())
-    return lambda: found
-
-
 class OMService:
     """Executes requests of one shard."""
 
-    def __init__(
-        self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
-        block_bytes: int = BLOCK_SIZE_BYTES,
-    ) -> None:  # fmt: skip
-        """Make the service of a shard.
-
-        ``choose`` says which pipelines take blocks now, and must not block; without it all ``pipelines`` do, by position.
-        """
-        self._shard = shard
-        self._shards = shards
-        self._choose = choose or always(pipelines)
-        self._block_bytes = block_bytes
+    def __init__(self, contexts: Contexts) -> None:
+        """Make the service of the shard of ``contexts``."""
+        self._contexts = contexts
+        self._shard = contexts.shard
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
         """Execute a request; a refused one keeps nothing and is answered with its result code."""
@@ -65,10 +43,7 @@ class OMService:
             if isinstance(request.body, ShardCommand):
                 command(request.body, transaction, self._shard)
             else:
-                context = PreExecuteContext(
-                    shard=self._shard, shards=self._shards, now_ms=timestamp_ms, index=transaction.index,
-                    allocation=self._choose(), block_size_bytes=self._block_bytes,
-                )  # fmt: skip
+                context = self._contexts.at(timestamp_ms, transaction.index)
                 result = execute(request, transaction, context)
         except OMError as error:
             status, message = error.status, error.message

@@ -5,6 +5,7 @@ The log of late validation holds requests, not answers: who wants to see which w
 
 from __future__ import annotations
 
+from om_processors.context import Contexts
 from om_processors.late import OMExecutor
 from om_processors.service import OM_FAMILIES
 from replicated_db.memory import MemoryStore
@@ -20,7 +21,7 @@ class Replay:
     def __init__(self, *, cluster: str, shard: int, shards: int) -> None:
         identity = Identity(cluster=cluster, shard=shard, shards=shards, node="replay")
         # Pipelines are the leader's choice, made before a request is logged.
-        executor = OMExecutor(shard=shard, shards=shards, pipelines=())
+        executor = OMExecutor(Contexts(shard=shard, shards=shards, pipelines=()))
         self.replica = Replica(identity, OM_FAMILIES, MemoryStore(OM_FAMILIES.names), None, executor)
 
     def offer(self, offset: int, value: bytes, record: LogRecord) -> list[str] | None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from om_processors.context import Contexts
 from om_processors.late import OMExecutor
 from om_processors.service import OM_FAMILIES
 from replicated_db.errors import StopProcess
@@ -161,7 +162,7 @@ def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
 @contextmanager
 def _opened(settings: Settings, shard: int, folder: Path) -> Iterator[Replica]:
     identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=NODE_NAME)
-    executor = OMExecutor(shard=shard, shards=settings.shards, pipelines=settings.pipelines)
+    executor = OMExecutor(Contexts(shard=shard, shards=settings.shards, pipelines=settings.pipelines))
     try:
         store = RocksStore(_database(folder, shard), OM_FAMILIES.names)
         try:

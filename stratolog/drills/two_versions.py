@@ -14,6 +14,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128_digest
 
+from om_processors.context import Contexts
 from om_processors.errors import OMError
 from om_processors.late import OMExecutor
 from om_processors.requests import LATE_REQUEST_TYPES
@@ -102,12 +103,12 @@ class NextExecutor(OMExecutor):
 
 def service_of(version: str) -> OMService:
     """Return a version's leader-side handlers."""
-    return (NextService if version == NEXT else OMService)(shard=0, shards=1, pipelines=PIPELINES)
+    return (NextService if version == NEXT else OMService)(Contexts(shard=0, shards=1, pipelines=PIPELINES))
 
 
 def executor_of(version: str) -> OMExecutor:
     """Return a version's handlers for late validation."""
-    return (NextExecutor if version == NEXT else OMExecutor)(shard=0, shards=1, pipelines=PIPELINES)
+    return (NextExecutor if version == NEXT else OMExecutor)(Contexts(shard=0, shards=1, pipelines=PIPELINES))
 
 
 # -- the shard ---------------------------------------------------------------------------------------------------------

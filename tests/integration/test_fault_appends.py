@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from om_processors.backlog import Backlog
+from om_processors.context import Contexts
 from om_processors.gateway import Gateway
 from om_processors.intake import RequestIntake
 from om_processors.outbox import KafkaOutbox
@@ -168,7 +169,7 @@ class OneLeader:
         self.outbox = KafkaOutbox(kafka.bootstrap_servers, clock, print, print)
         gateway = Gateway(shard=0, node="om1")
         self.loop = LeaderLoop(
-            self.replica, self.log, OMService(shard=0, shards=1, pipelines=("p1",)),
+            self.replica, self.log, OMService(Contexts(shard=0, shards=1, pipelines=("p1",))),
             Limits(max_batch_requests=1, max_in_flight=IN_FLIGHT),
             clock=clock, ids=SystemIds(), address="127.0.0.1:1", outbox=self.outbox,
             intake=lambda hint: RequestIntake(

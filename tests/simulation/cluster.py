@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
+from om_processors.context import Contexts
 from om_processors.follower import Follower
 from om_processors.gateway import Gateway, resume_offset
 from om_processors.intake import RESUME_BACK_MS
@@ -188,7 +189,7 @@ class Node:
         self.ids = ids
         self.clock = Clock(scheduler)
         self.gateway = Gateway(shard=0, node=name)
-        self.service = OMService(shard=0, shards=1, pipelines=PIPELINES)
+        self.service = OMService(Contexts(shard=0, shards=1, pipelines=PIPELINES))
         self.store = Store()
         self.replica: Replica
         self.loop: LeaderLoop
@@ -208,7 +209,7 @@ class Node:
     def boot(self) -> None:
         """Start the process."""
         identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
-        executor = OMExecutor(shard=0, shards=1, pipelines=PIPELINES)
+        executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=PIPELINES))
         self.replica = Replica(identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         self.loop = LeaderLoop(

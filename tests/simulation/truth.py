@@ -17,6 +17,7 @@ from typing import Any
 
 from xxhash import xxh64_intdigest
 
+from om_processors.context import Contexts
 from om_processors.late import OMExecutor
 from om_processors.service import OM_FAMILIES
 from replicated_db.column_families import RETRY_EXPIRY
@@ -112,7 +113,7 @@ class Truth:
         self.prepared = False
         self.expiry: dict[Row, bytes] = {}
         self.state = ShardState()
-        self._executor = OMExecutor(shard=0, shards=1, pipelines=pipelines)
+        self._executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=pipelines))
         self.seen = seen
         self.max_batch_requests = max_batch_requests
         self.term = self.seq = self.index = self.total = self.timestamp_ms = 0

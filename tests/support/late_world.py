@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from xxhash import xxh3_128_digest
 
 from om_processors import ids
+from om_processors.context import Contexts
 from om_processors.late import OMExecutor
 from om_processors.requests import LATE_REQUEST_TYPES
 from om_processors.service import OM_FAMILIES, OMService
@@ -42,7 +43,7 @@ class LateNode:
 
     log: MemoryLog
     name: str
-    executor: OMExecutor = field(default_factory=lambda: OMExecutor(shard=0, shards=1, pipelines=PIPELINES))
+    executor: OMExecutor = field(default_factory=lambda: OMExecutor(Contexts(shard=0, shards=1, pipelines=PIPELINES)))
     store: MemoryStore = field(default_factory=lambda: MemoryStore(OM_FAMILIES.names))
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class LateWorld:
         node.read()
         self.leading = name
         self.leader = Leader(
-            node.replica, OMService(shard=0, shards=1, pipelines=PIPELINES), LIMITS, claim_offset=offset,
+            node.replica, OMService(Contexts(shard=0, shards=1, pipelines=PIPELINES)), LIMITS, claim_offset=offset,
             claim_time_ms=self.log.entries[offset].timestamp_ms, elapsed_ms=self.clock.elapsed_ms(),
         )  # fmt: skip
         self.appender: MemoryAppender = self.log.appender()

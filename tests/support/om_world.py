@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from om_processors.context import ALLOW_ALL, Authorizer, PreExecuteContext, Result
+from om_processors.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
 from om_processors.errors import OMError
 from om_processors.execute import execute
-from om_processors.service import always
 from schemas.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
 from tests.support.dict_transaction import DictTables, DictTransaction, Write
 
@@ -30,10 +29,8 @@ class World:
         self.writes: list[Write] = []
 
     def context(self) -> PreExecuteContext:
-        return PreExecuteContext(
-            shard=self.shard, shards=self.shards, now_ms=self.now_ms, index=self.index,
-            allocation=always(PIPELINES)(), block_size_bytes=BLOCK_SIZE_BYTES,
-        )  # fmt: skip
+        contexts = Contexts(shard=self.shard, shards=self.shards, pipelines=PIPELINES, block_bytes=BLOCK_SIZE_BYTES)
+        return contexts.at(self.now_ms, self.index)
 
     def begin(self) -> DictTransaction:
         return DictTransaction(self.tables, self.index)
