@@ -6,7 +6,7 @@ Results go to standard output, progress and errors to standard error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from stratolog.errors import Unavailable
 from stratolog.local import state
 from stratolog.settings import Settings, load_settings
 
@@ -44,6 +45,17 @@ def settings_of(context: typer.Context) -> Settings:
 def connected_settings_of(context: typer.Context) -> Settings:
     """Return the settings that reach the running local stack, or what was given explicitly."""
     return state.connected(settings_of(context))
+
+
+@contextmanager
+def libraries_of(extra: str, names: Collection[str]) -> Iterator[None]:
+    """Import what needs an extra within this: raises Unavailable, naming the extra, if one of its libraries is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in names:
+            raise
+        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra '{extra}'") from error
 
 
 def print_json(value: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from stratolog.commands.common import settings_of
+from stratolog.commands.common import libraries_of, settings_of
 from stratolog.errors import Unavailable, UsageError, UserError
 
 DATANODE_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers", "uvloop"})
@@ -35,12 +35,8 @@ def run(
         config = settings.datanode_config(node)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    try:
+    with libraries_of("datanode", DATANODE_LIBRARIES):
         from datanode_processors import node as datanode
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in DATANODE_LIBRARIES:
-            raise
-        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra 'datanode'") from error
     datanode.run(config)
 
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import settings_of
-from stratolog.errors import Unavailable, UsageError
+from stratolog.commands.common import libraries_of, settings_of
+from stratolog.errors import UsageError
 
 OM_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers"})
 """What the extra ``om`` brings."""
@@ -30,10 +30,6 @@ def run(
         config = settings.node_config(name)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    try:
+    with libraries_of("om", OM_LIBRARIES):
         from om_processors import node
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in OM_LIBRARIES:
-            raise
-        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra 'om'") from error
     node.run(config)
