@@ -20,7 +20,7 @@ from producers.listing import Difference, Listing, actual_listing, differences, 
 from producers.placement import Placement
 from producers.read_back import read_back
 from producers.reads import Reads
-from stratolog.commands.connection import client_of
+from stratolog.connection import client_of
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import node_status
 from stratolog.settings import Settings

@@ -16,8 +16,8 @@ import typer
 from stratolog.commands import fleet, members, modes, operations, replica_base, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
-from stratolog.commands.connection import client_of
 from stratolog.commands.local_nodes import member_of
+from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
 from stratolog.local.processes import log_tail, wait_until

@@ -17,8 +17,8 @@ from producers.load import LoadResult, LoadSpec, run_load
 from schemas.log import LEADER_MODE, REQUEST_MODES
 from schemas.sharding import shard_of
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table, progress
-from stratolog.commands.connection import client_of
 from stratolog.commands.modes import set_modes
+from stratolog.connection import client_of
 from stratolog.errors import EXIT_FAILED, UsageError
 
 MAX_IN_FLIGHT = 100_000

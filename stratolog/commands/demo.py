@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -31,13 +31,9 @@ from stratolog.local import stack, state
 from stratolog.settings import Settings, default_datanodes
 from stratolog.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
 
-if TYPE_CHECKING:
-    pass
-
 SCRUB_INTERVAL_MS = 10_000
 """Replicas of the demo scan themselves in full this often, so that the last verdict rests on a scan too."""
 FOLDER = "demo"
-REPLICAS = checks.REPLICAS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ def command(
     """
     check_spark()
     given = settings_of(context)
-    datanodes = (given.datanodes or default_datanodes(REPLICAS)) if contents else ()
+    datanodes = (given.datanodes or default_datanodes(checks.REPLICAS)) if contents else ()
     settings = given.with_values(
         data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS,
         datanodes=datanodes,

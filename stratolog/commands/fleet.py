@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_fleet, print_json
-from stratolog.commands.connection import client_of
+from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
 from stratolog.settings import Settings

@@ -16,7 +16,7 @@ from producers.ingest import Progress as Step
 from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, Placement
 from stratolog.commands.addresses import shown_size
 from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
-from stratolog.commands.connection import client_of
+from stratolog.connection import client_of
 from stratolog.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:

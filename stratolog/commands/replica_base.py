@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from stratolog.commands.connection import client_of
 from stratolog.commands.operations import shard_views
+from stratolog.connection import client_of
 from stratolog.errors import UserError
 from stratolog.local.stack import Report
 from stratolog.settings import Settings

@@ -19,8 +19,8 @@ import typer
 from stratolog.commands import addresses, sh_bytes
 from stratolog.commands.addresses import Address
 from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
-from stratolog.commands.connection import PATIENCE_MS, client_of, reads_of
 from stratolog.commands.rows import print_fields, print_rows
+from stratolog.connection import PATIENCE_MS, client_of, reads_of
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from stratolog.commands import addresses
 from stratolog.commands.addresses import Address, shown_size
 from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
-from stratolog.commands.connection import client_of, reads_of, stream_options
+from stratolog.connection import client_of, reads_of, stream_options
 from stratolog.errors import UsageError, UserError
 
 if TYPE_CHECKING:

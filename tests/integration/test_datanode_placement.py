@@ -11,7 +11,7 @@ import pytest
 
 from producers.client import Client
 from schemas.messages import RetirePipeline, SetDatanodeState
-from stratolog.commands.connection import client_of
+from stratolog.connection import client_of
 from tests.support.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

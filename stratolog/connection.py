@@ -1,4 +1,4 @@
-"""How commands reach a cluster: the SDK's client and reads, from the settings.
+"""How commands, and what they are made of, reach a cluster: the SDK's client and reads, from the settings.
 
 A person waits for a command, so it gives up sooner than a program would: :data:`PATIENCE_MS` bounds a deadline, which is
 long enough for another node to take over a shard.
