@@ -13,12 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import fleet, members, modes, operations, replica_base, upgrades
+from stratolog.commands import fleet, members, modes, replica_base, transfer, upgrades
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.local_nodes import member_of
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
+from stratolog.leadership import check_shard
 from stratolog.local import stack, state
 from stratolog.local.processes import log_tail, wait_until
 from stratolog.local.state import NODE, StackState
@@ -41,7 +42,7 @@ def register(app: typer.Typer) -> None:
     group.command("rebuild")(rebuild)
     group.command("stop-node")(stop_node)
     group.command("start-node")(start_node)
-    operations.register(group)
+    transfer.register(group)
     members.register(group)
     upgrades.register(group)
     modes.register(group)
@@ -72,7 +73,7 @@ def digest_base(
     say what the rows are: then --from-replicas.
     """
     settings = connected_settings_of(context)
-    operations.check_shard(settings, shard)
+    check_shard(settings, shard)
     if from_replicas:
         _digest_base_from_replicas(settings, shard, attempts, as_json=as_json)
         return
@@ -135,7 +136,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
     Nothing is deleted: the old database stays beside the new one. Refused while the node runs.
     """
     settings = connected_settings_of(context)
-    operations.check_shard(settings, shard)
+    check_shard(settings, shard)
     address = settings.node(node).address
     with state.locked(settings.data_dir):
         member = member_of(settings, node)

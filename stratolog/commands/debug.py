@@ -20,6 +20,7 @@ from schemas.result_codes import OK
 from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
+from stratolog.leadership import check_shard
 from stratolog.settings import Settings
 from stratolog.shard_log import read_judged
 
@@ -60,7 +61,7 @@ def log(
     record is one line and whole, bytes in hexadecimal. Exit status 1 if the log breaks its contract.
     """
     settings = connected_settings_of(context)
-    _check_shard(settings, shard)
+    check_shard(settings, shard)
     printed: list[Json] = []
     broken = None
     replay = _replay(settings, shard) if execute else None
@@ -149,7 +150,7 @@ def digest(
     if node is not None and node not in names:
         raise UsageError(f"no node {node!r}; there are: {', '.join(names)}")
     if shard is not None:
-        _check_shard(settings, shard)
+        check_shard(settings, shard)
     shards = range(settings.shards) if shard is None else [shard]
     found = [_digests(settings, name, number) for name in names if node in (None, name) for number in shards]
     if as_json:
@@ -175,8 +176,3 @@ def _digests(settings: Settings, node: str, shard: int) -> Json:
         "node": node, "shard": shard, "index": scrubbed["index"], "incremental": incremental["digest"],
         "scrubbed": scrubbed["digest"], "equal": not differing, "differing_slots": len(differing),
     }  # fmt: skip
-
-
-def _check_shard(settings: Settings, shard: int) -> None:
-    if not 0 <= shard < settings.shards:
-        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")

@@ -21,6 +21,7 @@ from stratolog.commands.common import JsonOption, connected_settings_of, console
 from stratolog.drills import registry
 from stratolog.drills.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
+from stratolog.leadership import check_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +138,7 @@ def point_in_time(
         raise UsageError("give either --index or --time")
     if shard is None and index is not None and settings.shards > 1:
         raise UsageError("an index is one shard's: give --shard too")
-    _check_shard(settings, shard or 0)
+    check_shard(settings, shard or 0)
     _check_file(report)
     try:
         time_ms = None if time is None else drill.time_of(time)
@@ -199,7 +200,7 @@ def _run(
     from stratolog.drills.cluster import Cluster
 
     settings = connected_settings_of(context)
-    _check_shard(settings, shard)
+    check_shard(settings, shard)
     _check_file(report)
     cluster = Cluster(settings=settings)
     _finish(_told(settings, name, shard, lambda session: drill(session, cluster, shard), as_json), report, as_json)
@@ -209,11 +210,6 @@ def _check_file(file: Path | None) -> None:
     """Raise UsageError before anything is done, if a report could not be written."""
     if file is not None and not file.absolute().parent.is_dir():
         raise UsageError(f"the report cannot be written to {file}: there is no directory {file.absolute().parent}")
-
-
-def _check_shard(settings: Settings, shard: int) -> None:
-    if not 0 <= shard < settings.shards:
-        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
 
 
 def _told(

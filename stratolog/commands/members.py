@@ -14,9 +14,9 @@ import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.local_nodes import member_of
-from stratolog.commands.operations import shard_views
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError, UserError
+from stratolog.leadership import shard_views
 from stratolog.local import stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
 from stratolog.local.state import NODE, Member, StackState

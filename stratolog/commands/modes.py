@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table
-from stratolog.commands.operations import check_shard, shard_views
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError
+from stratolog.leadership import check_shard, shard_views
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:

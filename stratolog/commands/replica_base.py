@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from stratolog.commands.operations import shard_views
 from stratolog.connection import client_of
 from stratolog.errors import UserError
+from stratolog.leadership import shard_views
 from stratolog.local.stack import Report
 from stratolog.settings import Settings
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
-from stratolog.commands.operations import shard_views
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
+from stratolog.leadership import shard_views
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
 from stratolog.settings import Settings

@@ -20,7 +20,6 @@ from replicated_db.errors import StoreFailure
 from replicated_db.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.log import Batch, Delete, Merge, Put, RequestBatch
-from stratolog.commands.operations import move
 from stratolog.drills import judgement
 from stratolog.drills.cluster import Cluster
 from stratolog.drills.kill_follower import follower_of, offset_in
@@ -30,6 +29,7 @@ from stratolog.drills.rebuild import scratch
 from stratolog.drills.report import CouldNotRun, StepFailed
 from stratolog.drills.session import Session
 from stratolog.drills.taps import SCRUBBED, ReportTap, sums_of
+from stratolog.leadership import move
 from stratolog.verdicts import DIVERGED, VerdictReader
 
 KEYS = 8

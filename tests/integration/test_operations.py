@@ -33,9 +33,9 @@ from schemas.messages import AddNode, CreateVolume, Response
 from schemas.result_codes import OK, OVERLOADED, PREPARED, retry_after_ms
 from schemas.topics import OM_LOG
 from stratolog.commands.members import log_members
-from stratolog.commands.operations import move, shard_views
 from stratolog.commands.upgrades import cancel_prepare, finalize_shards, prepare_shards
 from stratolog.errors import UserError
+from stratolog.leadership import move, shard_views
 from stratolog.local.processes import free_ports
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
