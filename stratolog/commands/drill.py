@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,36 +62,25 @@ def list_drills(*, as_json: JsonOption = False) -> None:
 # -- the drills --------------------------------------------------------------------------------------------------------
 
 
-def kill_leader(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import kill_leader as drill
+def _about_a_shard(name: str) -> Callable[..., None]:
+    """Return the command of a drill that is about one shard and has no options of its own."""
 
-    _run(context, "kill-leader", shard, drill.run, report, as_json)
+    def command(
+        context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
+    ) -> None:
+        _run(context, name, shard, partial(_drill_about_a_shard, name), report, as_json)
 
-
-def zombie_leader(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import zombie_leader as drill
-
-    _run(context, "zombie-leader", shard, drill.run, report, as_json)
+    return command
 
 
-def kill_follower(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import kill_follower as drill
+def _drill_about_a_shard(name: str, session: Session, cluster: Cluster, shard: int) -> None:
+    from stratolog.drills import corrupt_replica, kill_follower, kill_leader, lost_broker, poison_request, zombie_leader
 
-    _run(context, "kill-follower", shard, drill.run, report, as_json)
-
-
-def poison_request(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import poison_request as drill
-
-    _run(context, "poison-request", shard, drill.run, report, as_json)
+    drills = {
+        "kill-leader": kill_leader.run, "zombie-leader": zombie_leader.run, "kill-follower": kill_follower.run,
+        "poison-request": poison_request.run, "corrupt-replica": corrupt_replica.run, "lost-broker": lost_broker.run,
+    }  # fmt: skip
+    drills[name](session, cluster, shard)
 
 
 def replay(
@@ -153,22 +143,6 @@ def point_in_time(
     _finish(done, report, as_json)
 
 
-def corrupt_replica(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import corrupt_replica as drill
-
-    _run(context, "corrupt-replica", shard, drill.run, report, as_json)
-
-
-def lost_broker(
-    context: typer.Context, *, shard: ShardOption = 0, report: ReportOption = None, as_json: JsonOption = False
-) -> None:  # fmt: skip
-    from stratolog.drills import lost_broker as drill
-
-    _run(context, "lost-broker", shard, drill.run, report, as_json)
-
-
 def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
     from stratolog.drills import rolling_upgrade as drill
     from stratolog.drills.cluster import Cluster
@@ -181,11 +155,11 @@ def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_j
     )
 
 
+ABOUT_A_SHARD = ("kill-leader", "zombie-leader", "kill-follower", "poison-request", "corrupt-replica", "lost-broker")
+
 COMMANDS: Mapping[str, Callable[..., None]] = {
-    "kill-leader": kill_leader, "zombie-leader": zombie_leader, "kill-follower": kill_follower,
-    "poison-request": poison_request, "replay": replay, "point-in-time": point_in_time,
-    "corrupt-replica": corrupt_replica, "lost-broker": lost_broker,
-    "rolling-upgrade": rolling_upgrade,
+    **{name: _about_a_shard(name) for name in ABOUT_A_SHARD},
+    "replay": replay, "point-in-time": point_in_time, "rolling-upgrade": rolling_upgrade,
 }  # fmt: skip
 """The commands of ``stratolog drill`` by the name of the drill."""
 
