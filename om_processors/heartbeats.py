@@ -22,6 +22,7 @@ from om_processors.fleet import Fleet, Picture
 from replicated_db.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
 from replicated_db.logs import Note
 from replicated_db.ports import Clock
+from replicated_db.process import Background
 from replicated_db.replica import Replica
 from schemas.codec import Undecodable, decode_as
 from schemas.datanode import Heartbeat
@@ -34,37 +35,25 @@ RETRY_S = 1.0
 NOTHING = Allocation(pipelines=(), closed_containers=frozenset())
 
 
-class FleetView:
+class FleetView(Background):
     """The picture that this node has now. ``allocation`` is for the leaders' threads, ``picture`` for loops and readers."""
 
     def __init__(
         self, config: NodeConfig, replica: Replica, clock: Clock, note: Note, fatal: Callable[[BaseException], None]
     ) -> None:
         """``replica`` is shard 0's."""
+        super().__init__("heartbeats", fatal)
         self._config = config
         self._replica = replica
         self._clock = clock
         self._note = note
-        self._fatal = fatal
         self._fleet = Fleet(
             cluster=config.cluster, timeout_ms=config.datanode_timeout_ms, min_free_bytes=config.block_bytes,
             since_ms=clock.elapsed_ms(),
         )  # fmt: skip
         self._lock = threading.Lock()
-        self._stop = threading.Event()
         self.allocation = NOTHING
         self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
-        self._thread = threading.Thread(target=self._run, name="heartbeats", daemon=True)
-
-    def start(self) -> None:
-        """Begin to listen."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(2.0)
 
     def choose(self) -> Allocation:
         """Return what blocks may be allocated on now; never waits."""
@@ -82,17 +71,14 @@ class FleetView:
             )
             return picture
 
-    def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._listen()
-                except KafkaException as error:
-                    self._note(f"heartbeats of datanodes: {error}; trying again")
-                    self._stop.wait(RETRY_S)
-        except BaseException as error:
-            if not self._stop.is_set():
-                self._fatal(error)
+    def run(self) -> None:
+        """Listen, and again after an error of the broker's."""
+        while not self._stop.is_set():
+            try:
+                self._listen()
+            except KafkaException as error:
+                self._note(f"heartbeats of datanodes: {error}; trying again")
+                self._stop.wait(RETRY_S)
 
     def _listen(self) -> None:
         consumer = Consumer(consumer_settings(self._config.bootstrap_servers, **{"auto.offset.reset": "latest"}))

@@ -10,7 +10,6 @@ Rules:
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -28,6 +27,7 @@ from om_processors.proposer import Proposer
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.logs import Note
 from replicated_db.ports import Clock
+from replicated_db.process import Background
 from schemas.datanode import CloseContainer, ClosePipeline, FetchContainer, OpenPipeline, PipelineRow
 from schemas.messages import CreatePipeline
 from schemas.sharding import SYSTEM_SHARD
@@ -46,13 +46,14 @@ GROW_PARTITIONS = 32
 ADMIN_TIMEOUT_S = 10.0
 
 
-class PlacementLoop:
+class PlacementLoop(Background):
     """Runs on a thread of its own."""
 
     def __init__(
         self, config: NodeConfig, view: FleetView, loops: Mapping[int, LeaderLoop], proposer: Proposer, courier: Courier,
         clock: Clock, note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
+        super().__init__("placement", fatal)
         self._config = config
         self._view = view
         self._loops = loops
@@ -60,33 +61,17 @@ class PlacementLoop:
         self._courier = courier
         self._clock = clock
         self._note = note
-        self._fatal = fatal
         self._replicas = min(placement.PIPELINE_REPLICAS, len(config.datanodes))
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
         """By message: when it may be sent again, and whether it was accepted."""
         self._deletions = {
             shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
         }
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="placement", daemon=True)
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(2.0)
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(TURN_S):
-                self.turn()
-        except BaseException as error:
-            if not self._stop.is_set():
-                self._fatal(error)
+    def run(self) -> None:
+        """Take turns."""
+        while not self._stop.wait(TURN_S):
+            self.turn()
 
     def turn(self) -> None:
         """Decide and act once, for the shards that this node leads."""

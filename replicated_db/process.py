@@ -20,6 +20,9 @@ EXIT_FATAL = 70
 """Exit status after a StopProcess or a defect: look at the log before starting again."""
 
 BROKER_WAIT_S = 60.0
+END_WAIT_S = 2.0
+"""How long the end of a background thread is waited for."""
+
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 """Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
 
@@ -47,6 +50,36 @@ def fatal(error: BaseException) -> None:
         log.critical("defect: %r", error, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_FATAL)
+
+
+class Background:
+    """A thread of a process from :meth:`start` to :meth:`close`. What :meth:`run` raises meanwhile is ``fatal``."""
+
+    def __init__(self, name: str, fatal: Callable[[BaseException], None]) -> None:
+        self._fatal = fatal
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Set ``_stop``, and wait a moment for the end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(END_WAIT_S)
+
+    def run(self) -> None:
+        """Work until ``_stop`` is set."""
+        raise NotImplementedError
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            if not self._stop.is_set():
+                self._fatal(error)
 
 
 def calm_collector() -> None:
