@@ -171,11 +171,12 @@ class Pipelines:
         looks = 0
         try:
             while not self._stopping.wait(LOOK_INTERVAL_S):
-                for pipeline in self.all():
+                pipelines = self.all()
+                for pipeline in pipelines:
                     pipeline.look()
                 if (looks := looks + 1) % LOOKS_PER_SIZE == 0:
                     self._close_full_containers()
-                now = {pipeline.partition: pipeline.loop.leading for pipeline in self.all()}
+                now = {pipeline.partition: pipeline.loop.leading for pipeline in pipelines}
                 if now != leading:
                     leading = now
                     self._changed()
