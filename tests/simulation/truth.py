@@ -24,9 +24,10 @@ from replicated_db.column_families import RETRY_EXPIRY
 from replicated_db.late import derive_batch
 from replicated_db.ports import Entry
 from replicated_db.retry import expiry_row, floors_row
-from replicated_db.shard_state import ShardState, state_after
+from replicated_db.shard_state import ShardState
 from schemas.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.features import INITIAL
 from schemas.log import (
     LATE_MODE,
     Barrier,
@@ -112,7 +113,7 @@ class Truth:
         self.late: set[str] = set()
         self.prepared = False
         self.expiry: dict[Row, bytes] = {}
-        self.state = ShardState()
+        self.feature_level = INITIAL
         self._executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=pipelines))
         self.seen = seen
         self.max_batch_requests = max_batch_requests
@@ -186,9 +187,12 @@ class Truth:
     # -- how the shard is run ----------------------------------------------------------------------------------------
 
     def _control(self, record: Any) -> None:
-        self.state = state_after(self.state, record)
         if isinstance(record, Genesis | Members):
             self.members = record.replicas
+        if isinstance(record, Genesis):
+            self.feature_level = record.feature_level
+        elif isinstance(record, FeatureLevel):
+            self.feature_level = record.level
         elif isinstance(record, Prepared):
             self.prepared = record.prepared
         elif isinstance(record, Mode) and record.mode == LATE_MODE:
@@ -205,7 +209,8 @@ class Truth:
     def _logged(self, record: RequestBatch, offset: int) -> None:
         """Take requests that every replica executes."""
         self._check_modes(record, [r.request_type for r in record.requests if r.request_type not in self.late])
-        derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor, self.state)
+        state = ShardState(feature_level=self.feature_level)
+        derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor, state)
         self.seen["executed late"] += len(record.requests)
         self._batch(derived.batch, offset)
 
