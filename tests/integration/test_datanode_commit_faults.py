@@ -72,19 +72,6 @@ def nodes(kafka: LocalKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         shutil.rmtree(made.folder / "data", ignore_errors=True)
 
 
-@pytest.fixture(scope="module")
-def everything(nodes: Datanodes) -> Ledger:
-    return Ledger(nodes)
-
-
-@pytest.fixture
-def ledger(nodes: Datanodes, everything: Ledger) -> Iterator[Ledger]:
-    """All datanodes run when a test begins, and everything is compared when it has passed."""
-    settle(nodes)
-    yield everything
-    everything.check()
-
-
 @pytest.fixture
 def world(nodes: Datanodes) -> Iterator[KeyWorld]:
     made = KeyWorld(nodes, commit_way=3, flush_bytes=64 * MIB, client_buffer_bytes=64 * MIB, commit_timeout_ms=120_000)

@@ -28,7 +28,6 @@ from tests.support.datanode_faults import (
     paused,
     resident_bytes,
     sent_since,
-    settle,
     streams_of,
 )
 from tests.support.datanodes import CLUSTER, Datanodes
@@ -53,19 +52,6 @@ def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPa
         started.open_pipeline(1, ["dn1", "dn2", "dn3"])
         started.open_pipeline(2, ["dn4", "dn3", "dn2"])
         yield started
-
-
-@pytest.fixture(scope="module")
-def everything(nodes: Datanodes) -> Ledger:
-    return Ledger(nodes)
-
-
-@pytest.fixture
-def ledger(nodes: Datanodes, everything: Ledger) -> Iterator[Ledger]:
-    """All datanodes run when a test begins, and everything is compared when it has passed."""
-    settle(nodes)
-    yield everything
-    everything.check()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -35,7 +35,7 @@ from tests.support.faults import (
 from tests.support.judged_log import read_log
 from tests.support.stack import TestStack
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
 SHARDS = 2
 MORE_KEYS = 30
 BURST = 1_000
@@ -45,23 +45,6 @@ ATTEMPTS = 4
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
     return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
-
-
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(
-        stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(name) for name in stack.names]
-    )
-    yield found
-    found.close(timeout_ms=1000)
-
-
-@pytest.fixture(autouse=True)
-def all_nodes_run(stack: TestStack) -> None:
-    for name in stack.names:
-        if name not in stack.nodes:
-            stack.start_node(name)
-    stack.wait_led()
 
 
 def load_on_all_shards(client: Client) -> Load:

@@ -6,7 +6,7 @@ Each test leaves the stack whole: every replica unflagged and equal to what the 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,13 +41,6 @@ BUCKET = "bucket"
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
     return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=1_500)
-
-
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(n) for n in stack.names])
-    yield found
-    found.close(timeout_ms=1000)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -32,13 +32,6 @@ def stack(make_stack: Callable[..., TestStack]) -> TestStack:
     return make_stack(
         nodes=3, shards=1, barrier_interval_ms=HOUR_MS, scrub_interval_ms=0, late_flush_interval_ms=HOUR_MS
     )
-
-
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(n) for n in stack.names])
-    yield found
-    found.close(timeout_ms=1000)
 
 
 def stored_offset(stack: TestStack, node: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -30,13 +30,6 @@ KEYS = [f"dir-{number % 3}/key-{number:03d}" for number in range(25)]
 @pytest.fixture(scope="module")
 def stack(make_stack: Callable[..., TestStack]) -> TestStack:
     return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=0)
-
-
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(n) for n in stack.names])
-    yield found
-    found.close(timeout_ms=1000)
 
 
 @pytest.fixture(scope="module")

@@ -38,13 +38,6 @@ def stack(make_stack: Callable[..., TestStack]) -> TestStack:
     return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
 
 
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(n) for n in stack.names])
-    yield found
-    found.close(timeout_ms=1000)
-
-
 @pytest.fixture
 def raw(stack: TestStack) -> Iterator[RawClient]:
     with RawClient(stack.settings.bootstrap_servers, SHARDS) as found:

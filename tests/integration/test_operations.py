@@ -55,7 +55,7 @@ from tests.support.faults import (
 )
 from tests.support.stack import LocalKafka, TestStack
 
-pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
 SHARDS = 2
 MORE_KEYS = 30
 MAX_QUEUED = 300
@@ -91,25 +91,8 @@ def first_records(stack: TestStack, shard: int) -> list[bytes]:
 
 
 @pytest.fixture
-def finalized(stack: TestStack, client: Client) -> None:
+def finalized(stack: TestStack, client: Client, all_nodes_run: None) -> None:
     finalize_shards(stack.settings, client, None, print)
-
-
-@pytest.fixture(scope="module")
-def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(
-        stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(name) for name in stack.names]
-    )
-    yield found
-    found.close(timeout_ms=1000)
-
-
-@pytest.fixture(autouse=True)
-def all_nodes_run(stack: TestStack) -> None:
-    for name in stack.names:
-        if name not in stack.nodes:
-            stack.start_node(name)
-    stack.wait_led()
 
 
 def feature_levels(stack: TestStack) -> set[int]:
