@@ -21,19 +21,18 @@ from typing import Protocol
 
 from replicated_db.column_families import RETRY, Families
 from replicated_db.errors import BrokenLog, StopProcess
+from replicated_db.expiry import remove_rows
 from replicated_db.folding import BatchOperations
 from replicated_db.overlay import Overlay
 from replicated_db.ports import View
 from replicated_db.retry import (
     BELOW_FLOOR,
     HASH_BYTES,
-    MAX_EXPIRIES_PER_BATCH,
     RETENTION_MS,
     expired,
     is_below_floor,
     is_dead,
     is_expired,
-    removable,
     retry_key,
 )
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
@@ -115,16 +114,9 @@ class _Execution:
     def expire_retry_rows(self, view: View, operations: BatchOperations) -> None:
         """Delete the retry rows of the oldest batches that are past their retention and still have theirs."""
         transaction = Transaction(self.families, self.overlay, self.record.first_index)
-        batches = 0
-        for expiry_key, retry_keys in expired(view, b"", self.record.timestamp_ms - RETENTION_MS):
-            if batches == MAX_EXPIRIES_PER_BATCH:
-                break
-            # Replicas forget dead expiry rows at moments of their own.
-            if is_dead(transaction.get, expiry_key, retry_keys):
-                continue
-            for key in removable(transaction.get, expiry_key, retry_keys):
-                transaction.delete(RETRY, key)
-            batches += 1
+        oldest = expired(view, b"", self.record.timestamp_ms - RETENTION_MS)
+        # Replicas forget dead expiry rows at moments of their own.
+        remove_rows(transaction, (batch for batch in oldest if not is_dead(transaction.get, *batch)))
         operations.extend(transaction.commit())
 
     def answer(self, request: LateRequest, operations: BatchOperations) -> Result:

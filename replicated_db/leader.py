@@ -27,22 +27,13 @@ from replicated_db.answered import AnsweredCalls
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, BrokenLog, StopProcess
+from replicated_db.expiry import Expiry
 from replicated_db.folding import BatchOperations
 from replicated_db.late_requests import LateBuilding, LateRequests
 from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
-from replicated_db.retry import (
-    BELOW_FLOOR,
-    HASH_BYTES,
-    MAX_EXPIRIES_PER_BATCH,
-    RETENTION_MS,
-    expired,
-    is_below_floor,
-    is_expired,
-    removable,
-    retry_key,
-)
+from replicated_db.retry import BELOW_FLOOR, HASH_BYTES, is_below_floor, is_expired, retry_key
 from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal, Reply, Service
 from replicated_db.shard_state import ControlOperation, state_after
 from replicated_db.transaction import Transaction
@@ -170,8 +161,7 @@ class Leader:
         self._must_read: _InFlight | None = None
         self._deposed: str | None = None
         self._answered = AnsweredCalls(limits.early_removal_calls)
-        self._expiry_cursor = b""
-        self._expiry_due_ms = 0
+        self._expiry = Expiry(limits.barrier_interval_ms)
         self._barrier_at_ms = elapsed_ms
         self._scrub_at_ms = elapsed_ms
         self._written_since_barrier = False
@@ -278,8 +268,10 @@ class Leader:
             transaction = Transaction(self.replica.families, self._overlay, self.index)
             self._answered.remove(transaction, timestamp_ms)
             self._housekeep(building, transaction)
-        if timestamp_ms >= self._expiry_due_ms:
-            self._expire_retry_rows(building)
+        if timestamp_ms >= self._expiry.due_ms:
+            transaction = Transaction(self.replica.families, self._overlay, self.index)
+            self._expiry.remove(transaction, self.replica.store, timestamp_ms)
+            self._housekeep(building, transaction)
         return building
 
     @staticmethod
@@ -338,22 +330,6 @@ class Leader:
         building.size_bytes += len(response) + 100
         if recorded:
             self._overlay.set(RETRY, proposal.client_id + proposal.call_id, proposal.request_hash + response)
-
-    def _expire_retry_rows(self, building: _Building) -> None:
-        """Delete the retry rows of the oldest batches once they are past their retention."""
-        before_ms = building.timestamp_ms - RETENTION_MS
-        transaction = Transaction(self.replica.families, self._overlay, self.index)
-        batches = 0
-        for key, retry_keys in expired(self.replica.store, self._expiry_cursor, before_ms):
-            if batches == MAX_EXPIRIES_PER_BATCH:
-                break
-            for retry in removable(transaction.get, key, retry_keys):
-                transaction.delete(RETRY, retry)
-            self._expiry_cursor = key
-            batches += 1
-        if batches < MAX_EXPIRIES_PER_BATCH:
-            self._expiry_due_ms = building.timestamp_ms + self.limits.barrier_interval_ms
-        self._housekeep(building, transaction)
 
     # -- late validation -------------------------------------------------------------------------------------------
 
