@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from xxhash import xxh3_128_digest
 
 from replicated_db.answered import AnsweredCalls
+from replicated_db.building import Building
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
 from replicated_db.errors import AheadOfLog, BrokenLog, StopProcess
@@ -47,8 +48,6 @@ from schemas.log import (
     Genesis,
     LeaderClaim,
     RequestBatch,
-    RequestPosition,
-    Result,
     Tick,
 )
 
@@ -111,21 +110,6 @@ class _InFlight:
     report: DeliveryReport | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Building:
-    """The batch being built, and the record to append before it, if any."""
-
-    layer: int
-    timestamp_ms: int
-    operations: BatchOperations
-    control: ControlOperation | None = None
-    results: list[Result] = field(default_factory=list)
-    replies: list[Reply] = field(default_factory=list)
-    position: RequestPosition | None = None
-    size_bytes: int = 0
-    requests: int = 0
-
-
 class Leader:
     """State of one claim that has been read as valid, with everything before it applied."""
 
@@ -156,7 +140,7 @@ class Leader:
         self._last_offset = claim_offset
         self._overlay = Overlay(replica.store)
         self._in_flight: deque[_InFlight] = deque()
-        self._building: _Building | None = None
+        self._building: Building | None = None
         self._late = LateRequests()
         self._must_read: _InFlight | None = None
         self._deposed: str | None = None
@@ -238,10 +222,9 @@ class Leader:
         else:
             response = self._service.refuse(proposal, refusal, message, index)
         self.index = index
-        building.requests += 1
-        building.replies.append(Reply(proposal=proposal, response=response))
-        if proposal.client_id:
-            self._record(proposal, building, response, recorded=recorded)
+        building.answer(proposal, response, index, recorded=recorded)
+        if recorded and proposal.client_id:
+            self._overlay.set(RETRY, proposal.client_id + proposal.call_id, proposal.request_hash + response)
         return None
 
     def _refuses(self, proposal: Proposal, elapsed_ms: int) -> bool:
@@ -254,7 +237,7 @@ class Leader:
         message = f"the shard is prepared for an upgrade (checkpoint {self.state.prepared}) and takes no writes"
         return Reply(proposal=proposal, response=self._service.refuse(proposal, Refusal.PREPARED, message, -1))
 
-    def _open(self, elapsed_ms: int) -> _Building:
+    def _open(self, elapsed_ms: int) -> Building:
         if self._late.pending:
             raise ValueError("requests under late validation have not settled: what they write is not known yet")
         if self.replica.late.unwritten:
@@ -262,22 +245,17 @@ class Leader:
         timestamp_ms = self.timestamp_ms(elapsed_ms)
         self._layer += 1
         operations = BatchOperations(self.replica.families)
-        self._building = building = _Building(layer=self._layer, timestamp_ms=timestamp_ms, operations=operations)
+        self._building = building = Building(layer=self._layer, timestamp_ms=timestamp_ms, operations=operations)
         self._overlay.open_layer(self._layer)
         if self._answered.due and not self._in_flight and self.state.feature_level >= features.OPERATIONS:
             transaction = Transaction(self.replica.families, self._overlay, self.index)
             self._answered.remove(transaction, timestamp_ms)
-            self._housekeep(building, transaction)
+            building.take(transaction)
         if timestamp_ms >= self._expiry.due_ms:
             transaction = Transaction(self.replica.families, self._overlay, self.index)
             self._expiry.remove(transaction, self.replica.store, timestamp_ms)
-            self._housekeep(building, transaction)
+            building.take(transaction)
         return building
-
-    @staticmethod
-    def _housekeep(building: _Building, transaction: Transaction) -> None:
-        building.operations.extend(transaction.commit())
-        building.size_bytes += transaction.size_bytes
 
     def _repeat(self, proposal: Proposal, key: bytes, response: bytes) -> Reply | None:
         """Answer a repeated request: at once if its row is applied, else with its batch."""
@@ -291,7 +269,7 @@ class Leader:
             next(entry for entry in self._in_flight if entry.layer == layer).replies.append(reply)
         return None
 
-    def _run(self, proposal: Proposal, building: _Building, index: int) -> bytes:
+    def _run(self, proposal: Proposal, building: Building, index: int) -> bytes:
         transaction = Transaction(self.replica.families, self._overlay, index, self.state)
         try:
             executed = self._service.execute(proposal, transaction, building.timestamp_ms)
@@ -316,20 +294,8 @@ class Leader:
                 building.control, self.state = control, control.effect_on(self.state)
             if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
                 building.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
-        building.operations.extend(transaction.commit())
-        building.size_bytes += transaction.size_bytes
+        building.take(transaction)
         return executed.response
-
-    def _record(self, proposal: Proposal, building: _Building, response: bytes, *, recorded: bool) -> None:
-        result = Result(
-            client_id=proposal.client_id, call_id=proposal.call_id, request_hash=proposal.request_hash,
-            first_sent_at_ms=proposal.first_sent_at_ms, request_type=proposal.request_type, index=self.index,
-            recorded=recorded, response=response,
-        )  # fmt: skip
-        building.results.append(result)
-        building.size_bytes += len(response) + 100
-        if recorded:
-            self._overlay.set(RETRY, proposal.client_id + proposal.call_id, proposal.request_hash + response)
 
     # -- late validation -------------------------------------------------------------------------------------------
 
