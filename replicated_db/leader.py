@@ -24,6 +24,7 @@ from typing import Any
 from xxhash import xxh3_128_digest
 
 from replicated_db.answered import AnsweredCalls
+from replicated_db.barriers import Barriers
 from replicated_db.building import Building
 from replicated_db.column_families import RETRY
 from replicated_db.digests import next_chain
@@ -54,9 +55,6 @@ from schemas.log import (
 __all__ = [
     "Append", "Deposed", "Effective", "Executed", "Leader", "Limits", "Proposal", "Refusal", "Reply", "Service", "claim_for",
 ]  # fmt: skip
-
-NEVER_MS = 1 << 62
-"""A time since boot that does not come."""
 
 
 class Deposed(Exception):
@@ -146,9 +144,9 @@ class Leader:
         self._deposed: str | None = None
         self._answered = AnsweredCalls(limits.early_removal_calls)
         self._expiry = Expiry(limits.barrier_interval_ms)
-        self._barrier_at_ms = elapsed_ms
-        self._scrub_at_ms = elapsed_ms
-        self._written_since_barrier = False
+        self._barriers = Barriers(
+            interval_ms=limits.barrier_interval_ms, scrub_interval_ms=limits.scrub_interval_ms, elapsed_ms=elapsed_ms
+        )
         replica.late.answer_for(self.nonce)
 
     # -- executing -------------------------------------------------------------------------------------------------
@@ -359,7 +357,7 @@ class Leader:
             request_position=building.position, requests=building.requests,
         )  # fmt: skip
         self._timestamp_ms = building.timestamp_ms
-        self._written_since_barrier = True
+        self._barriers.written = True
         append = self._append(record)
         self._in_flight[-1].late = building
         return [append]
@@ -384,7 +382,7 @@ class Leader:
             operations=building.operations.operations, results=building.results,
         )  # fmt: skip
         self._timestamp_ms = building.timestamp_ms
-        self._written_since_barrier = True
+        self._barriers.written = True
         return [*appends, self._append(record, building.replies, building.layer)]
 
     def genesis(self, cluster: str, replicas: Sequence[str]) -> Append | None:
@@ -401,22 +399,16 @@ class Leader:
         return self._append(record)
 
     def barrier(self, elapsed_ms: int) -> Append | None:
-        """Return a barrier if one is due: each interval while there are writes, once when they cease, and for each scrub."""
-        scrub = elapsed_ms >= self._scrub_at_ms
-        if not scrub and not (self._written_since_barrier and elapsed_ms >= self._barrier_at_ms):
+        """Return a barrier if one is due (``barriers``) and nothing is being built."""
+        if not self._barriers.is_due(elapsed_ms):
             return None
         if self._building is not None or self._late.building is not None or self.in_flight >= self.limits.max_in_flight:
             return None
-        self._barrier_at_ms = elapsed_ms + self.limits.barrier_interval_ms
-        if scrub:
-            interval_ms = self.limits.scrub_interval_ms
-            self._scrub_at_ms = elapsed_ms + interval_ms if interval_ms else NEVER_MS
-        self._written_since_barrier = False
-        return self._append(Barrier(**self._header(), index=self.index, scrub=scrub))
+        return self._append(Barrier(**self._header(), index=self.index, scrub=self._barriers.take(elapsed_ms)))
 
     def request_scrub(self, elapsed_ms: int) -> None:
         """Make the next barrier a scrub, due now."""
-        self._scrub_at_ms = elapsed_ms
+        self._barriers.scrub_at_ms = elapsed_ms
 
     def tick(self) -> Append | None:
         """Return an empty record, by which readers see that this node still leads; None while a batch is being built."""
