@@ -214,11 +214,6 @@ class Pipeline:
             self.unhealthy.pop(key, None)
             self.changed.notify_all()
 
-    def verified_length(self, key: bytes) -> int:
-        """Return up to where a block is known to be verified; 0 if that is not known."""
-        with self.changed:
-            return self._verified.get(key, 0)
-
     def watch(self, request: WatchBlock) -> BlockWatched:
         """Wait until this member has applied and verified what is asked for, for ``timeout_ms`` at most.
 

@@ -200,11 +200,6 @@ class StreamWindow:
         self.sent = packet.end
         self._sent_packets += 1
 
-    @property
-    def window_full(self) -> bool:
-        """Whether something is ready to be sent that has to wait for an acknowledgement."""
-        return self.packed > self.sent and self.next_packet() is None
-
     def acknowledge(self, offset: int) -> None:
         """Note that all datanodes of the stream have everything below ``offset``.
 

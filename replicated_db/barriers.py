@@ -7,26 +7,25 @@ NEVER_MS = 1 << 62
 
 
 class Barriers:
-    """Of one claim, which begins with a scrub. Times are milliseconds since boot; without ``scrub_interval_ms`` no scrub follows by itself."""
+    """Of one claim, which begins with a scrub. Times are milliseconds since boot; without ``scrub_interval_ms`` no scrub follows."""
 
     def __init__(self, *, interval_ms: int, scrub_interval_ms: int, elapsed_ms: int) -> None:
         self._interval_ms = interval_ms
         self._scrub_interval_ms = scrub_interval_ms
         self._at_ms = elapsed_ms
-        self.scrub_at_ms = elapsed_ms
-        """When the next one is a scrub; may be set."""
+        self._scrub_at_ms = elapsed_ms
         self.written = False
         """Whether there have been writes since the last one; to be set."""
 
     def is_due(self, elapsed_ms: int) -> bool:
         """Whether to append one now."""
-        return elapsed_ms >= self.scrub_at_ms or (self.written and elapsed_ms >= self._at_ms)
+        return elapsed_ms >= self._scrub_at_ms or (self.written and elapsed_ms >= self._at_ms)
 
     def take(self, elapsed_ms: int) -> bool:
         """Say whether the barrier that is appended now is a scrub; the next ones follow from it."""
-        scrub = elapsed_ms >= self.scrub_at_ms
+        scrub = elapsed_ms >= self._scrub_at_ms
         self._at_ms = elapsed_ms + self._interval_ms
         if scrub:
-            self.scrub_at_ms = elapsed_ms + self._scrub_interval_ms if self._scrub_interval_ms else NEVER_MS
+            self._scrub_at_ms = elapsed_ms + self._scrub_interval_ms if self._scrub_interval_ms else NEVER_MS
         self.written = False
         return scrub

@@ -66,7 +66,7 @@ class Limits:
     """Bounds of a leader. A batch closes at either of its limits; one request is bounded by itself.
 
     Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
-    A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim and those that are asked for.
+    A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim.
     """
 
     max_batch_requests: int = 500
@@ -405,10 +405,6 @@ class Leader:
         if self._building is not None or self._late.building is not None or self.in_flight >= self.limits.max_in_flight:
             return None
         return self._append(Barrier(**self._header(), index=self.index, scrub=self._barriers.take(elapsed_ms)))
-
-    def request_scrub(self, elapsed_ms: int) -> None:
-        """Make the next barrier a scrub, due now."""
-        self._barriers.scrub_at_ms = elapsed_ms
 
     def tick(self) -> Append | None:
         """Return an empty record, by which readers see that this node still leads; None while a batch is being built."""

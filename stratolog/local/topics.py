@@ -40,10 +40,8 @@ SETTLE_POLL_S = 0.1
 
 REPLICATED = "replicated"
 FSYNC = "fsync"
-NEVER_FLUSH = str(2**63 - 1)
-DURABILITIES = (REPLICATED, FSYNC)
 """An acknowledged log record is in the page caches of min.insync.replicas brokers, or on their disks."""
-
+NEVER_FLUSH = str(2**63 - 1)
 
 DN_LOG_PARTITIONS = 32
 """Pipelines that there is room for at first; the Object Manager adds partitions when they are used up."""

@@ -567,14 +567,6 @@ def test_a_barrier_carries_the_index_and_the_digests_there(shard: Shard):
     assert isinstance(later.record, Batch)
 
 
-def test_request_scrub(shard: Shard):
-    offer_barrier(shard)
-    assert not offer_barrier(shard)
-    shard.leader.request_scrub(shard.clock.elapsed_ms())
-    assert offer_barrier(shard)
-    assert barriers(shard) == [True, True]
-
-
 def test_a_tick_counts_and_says_where_it_lies(shard: Shard):
     shard.append(shard.leader.tick())
     [effective] = shard.deliver()
