@@ -29,7 +29,7 @@ from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_joi
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.logs import Note
 from schemas.result_codes import INVALID_REQUEST
-from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS
+from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS, SILENT_BROKER_MS
 
 DRAIN_S = 5.0
 """How long a revocation waits for batches in flight."""
@@ -153,6 +153,7 @@ class Leadership:
             "auto.offset.reset": "error",
             "topic.metadata.refresh.interval.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
         }
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:

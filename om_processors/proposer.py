@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from replicated_db.ports import Clock, Ids
 from schemas.codec import encode
 from schemas.messages import Request, RequestBody, shard_of_request
-from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS
+from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, SILENT_BROKER_MS
 
 REPEAT_MS = 5_000
 MAX_REMEMBERED = 10_000
@@ -31,6 +31,7 @@ class Proposer:
             {
                 "bootstrap.servers": bootstrap_servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES,
                 "message.timeout.ms": REPEAT_MS, "allow.auto.create.topics": False, "log_level": 0,
+                "socket.timeout.ms": SILENT_BROKER_MS,
             }
         )  # fmt: skip
         self._client_id = ids.nonce()

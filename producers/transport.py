@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
 from schemas.envelopes import enveloped_requests
-from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES
+from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
 
@@ -166,6 +166,7 @@ def _common_settings(bootstrap_servers: str) -> dict[str, object]:
         "socket.nagle.disable": True,
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
+        "socket.timeout.ms": SILENT_BROKER_MS,
         # Errors come by error_cb; librdkafka's own lines on stderr would spoil a caller's output.
         "log_level": 0,
     }

@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException
 
 from replicated_db.errors import corrupt_record
 from replicated_db.ports import AppendRefused, DeliveryReport, Entry, LogUnavailable, OffsetOutOfRange
+from schemas.topics import SILENT_BROKER_MS
 
 DELIVERY_TIMEOUT_MS = 30_000
 """An append that is not acknowledged by then has an unknown outcome."""
@@ -38,6 +39,7 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
         "queued.max.messages.kbytes": FETCH_MAX_BYTES // 1024,
         "topic.metadata.refresh.interval.ms": 30_000,
         "reconnect.backoff.max.ms": 1000,
+        "socket.timeout.ms": SILENT_BROKER_MS,
         **extra,
     }
 
@@ -148,6 +150,7 @@ class KafkaLog:
             "message.max.bytes": FETCH_MAX_BYTES,
             "retry.backoff.ms": 20,
             "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
         }
         return KafkaAppender(settings, self._topic, self._partition)
 

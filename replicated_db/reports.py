@@ -20,7 +20,7 @@ from replicated_db.position import Position
 from replicated_db.replica import Outcome, Replica
 from schemas.codec import encode
 from schemas.messages import Evidence
-from schemas.topics import MAX_MESSAGE_BYTES
+from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 QUEUE_MAX_MESSAGES = 200_000
 SCRUB_PAUSE_S = 0.001
@@ -60,6 +60,7 @@ class AuditReports:
                 "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
                 "delivery.report.only.error": True,
                 "reconnect.backoff.max.ms": 1000,
+                "socket.timeout.ms": SILENT_BROKER_MS,
             }
         )
 

@@ -20,6 +20,13 @@ LEADER_GROUP = "om-leaders"
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 """Largest record of any topic; brokers and clients are set to it."""
 
+SILENT_BROKER_MS = 10_000
+"""A broker that leaves a request unanswered for so long is taken to be gone, and the others are asked who leads now.
+
+A broker whose machine or network fails closes no connection, so silence is the only sign; librdkafka's default is a minute. Brokers themselves give one up
+after nine seconds (``broker.session.timeout.ms``): asking earlier finds no other leader.
+"""
+
 MAX_REQUEST_BYTES = 1024 * 1024
 """Largest request that a leader reads; a larger one is rejected."""
 

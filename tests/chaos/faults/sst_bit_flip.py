@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, RETRY_TABLE
-from tests.chaos.campaign import Chaos, Fault
+from tests.chaos.campaign import Chaos, Fault, Load
 from tests.chaos.damage import LogMark, flip_bit, shard_folder, wait_stopped, wipe
 from tests.support.faults import database
 
@@ -58,4 +58,7 @@ def _is_scrubbed(path: Path) -> bool:
     return len(content) >= MIN_SST_BYTES and any(table.encode() in content[-4096:] for table in TABLES)
 
 
-FAULT = Fault(name="sst-bit-flip", inject=inject, settings=(("scrub_interval_ms", SCRUB_INTERVAL_MS),))
+# Each round replays the log from its beginning, with all its scrubs, while the writers go on: a long log would be all that is waited for.
+FAULT = Fault(
+    name="sst-bit-flip", inject=inject, load=Load(rate=15.0), settings=(("scrub_interval_ms", SCRUB_INTERVAL_MS),)
+)
