@@ -74,3 +74,12 @@ def version_at(schema: str, level: int) -> int:
 def level_of_command(body: object) -> int:
     """Return the level that a request needs."""
     return COMMANDS.get(type(body), INITIAL)
+
+
+def level_of_type(request_type: str) -> int:
+    """Return the level that requests of a type need, by the type's name.
+
+    >>> level_of_type("CreateKey"), level_of_type("CreatePipeline")
+    (1, 3)
+    """
+    return next((level for body, level in COMMANDS.items() if body.__name__ == request_type), INITIAL)

@@ -77,8 +77,11 @@ def mode(
         _show(settings, shards, as_json)
         return
     types = _checked(request_type, wanted)
+    done: list[dict[str, Any]] = []
     with client_of(settings) as client:
-        done = set_modes(client, shards, types, str(wanted))
+        for one in shards:
+            allowed = types if request_type != ALL else _within_level(settings, one, types)
+            done += set_modes(client, [one], allowed, str(wanted))
     if as_json:
         print_json(done)
         return
@@ -98,6 +101,16 @@ def _checked(request_type: str | None, wanted: str | None) -> Sequence[str]:
     if wanted not in REQUEST_MODES:
         raise UsageError(f"mode {wanted!r} is none of {', '.join(REQUEST_MODES)}")
     return known if request_type == ALL else [request_type]
+
+
+def _within_level(settings: Settings, shard: int, types: Sequence[str]) -> Sequence[str]:
+    """Return the types that a shard's feature level has; the others have no mode yet."""
+    from schemas.features import level_of_type
+
+    level = max((view["feature_level"] for view in shard_views(settings, shard).values()), default=0)
+    if not level:
+        raise Unavailable(f"no node says anything of shard {shard}")
+    return [name for name in types if level_of_type(name) <= level]
 
 
 def _show(settings: Settings, shards: Iterable[int], as_json: bool) -> None:

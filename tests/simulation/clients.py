@@ -7,11 +7,14 @@ from typing import Any
 
 from producers.calls import Calls, Outcome, Policy
 from schemas.codec import decode
+from schemas.datanode import Member
+from schemas.datanode_states import DATANODE_STATES
 from schemas.messages import (
     AllocateBlock,
     CommitKey,
     CreateBucket,
     CreateKey,
+    CreatePipeline,
     CreateVolume,
     DeleteBucket,
     DeleteKey,
@@ -20,7 +23,10 @@ from schemas.messages import (
     RenameKey,
     RequestBody,
     Response,
+    RetirePipeline,
     SetBucketProperty,
+    SetDatanodeState,
+    SetVolumeProperty,
 )
 
 MAX_IN_FLIGHT = 10
@@ -31,6 +37,8 @@ BLOCK_BYTES = 256 * 1024 * 1024
 VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
 KEYS = ("a", "b", "c", "d")
+DATANODES = ("dn1", "dn2", "dn3", "dn4")
+PARTITIONS = (0, 1, 1, 2, 3, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
 
 
@@ -101,13 +109,14 @@ class Client:
             return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
         if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
-        return self._property(bucket, pick)
+        return self._property(bucket, pick) if kind < 94 else self._fleet(pick)
 
     @staticmethod
     def _container(bucket: str, pick: int) -> RequestBody:
         choices: list[Any] = [
             CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=bucket), CreateVolume(volume=OTHER_VOLUME),
             DeleteVolume(volume=OTHER_VOLUME), DeleteBucket(volume=VOLUME, bucket=BUCKETS[1]),
+            SetVolumeProperty(volume=VOLUME, owner=f"owner{pick % 4}", quota_in_namespace=(None, 1, 2, -1)[pick // 8 % 4]),
         ]  # fmt: skip
         chosen: RequestBody = choices[pick % len(choices)]
         return chosen
@@ -117,3 +126,19 @@ class Client:
         return SetBucketProperty(
             volume=VOLUME, bucket=bucket, owner=f"owner{pick % 3}", quota_in_namespace=(None, 3, 100)[pick % 3]
         )
+
+    @staticmethod
+    def _fleet(pick: int) -> RequestBody:
+        """What placement loops and operators ask for: of a leader that is one no longer, and of two at once, too."""
+        kind, pick = pick % 4, pick // 4
+        partition, pick = PARTITIONS[pick % len(PARTITIONS)], pick // len(PARTITIONS)
+        if kind == 0:
+            names = {DATANODES[(pick + step) % len(DATANODES)] for step in range(pick % 4)}
+            members = [
+                Member(datanode=name, address=f"{name}:1", http_address=f"{name}:2", rack="/r")
+                for name in sorted(names)
+            ]
+            return CreatePipeline(partition=partition, members=members)
+        if kind == 1:
+            return RetirePipeline(partition=partition, reason="a datanode is away")
+        return SetDatanodeState(datanode=DATANODES[pick % 2], state=[*DATANODE_STATES, "GONE"][pick // 2 % 6])

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from om_processors.context import Contexts
+from om_processors import ids as object_ids
+from om_processors.context import Allocation, Contexts
 from om_processors.follower import Follower
 from om_processors.gateway import Gateway, resume_offset
 from om_processors.intake import RESUME_BACK_MS
@@ -42,6 +43,8 @@ UNSYNCED_WRITES = 8
 READ_DEADLINE_MS = 5_000
 FETCH_WAIT_MS = 500
 START_MS = 1_750_000_000_000
+CHOICE_MS = 50
+"""So long a node has one picture of the pipelines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +192,7 @@ class Node:
         self.ids = ids
         self.clock = Clock(scheduler)
         self.gateway = Gateway(shard=0, node=name)
-        self.service = OMService(Contexts(shard=0, shards=1, pipelines=PIPELINES))
+        self.service = OMService(self._contexts())
         self.store = Store()
         self.replica: Replica
         self.loop: LeaderLoop
@@ -204,12 +207,26 @@ class Node:
         self.fetch_offset = 0
         self.boot()
 
+    def _contexts(self) -> Contexts:
+        return Contexts(shard=0, shards=1, pipelines=PIPELINES, choose=self._choose)
+
+    def _choose(self) -> Allocation:
+        """Say what blocks may be allocated on as this node sees it: each sees something else, and another thing later."""
+        moment = self.scheduler.now_ms // CHOICE_MS + NAMES.index(self.name)
+        numbered = list(enumerate(PIPELINES))
+        index = self.replica.position.index + moment % 3
+        full = object_ids.container_id(object_ids.object_id(0, index), moment % len(PIPELINES))
+        return Allocation(
+            pipelines=tuple(numbered[moment % 2 :] + numbered[: moment % 2][moment // 2 % 2 :]),
+            closed_containers=frozenset({full} if moment % 3 else ()),
+        )
+
     # -- the process -------------------------------------------------------------------------------------------------
 
     def boot(self) -> None:
         """Start the process."""
         identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
-        executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=PIPELINES))
+        executor = OMExecutor(self._contexts())
         self.replica = Replica(identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         self.loop = LeaderLoop(

@@ -10,10 +10,11 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from om_processors.requests import LATE_REQUEST_TYPES
 from replicated_db.merge import decode_int64, encode_int64
-from schemas.codec import decode, encode
-from schemas.column_families import KEY_TABLE, USAGE_TABLE
-from schemas.log import LATE_MODE, LEADER_MODE, LeaderClaim, Tick
+from schemas.codec import decode, encode, encode_at
+from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, USAGE_TABLE
+from schemas.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
 from schemas.messages import (
     AddNode,
     CancelPrepare,
@@ -21,7 +22,10 @@ from schemas.messages import (
     CreateBucket,
     CreateKey,
     DeleteKey,
+    Finalize,
+    LogDigestBase,
     Prepare,
+    PurgeBlocks,
     RemoveNode,
     RenameKey,
     Request,
@@ -30,7 +34,7 @@ from schemas.messages import (
     ShardCommand,
 )
 from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, VOLUME
-from tests.simulation.cluster import UNSYNCED_WRITES, Node
+from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
 from tests.simulation.world import Action, World
 
 STEPS = 350
@@ -45,7 +49,7 @@ LONG_MS = (6_000, 40_000, 250_000, 700_000)
 
 ORDINARY = {
     "go_on": 40, "deliver": 16, "call": 16, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
-    "restart": 5, "prune": 1, "flush": 4,
+    "restart": 5, "prune": 1, "flush": 4, "purge": 1,
 }  # fmt: skip
 
 FAULTS = {
@@ -71,7 +75,9 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
         chosen.pop("damage_row", None)
     weights = ORDINARY | chosen
     names = rng.choices(list(weights), list(weights.values()), k=steps)
-    prelude = [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
+    level = rng.choice((3, 3, 3, 2, 1))
+    prelude = [("begin_at_level", level)] if level < 3 else []
+    prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
     return prelude + [(name, rng.getrandbits(24)) for name in names]
 
@@ -126,8 +132,9 @@ class Faults:
 
     def set_mode(self, number: int) -> None:
         """Requests of a type, mostly of the common ones, are executed by every replica from now on, or by the leader again."""
-        kinds = (CreateKey, CommitKey, CreateKey, CommitKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)
-        kind = kinds[(number >> 2) % len(kinds)].__name__
+        common = [one.__name__ for one in (CreateKey, CommitKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)]
+        kinds = common * 3 + [name for name in LATE_REQUEST_TYPES if name not in common]
+        kind = kinds[(number >> 8) % len(kinds)]
         mode = LEADER_MODE if number >> 6 & 3 == 0 else LATE_MODE
         self._operate(number, SetRequestMode(shard=0, request_type=kind, mode=mode))
 
@@ -135,8 +142,41 @@ class Faults:
         bodies = (
             AddNode(shard=0, node="n4"), RemoveNode(shard=0, node="n4"), Prepare(shard=0, checkpoint="upgrade"),
             CancelPrepare(shard=0), CancelPrepare(shard=0),
+            Finalize(shard=0, level=2 + (number >> 8) % 3), None,
         )  # fmt: skip
-        self._operate(number, bodies[(number >> 2) % len(bodies)])
+        self._operate(number, bodies[(number >> 2) % len(bodies)] or self._digest_base())
+
+    def _digest_base(self) -> LogDigestBase:
+        """Restart the sums at what the log gives now; should a request come before it, it is refused."""
+        self.world.note("digest base asked for")
+        slots, sums = self.world.truth.slots()
+        return LogDigestBase(shard=0, index=self.world.truth.index, slots=slots, sums=sums, basis="oracle")
+
+    def begin_at_level(self, level: int) -> None:
+        """The log was created by older software, which knew neither the tables nor the requests of later levels."""
+        world = self.world
+        nonce = world.ids.nonce()
+        world.log.append(
+            encode(LeaderClaim(term=1, nonce=nonce, node="n0", address="n0", claimed_at_ms=world.broker_ms()))
+        )
+        genesis = Genesis(
+            term=1, nonce=nonce, seq=1, prev_chain=world.truth.chain, cluster=CLUSTER, shard=0, shards=1,
+            replicas=list(NAMES), column_families=list(OM_COLUMN_FAMILIES[:-2]), feature_level=level,
+        )  # fmt: skip
+        world.log.append(encode_at(genesis, level))
+        self._done("log of older software", f"at level {level}")
+
+    def purge(self, number: int) -> None:
+        """Rows of deletedTable are to be forgotten: some that are there, and perhaps one that is not."""
+        world = self.world
+        client = world.clients[number % len(world.clients)]
+        there = sorted(key for cf, key in world.truth.rows if cf == DELETED_TABLE)
+        first = (number >> 2) % max(len(there), 1)
+        rows = there[first : first + (number >> 8) % 4]
+        if number >> 12 & 1:
+            rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{number >> 15 << 8}".encode())
+        if client.begun >= FIRST_CALLS:
+            world.begin(client, PurgeBlocks(shard=0, rows=rows))
 
     def _operate(self, number: int, body: ShardCommand) -> None:
         client = self.world.clients[number % len(self.world.clients)]
@@ -365,6 +405,10 @@ class Faults:
         entries = world.log.entries
         end = len(entries) - 1 - number % 4
         if end < 4 or world.truth.halted is not None:
+            return
+        if world.seen[
+            "digest base asked for"
+        ]:  # it may be of what is lost: a false one then, which every replica contradicts
             return
         self._done("log cut", f"at {end}")
         world.invariants.may_halt += ("halt: term missed", "halt: claim missed")  # rightly: a claim is lost

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from om_processors.requests import LATE_REQUEST_TYPES
+from schemas.messages import RequestBody
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told
@@ -46,7 +49,12 @@ WANTED = {
     "scrub",
     # late validation, operators
     "executed late", "control: Mode", "control: Prepared", "control: Members", "command", "refused while prepared",
+    "control: FeatureLevel", "control: DigestBase", "log of older software",
 }  # fmt: skip
+WANTED |= {f"{body.__name__}: OK" for body in get_args(RequestBody)}
+WANTED |= {f"{body.__name__}: refused" for body in get_args(RequestBody)}
+WANTED |= {f"{name}: late" for name in LATE_REQUEST_TYPES}
+"""Every request type that there is: a new one without a place in the workload is missed."""
 
 
 @pytest.mark.parametrize("start", range(1, SEEDS + 1, CHUNK))

@@ -27,7 +27,7 @@ from replicated_db.retry import expiry_row, floors_row
 from replicated_db.shard_state import ShardState
 from schemas.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.features import INITIAL
+from schemas.datanode import PipelineRow
 from schemas.log import (
     LATE_MODE,
     Barrier,
@@ -49,24 +49,42 @@ from schemas.messages import (
     SHARD_COMMANDS,
     AddNode,
     CancelPrepare,
+    Finalize,
+    LogDigestBase,
     Prepare,
     RemoveNode,
     Request,
     Response,
     SetRequestMode,
 )
+from schemas.rows import KeyInfo
 from tests.support.om_model import Model, Refusal
 
 LIFETIME_MS = 300_000
 BLOCK_BYTES = 256 * 1024 * 1024
 RETRY = OM_COLUMN_FAMILIES[0]
+FAMILIES = {name: number for number, name in enumerate(OM_COLUMN_FAMILIES)}
 SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES}
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
+HIGHEST_LEVEL = 3
+OPERATORS_LEVEL = 2
+"""From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
+DATANODES_REQUESTS = {"CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks"}
+"""They, and their modes, belong to the highest level."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
 Call = tuple[bytes, int]
 Row = tuple[str, bytes]
+
+
+def _gist(cf: str, row: Any) -> Any:
+    """Return what the model knows of a row."""
+    if isinstance(row, PipelineRow):
+        return [member.datanode for member in row.members], row.state
+    if isinstance(row, KeyInfo):
+        return len(row.blocks) if cf == "deletedTable" else row.size
+    return row.state
 
 
 class Violation(Exception):
@@ -112,8 +130,9 @@ class Truth:
         self.members: list[str] = []
         self.late: set[str] = set()
         self.prepared = False
+        self.base: tuple[int, list[int], list[int]] | None = None
+        """The last DigestBase: its index, slots and sums."""
         self.expiry: dict[Row, bytes] = {}
-        self.feature_level = INITIAL
         self._executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=pipelines))
         self.seen = seen
         self.max_batch_requests = max_batch_requests
@@ -187,19 +206,21 @@ class Truth:
     # -- how the shard is run ----------------------------------------------------------------------------------------
 
     def _control(self, record: Any) -> None:
+        if isinstance(record, DigestBase):
+            self.base = (record.index, record.slots, record.sums)
         if isinstance(record, Genesis | Members):
             self.members = record.replicas
         if isinstance(record, Genesis):
-            self.feature_level = record.feature_level
+            self.model.level = record.feature_level
         elif isinstance(record, FeatureLevel):
-            self.feature_level = record.level
+            self.model.level = record.level
         elif isinstance(record, Prepared):
             self.prepared = record.prepared
         elif isinstance(record, Mode) and record.mode == LATE_MODE:
             self.late.add(record.request_type)
         elif isinstance(record, Mode):
             self.late.discard(record.request_type)
-        if isinstance(record, CONTROL):
+        if isinstance(record, (*CONTROL, DigestBase)):
             self.seen[f"control: {type(record).__name__}"] += 1
 
     def _check_modes(self, record: Batch | RequestBatch, wrong: list[str]) -> None:
@@ -209,9 +230,10 @@ class Truth:
     def _logged(self, record: RequestBatch, offset: int) -> None:
         """Take requests that every replica executes."""
         self._check_modes(record, [r.request_type for r in record.requests if r.request_type not in self.late])
-        state = ShardState(feature_level=self.feature_level)
+        state = ShardState(feature_level=self.model.level)
         derived = derive_batch(OM_FAMILIES, Rows(self.rows | self.expiry), record, self._executor, state)
         self.seen["executed late"] += len(record.requests)
+        self.seen.update(f"{logged.request_type}: late" for logged in record.requests)
         self._batch(derived.batch, offset)
 
     # -- the state ---------------------------------------------------------------------------------------------------
@@ -262,6 +284,31 @@ class Truth:
         else:
             self.rows[row] = value
 
+    def slots(self) -> tuple[list[int], list[int]]:
+        """Return the state's digest by slot, as a DigestBase has it: from the rows, whatever was added up before."""
+        sums: Counter[int] = Counter()
+        for (cf, key), value in self.rows.items():
+            bucket = xxh64_intdigest(key, SEEDS[cf]) & 255
+            sums[FAMILIES[cf] * 256 + bucket] += self._hash((cf, key), value)
+        found = {slot: total & MASK for slot, total in sums.items() if total & MASK}
+        return sorted(found), [(found[slot] ^ SIGN) - SIGN for slot in sorted(found)]
+
+    def check_model(self) -> None:
+        """Compare the rows with the model's objects: names, sizes, states, and what is left to be deleted."""
+        made: dict[str, Any] = {
+            "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
+            "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
+        }  # fmt: skip
+        for volume, its in self.model.volumes.items():
+            for bucket, here in its.buckets.items():
+                made["keyTable"] |= {f"/{volume}/{bucket}/{key}".encode(): one.size for key, one in here.keys.items()}
+        for partition, found in self.model.pipelines.items():
+            made["pipelineTable"][partition.to_bytes(4, "big")] = found
+        for cf, expected in made.items():
+            rows = {key: _gist(cf, decode(value)) for (family, key), value in self.rows.items() if family == cf}
+            if rows != expected:
+                raise Violation(f"{cf} holds {rows}, and should hold {expected}")
+
     def row_at(self, row: Row, offset: int) -> bytes | None:
         """Return the row as of the record at ``offset``."""
         versions = self.versions.get(row, [])
@@ -297,6 +344,8 @@ class Truth:
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though it had expired")
         self.effects[call] = result
         response: Response = decode(result.response)
+        kind = type(request.body).__name__
+        self.seen[f"{kind}: {'OK' if response.status == 'OK' else 'refused'}"] += 1
         if isinstance(request.body, SHARD_COMMANDS):
             self._check_command(request.body, response)
             return
@@ -314,16 +363,32 @@ class Truth:
 
     def _check_command(self, body: Any, response: Response) -> None:
         """An operator is told OK iff what was asked for is so: its control record, if it needed one, lies before the batch."""
-        holds = {
-            AddNode: lambda: body.node in self.members,
-            RemoveNode: lambda: body.node not in self.members,
-            Prepare: lambda: self.prepared,
-            CancelPrepare: lambda: not self.prepared,
-            SetRequestMode: lambda: (body.mode == LATE_MODE) == (body.request_type in self.late),
-        }[type(body)]()
-        if response.status != "OK" or not holds:
-            raise Violation(f"{body}: answered {response.status}, and what was asked for is {holds}")
+        expected = self._refusal_of_command(body, response.index)
+        holds = (
+            expected != "OK"
+            or {
+                AddNode: lambda: body.node in self.members,
+                RemoveNode: lambda: body.node not in self.members,
+                Prepare: lambda: self.prepared,
+                CancelPrepare: lambda: not self.prepared,
+                SetRequestMode: lambda: (body.mode == LATE_MODE) == (body.request_type in self.late),
+                Finalize: lambda: body.level == self.model.level,
+                LogDigestBase: lambda: self.base == (body.index, body.slots, body.sums),
+            }[type(body)]()
+        )
+        if response.status != expected or not holds:
+            raise Violation(f"{body}: answered {response.status}, should be {expected}; what was asked for is {holds}")
         self.seen["command"] += 1
+
+    def _refusal_of_command(self, body: Any, index: int) -> str:
+        if isinstance(body, Finalize):
+            return "OK" if self.model.level <= body.level <= HIGHEST_LEVEL else "INVALID_REQUEST"
+        if isinstance(body, LogDigestBase):
+            return "OK" if body.index == index - 1 else "INDEX_MOVED"
+        needed = OPERATORS_LEVEL
+        if isinstance(body, SetRequestMode) and body.request_type in DATANODES_REQUESTS:
+            needed = HIGHEST_LEVEL
+        return "OK" if self.model.level >= needed else "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
 
     def _check_refusal(self, call: Call, result: Result, *, expired: bool) -> None:
         status = decode(result.response).status

@@ -186,6 +186,7 @@ class World:
         else:
             raise Violation(f"no answer, or no rest, within {HEAL_ROUNDS} rounds after the last fault")
         self._read_everywhere()
+        self.truth.check_model()
         for node in self.nodes.values():
             self.invariants.check_whole(node)
 

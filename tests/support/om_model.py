@@ -74,13 +74,16 @@ def legal(name: str) -> bool:
 
 
 class Model:
-    """``do(body, caller, index, now_ms)`` changes the model or raises Refusal; it returns the number of blocks handed out."""
+    """``do(body, caller, index, now_ms)`` changes the model or raises Refusal; it returns the number of blocks handed out. Of shard 0."""
 
     def __init__(self, block_bytes: int = BLOCK) -> None:
         self.block_bytes = block_bytes
         self.volumes: dict[str, Volume] = {}
         self.sessions: dict[tuple[str, str, int], Session] = {}
-        self.reclaimed_blocks = 0
+        self.deleted: dict[bytes, int] = {}
+        """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
+        self.level = 3
+        """What the shard may do: pipelines and datanodes from level 3 on."""
         self.pipelines: dict[int, tuple[list[str], str]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -110,11 +113,21 @@ class Model:
         assert session is not None
         return session
 
+    def retire(self, body, born: int, blocks: int) -> None:
+        """Leave blocks of the object that was born at an index."""
+        if blocks:
+            self.deleted[f"/{body.volume}/{body.bucket}/{body.key}/{born << 8}".encode()] = blocks
+
     # ---- datanodes
+
+    def needs_datanodes(self) -> None:
+        refuse_unless(self.level >= 3, "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION")
 
     def CreatePipeline(self, body: m.CreatePipeline, caller: str, index: int, now_ms: int) -> None:
         names = [member.datanode for member in body.members]
         refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
+        refuse_unless(all(names), "INVALID_REQUEST")
+        self.needs_datanodes()
         refuse_unless(body.partition not in self.pipelines, "PIPELINE_ALREADY_EXISTS")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
@@ -122,6 +135,7 @@ class Model:
 
     def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
+        self.needs_datanodes()
         refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
         self.pipelines[body.partition] = (self.pipelines[body.partition][0], "CLOSED")
 
@@ -129,13 +143,18 @@ class Model:
         before = self.datanodes.get(body.datanode, "IN_SERVICE")
         asked_for = {"DECOMMISSIONED": "DECOMMISSIONING", "IN_MAINTENANCE": "ENTERING_MAINTENANCE"}
         known = {"IN_SERVICE", *asked_for, *asked_for.values()}
-        refuse_unless(body.state in known, "INVALID_REQUEST")
+        refuse_unless(body.state in known and body.datanode != "", "INVALID_REQUEST")
+        self.needs_datanodes()
         if body.state != before:
             refuse_unless(asked_for.get(body.state, before) == before, "INVALID_REQUEST")
             self.datanodes[body.datanode] = body.state
 
     def PurgeBlocks(self, body: m.PurgeBlocks, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")
+        refuse_unless(body.shard == 0, "WRONG_SHARD")
+        self.needs_datanodes()
+        for row in body.rows:
+            self.deleted.pop(row, None)
 
     # ---- volumes and buckets
 
@@ -238,7 +257,9 @@ class Model:
         self.fits(bucket, body.key, body.size)
         blocks = len(body.blocks) or -(-body.size // self.block_bytes)
         replaced = bucket.keys.get(body.key)
-        self.reclaimed_blocks += session.key.blocks - blocks + (replaced.blocks if replaced else 0)
+        self.retire(body, index, session.key.blocks - blocks)
+        if replaced:
+            self.retire(body, replaced.born, replaced.blocks)
         bucket.keys[body.key] = Key(
             body.size,
             replaced.owner if replaced else session.key.owner,
@@ -252,7 +273,8 @@ class Model:
     def DeleteKey(self, body: m.DeleteKey, caller: str, index: int, now_ms: int) -> None:
         bucket = self.bucket(body)
         refuse_unless(body.key in bucket.keys, "KEY_NOT_FOUND")
-        self.reclaimed_blocks += bucket.keys.pop(body.key).blocks
+        key = bucket.keys.pop(body.key)
+        self.retire(body, key.born, key.blocks)
 
     def RenameKey(self, body: m.RenameKey, caller: str, index: int, now_ms: int) -> None:
         bucket = self.bucket(body)

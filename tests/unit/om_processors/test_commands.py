@@ -123,3 +123,14 @@ def test_set_request_mode():
         assert f"no mode can be set for requests of type {name!r}" in refused(
             SetRequestMode(shard=1, request_type=name, mode=LATE_MODE)
         )
+
+
+@pytest.mark.parametrize("name", ["CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks"])
+def test_requests_that_the_log_cannot_hold_yet_get_no_mode(name: str):
+    """A leader could not write one into a RequestBatch of that level, not even to refuse it."""
+    body = SetRequestMode(shard=1, request_type=name, mode=LATE_MODE)
+    old = ShardState(replicas=("om1",), feature_level=features.OPERATIONS)
+    assert refused(body, old).startswith(
+        f"{codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION}: a mode of {name} needs feature level 3"
+    )
+    assert logged(body, replace(old, feature_level=features.DATANODES)) is not None
