@@ -14,7 +14,7 @@ from replicated_db.errors import StopProcess
 from replicated_db.ports import Entry
 from replicated_db.reading import Reading
 from schemas.codec import decode_as
-from schemas.log import Batch, LogRecord, RequestBatch
+from schemas.log import Batch, LogRecord, Mode, RequestBatch
 from schemas.messages import PreparedRequest
 from schemas.result_codes import OK
 from schemas.topics import OM_LOG
@@ -71,7 +71,10 @@ def log(
             statuses = replay.offer(entry.offset, entry.value, record)
         if entry.offset < start:
             continue
-        if (stop is not None and entry.offset > stop) or len(printed) == limit:
+        if stop is not None and entry.offset > stop:
+            break
+        if len(printed) == limit:
+            typer.echo(f"the log goes on: --from {entry.offset}, or another --limit, shows more", err=True)
             break
         if isinstance(verdict, StopProcess):
             broken = verdict
@@ -107,6 +110,8 @@ def _described(
         line["index"] = f"{record.first_index}..{record.last_index}"
         line["operations"] = "each replica's own"
         line["results"] = _late_results(record, statuses)
+    if isinstance(record, Mode):
+        line["operations"] = f"{record.request_type}: {record.mode}"
     if isinstance(record, Batch):
         kinds = Counter(type(operation).__name__ for operation in record.operations)
         line["index"] = f"{record.first_index}..{record.last_index}"

@@ -3,7 +3,8 @@
 The row is one of the drill's own volume, on a follower that is stopped for it, whose database is copied first; should the drill end
 before the row is repaired and verified, the copy goes back. Found by a scrub (each claim of a leader begins with one, so the leadership is
 moved), compared with the log as the audit does, and by the Spark audit itself if it runs; narrowed to the row by the rows of its digest
-bucket; repaired with a healthy replica's row, if the log holds nothing about that row since; verified by another scrub.
+bucket; repaired with a healthy replica's row, if the log holds nothing about that row since; verified by another scrub, after which the
+running audit must say ``equal`` again.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from replicated_db.errors import StoreFailure
 from replicated_db.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.log import Batch, Delete, Merge, Put, RequestBatch
+from schemas.messages import Verdict
+from schemas.topics import OM_LOG
 from stratolog.drills import judgement
 from stratolog.drills.cluster import Cluster
 from stratolog.drills.kill_follower import follower_of, offset_in
@@ -30,7 +33,7 @@ from stratolog.drills.report import CouldNotRun, StepFailed
 from stratolog.drills.session import Session
 from stratolog.drills.taps import SCRUBBED, ReportTap, sums_of
 from stratolog.leadership import move
-from stratolog.verdicts import DIVERGED, VerdictReader
+from stratolog.verdicts import DIVERGED, EQUAL, VerdictReader
 
 KEYS = 8
 AUDIT_TIMEOUT_S = 120.0
@@ -87,6 +90,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             _repair(session, cluster, shard, damaged, leader, [Row(cf=row.cf, key=key) for key in keys])
             after = _scrub(session, cluster, shard, leader, reports)
             session.find(judgement.digests_equal(cluster.names, after.scans, after.log, basis=SCRUBBED))
+            _ask_the_audit_again(session, cluster, shard, damaged, after.log)
             verified.append(not differing(after.scans[damaged], after.log.sums))
         with session.step("delete the drill's volume"):
             remove()
@@ -183,21 +187,39 @@ def _ask_the_audit(
     if not cluster.has_audit():
         return
     with session.step("wait for the Spark audit's verdict on that scan"):
-        with VerdictReader(cluster.settings.bootstrap_servers, since_ms=log.timestamp_ms) as verdicts:
-            seen = cluster.wait(
-                f"a verdict on {damaged} at offset {log.offset}",
-                lambda: next(
-                    (
-                        verdict for verdict in verdicts.poll(0.5)
-                        if (verdict.shard, verdict.node, verdict.basis) == (shard, damaged, SCRUBBED)
-                        and verdict.barrier_offset == log.offset and verdict.verdict == DIVERGED
-                    ), None,
-                ),
-                AUDIT_TIMEOUT_S,
-            )  # fmt: skip
+        seen = _verdict(cluster, shard, damaged, log)
     places = [(difference.cf, difference.bucket) for difference in seen.differences]
     expected = [(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
     session.find(judgement.audit_names(damaged, places, expected))
+
+
+def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaired: str, log: Digest) -> None:
+    """Wait for the running Spark audit's verdict on the scan after the repair, if it runs."""
+    if cluster.has_audit():
+        with session.step("wait for the Spark audit's verdict on the repaired replica"):
+            seen = _verdict(cluster, shard, repaired, log)
+        session.find(judgement.audit_agrees(repaired, seen.verdict, log.index))
+
+
+def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:
+    """Wait until the audit knows whether a node's scan at ``log.offset`` is right. It says ``unknown`` while it has no report."""
+
+    def decided(verdicts: VerdictReader) -> Verdict | None:
+        return next(
+            (
+                verdict for verdict in verdicts.poll(0.5)
+                if (verdict.log, verdict.shard, verdict.node, verdict.basis) == (OM_LOG, shard, node, SCRUBBED)
+                and verdict.barrier_offset == log.offset and verdict.verdict in (EQUAL, DIVERGED)
+            ), None,
+        )  # fmt: skip
+
+    with VerdictReader(cluster.settings.bootstrap_servers, since_ms=log.timestamp_ms) as reader:
+        found: Verdict = cluster.wait(
+            f"the audit's verdict on the scan of {node} at offset {log.offset}",
+            lambda: decided(reader),
+            AUDIT_TIMEOUT_S,
+        )
+    return found
 
 
 def _narrow(

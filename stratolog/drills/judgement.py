@@ -11,6 +11,7 @@ from schemas.column_families import BUCKETS
 from stratolog.drills.load import Journal, Write
 from stratolog.drills.logview import Claim, Digest, Recorded, Sums, VoidRecord, differing, total
 from stratolog.drills.report import Finding
+from stratolog.verdicts import EQUAL
 
 MAX_MESSAGE_CHARACTERS = 120
 NAMED = 3
@@ -383,6 +384,14 @@ def audit_names(damaged: str, seen: Sequence[tuple[str, int]], expected: Sequenc
     return Finding(
         question="the Spark audit says diverged, and names the bucket", holds=list(seen) == list(expected) and bool(seen),
         seen=f"{damaged}: {named(f'{cf} bucket {bucket}' for cf, bucket in seen) or 'nothing'}",
+    )  # fmt: skip
+
+
+def audit_agrees(repaired: str, verdict: str, index: int) -> Finding:
+    """Judge the Spark audit's verdict on the full scan of a repaired replica."""
+    return Finding(
+        question="the Spark audit says equal again", holds=verdict == EQUAL,
+        seen=f"{repaired}: {verdict} at index {index}, by a full scan",
     )  # fmt: skip
 
 

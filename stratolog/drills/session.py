@@ -25,6 +25,10 @@ Tell = Callable[[Step | Finding], None]
 """Told each step and each finding when it is done."""
 
 
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 class Session:
     """What a drill tells of itself."""
 
@@ -78,7 +82,11 @@ class Session:
         def put_back() -> None:
             if not done:
                 done.append(True)
-                self.restored.append(restore())
+                try:
+                    self.restored.append(restore())
+                except BaseException as error:
+                    self.restored.append(f"NOT put back, see to it yourself: {what}: {_first_line(error)}")
+                    raise
 
         self._undo.callback(put_back)
         return put_back

@@ -193,3 +193,20 @@ def test_a_termination_puts_everything_back(tmp_path: Path) -> None:
         run("x", 0, drill, data_dir=tmp_path)
     assert put_back == ["one"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_what_could_not_be_put_back_is_named(tmp_path: Path) -> None:
+    """An operator must learn from the report what is left to do."""
+
+    def drill(session: Session) -> None:
+        put_back = session.touching("process 7 of broker-2: SIGKILL", not_ready)
+        put_back()
+
+    def not_ready() -> str:
+        raise Unavailable("Kafka is not ready after 120 s:\nits log")
+
+    report = run("x", 0, drill, data_dir=tmp_path)
+    assert report.verdict == FAILED
+    assert report.restored == (
+        "NOT put back, see to it yourself: process 7 of broker-2: SIGKILL: Kafka is not ready after 120 s:",
+    )
