@@ -37,7 +37,7 @@ from replicated_db import logs
 from replicated_db.errors import StopProcess
 from replicated_db.logs import Notes
 from replicated_db.ports import LogUnavailable
-from replicated_db.process import calm_collector, closing, fatal, when_brokers_answer
+from replicated_db.process import calm_collector, closing, fatal, keep_freed_memory, when_brokers_answer
 from replicated_db.reports import AuditReports
 from replicated_db.startup import Topics, WrongSetting, check_topics
 from replicated_db.system import SystemClock
@@ -182,6 +182,7 @@ class Datanode:
 
 def run(config: DatanodeConfig) -> None:
     """Run a datanode until SIGTERM or SIGINT; returns after handing over."""
+    keep_freed_memory()
     logs.configure(config.node, config.log_level, config.log_format)
     validate_schemas()
     mode.loop.use("uvloop")

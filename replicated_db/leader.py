@@ -103,6 +103,7 @@ class _InFlight:
     layer: int | None
     record: CountingRecord
     value: bytes
+    chain: bytes
     replies: list[Reply]
     late: LateBuilding | None = None
     report: DeliveryReport | None = None
@@ -426,7 +427,9 @@ class Leader:
         value = encode_at(record, self.state.feature_level)
         self._seq += 1
         self._chain = next_chain(self._chain, value)
-        self._in_flight.append(_InFlight(seq=self._seq, layer=layer, record=record, value=value, replies=replies or []))
+        self._in_flight.append(
+            _InFlight(seq=self._seq, layer=layer, record=record, value=value, chain=self._chain, replies=replies or [])
+        )
         return Append(token=self._seq, value=value)
 
     # -- delivery --------------------------------------------------------------------------------------------------
@@ -475,7 +478,7 @@ class Leader:
 
     def _settle(self, entry: _InFlight, offset: int) -> Effective:
         """Apply a record that lies behind everything offered so far, and release its layer and its replies."""
-        outcome = self.replica.offer(offset, entry.value, entry.record)
+        outcome = self.replica.offer(offset, entry.value, entry.record, entry.chain)
         position = self.replica.position
         record_hash = xxh3_128_digest(entry.value)
         if position.nonce != self.nonce or position.seq < entry.seq or self.replica.counted(offset) != record_hash:

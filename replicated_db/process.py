@@ -5,6 +5,7 @@ A StopProcess anywhere ends the process with EXIT_FATAL and its message on the l
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -25,6 +26,14 @@ END_WAIT_S = 2.0
 
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 """Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Freed memory at the end of an allocator's arena that is kept for the next request."""
+ARENAS = 2
+_ALLOCATED_BY_MMAP_BYTES = 32 * 1024 * 1024
+"""Larger requests get pages of their own; glibc takes no higher limit."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+"""Of glibc's ``mallopt``."""
 
 T = TypeVar("T")
 
@@ -90,6 +99,19 @@ def calm_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep what was freed, for a process that takes and frees buffers of megabytes. Call before there are threads.
+
+    By default glibc gives such a buffer back to the kernel when it is freed, and the next one is cleared and mapped page by page: for
+    4 MiB that takes longer than filling it. With few arenas little is kept. Another C library goes on as it does.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BY_MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def when_brokers_answer(ask: Callable[[], T]) -> T:

@@ -85,9 +85,13 @@ def _check_continuity(position: Position, record: CountingRecord) -> None:
         raise BrokenLog(f"{name}: index {record.index} where {position.index} is the last")
 
 
-def advance(position: Position, record: LogRecord, offset: int, value: bytes) -> Position:
-    """Return the position after ``record`` (value bytes ``value``, at ``offset``) took effect."""
-    chain = next_chain(position.chain, value)
+def advance(position: Position, record: LogRecord, offset: int, value: bytes, chain: bytes | None = None) -> Position:
+    """Return the position after ``record`` (value bytes ``value``, at ``offset``) took effect.
+
+    ``chain`` is the chain after it, if the caller has computed it from these very bytes.
+    """
+    if chain is None:
+        chain = next_chain(position.chain, value)
     record_hash = xxh3_128_digest(value)
     if isinstance(record, LeaderClaim):
         return replace(

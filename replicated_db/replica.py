@@ -177,8 +177,8 @@ class Replica:
         if xxh3_128_digest(record_at_position) != position.record_hash:
             raise AheadOfLog(f"{where}: the log holds another record than the one applied")
 
-    def offer(self, offset: int, value: bytes, record: LogRecord | None = None) -> Outcome:
-        """Offer the record at ``offset``; ``record`` spares decoding to a caller that has just encoded it.
+    def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Outcome:
+        """Offer the record at ``offset``; ``record`` and ``chain`` spare a caller that has just encoded and chained it doing so again.
 
         Raises AheadOfLog, BrokenLog, WrongCluster or StoreFailure, each of which must stop the process.
         """
@@ -194,7 +194,7 @@ class Replica:
                 self.records_void += 1
                 self.read_offset = offset
                 return Outcome(reading=reading, record=record, position=self.position)
-            outcome = self._take(reading, record, offset, value)
+            outcome = self._take(reading, record, offset, value, chain)
             self.records_applied += 1
             self._counted[offset] = outcome.position.record_hash
             if len(self._counted) > MAX_COUNTED:
@@ -237,8 +237,8 @@ class Replica:
             )
         return record
 
-    def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes) -> Outcome:
-        position = advance(self.position, record, offset, value)
+    def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Outcome:
+        position = advance(self.position, record, offset, value, chain)
         if isinstance(record, RequestBatch):
             self._apply_requests(record, position)
             return Outcome(reading=reading, record=record, position=position)
