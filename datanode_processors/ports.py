@@ -6,7 +6,7 @@ exception is a defect, is logged, and is answered with FAILED.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,8 @@ Note = Callable[..., None]
 class Writer(Protocol):
     """Writes one stream's bytes into one block's file. One thread uses it."""
 
-    def write(self, offset: int, data: memoryview, crc: int) -> None:
-        """Write ``data``, whose CRC32C is ``crc``, at ``offset``; ``data`` is reused by the caller afterwards."""
+    def write_packets(self, offset: int, packets: Sequence[tuple[memoryview, int]]) -> None:
+        """Write packets (bytes, their CRC32C) one behind the other from ``offset`` on; the caller reuses their memory afterwards."""
 
     def flush(self) -> None:
         """Store what was written, under the fsync policy."""

@@ -101,6 +101,14 @@ class Wire:
             self.bytes_in += count
         return frame
 
+    def ready(self) -> Frame | None:
+        """Return the next frame if it was received together with the last one; frames taken before stay good. Raises BadFrame."""
+        return self._buffer.frame()
+
+    def together(self, first: Frame, last: Frame) -> memoryview:
+        """Return the bytes from one frame to another that was taken later."""
+        return self._buffer.together(first, last)
+
     def wait_frame(self, timeout_s: float) -> Frame:
         """Return the next frame, its payload checked. Raises BadFrame, WireClosed (also for the time-out)."""
         deadline = time.monotonic() + timeout_s

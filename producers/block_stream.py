@@ -11,14 +11,14 @@ pipeline at a time, and takes the answers in the order of the chunks.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from producers.datanode_connection import Connection
-from producers.stream_window import Packet
+from producers.stream_window import Buffer, Packet
 from schemas.codec import Undecodable, decode_as, encode
 from schemas.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
-from schemas.packets import FrameHeader, Kind
+from schemas.packets import FrameHeader, Kind, encode_header
 from schemas.stream_errors import BAD_FRAME
 
 ACK_PACKETS = 8
@@ -41,8 +41,8 @@ class BlockStream(Protocol):
     def begin(self, offset: int) -> None:
         """Open the stream at ``offset``; returns when all datanodes are ready."""
 
-    def send(self, packet: Packet) -> None:
-        """Send a packet."""
+    def send(self, packets: Sequence[Packet]) -> None:
+        """Send packets, one behind the other."""
 
     def acknowledged(self, *, wait: bool) -> int | None:
         """Return how far everyone has everything, None if nothing new came; ``wait`` for news."""
@@ -73,12 +73,17 @@ class PacketStream:
         if self._offset_of(header) != offset:
             raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packets: Sequence[Packet]) -> None:
         """As :meth:`BlockStream.send`."""
-        self._sequence += 1
-        self._connection.send(
-            Kind.DATA, packet.data, stream=self._stream, sequence=self._sequence, offset=packet.offset, crc=packet.crc
-        )
+        parts: list[Buffer] = []
+        for packet in packets:
+            self._sequence += 1
+            data = packet.data
+            parts += (
+                encode_header(Kind.DATA, self._stream, self._sequence, packet.offset, len(data), packet.crc),
+                data,
+            )
+        self._connection.send_parts(parts)
 
     def acknowledged(self, *, wait: bool) -> int | None:
         """As :meth:`BlockStream.acknowledged`."""
@@ -140,8 +145,12 @@ class ChunkStream:
         del offset
         self._connection_for(0)
 
-    def send(self, packet: Packet) -> None:
+    def send(self, packets: Sequence[Packet]) -> None:
         """As :meth:`BlockStream.send`."""
+        for packet in packets:
+            self._send_chunk(packet)
+
+    def _send_chunk(self, packet: Packet) -> None:
         request = WriteChunk(
             partition=self._partition, container_id=self._container_id, local_id=self._local_id,
             offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,

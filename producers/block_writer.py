@@ -263,13 +263,14 @@ class BlockWriter:
         """Send every packet there is, waiting for acknowledgements when the window is full."""
         while True:
             with self._lock:
-                packet = self.window.next_packet()
+                packets = self.window.next_packets()
                 left = self.window.packed > self.window.sent
-            if packet is not None:
-                self._opened().send(packet)
+            if packets:
+                self._opened().send(packets)
                 with self._lock:
-                    # A stream that was opened just now begins where everyone is, which is at this packet or before it.
-                    self.window.was_sent(packet)
+                    # A stream that was opened just now begins where everyone is, which is at these packets or before them.
+                    for packet in packets:
+                        self.window.was_sent(packet)
                 self._since_ack += 1
                 if self._since_ack >= ACK_PACKETS:
                     self._since_ack = 0

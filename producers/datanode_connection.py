@@ -125,7 +125,10 @@ class Connection:
         """Send a frame; ``crc`` is the payload's CRC32C if it is known."""
         known = crc32c(payload) if crc is None else crc
         header = encode_header(kind, stream, sequence, offset, len(payload), known)
-        parts: list[bytes | bytearray | memoryview] = [header, payload] if len(payload) else [header]
+        self.send_parts([header, payload] if len(payload) else [header])
+
+    def send_parts(self, parts: list[bytes | bytearray | memoryview]) -> None:
+        """Send the parts of whole frames, one behind the other."""
         total = sum(map(len, parts))
         try:
             while (sent := self._send_some(parts)) < total:

@@ -37,6 +37,10 @@ MIN_PACKET_BYTES = 4 * 1024
 MAX_HELD_PACKETS = 128 * 1024
 """Packets that are kept at most, however short flushes make them."""
 
+SEND_BYTES = 64 * 1024
+SEND_PACKETS = 64
+"""Packets that are sent with one call, at most."""
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -192,6 +196,20 @@ class StreamWindow:
         if packet.end - self.acknowledged > self.limits.window_bytes and self.sent > self.acknowledged:
             return None
         return packet
+
+    def next_packets(self) -> list[Packet]:
+        """Return the packets to be sent next: one, or small ones up to SEND_BYTES together; none if there is none or the window is full."""
+        first = self.next_packet()
+        if first is None:
+            return []
+        packets = [first]
+        stop = min(first.offset + SEND_BYTES, self.acknowledged + self.limits.window_bytes)
+        for number in range(self._sent_packets + 1, min(len(self._held), self._sent_packets + SEND_PACKETS)):
+            packet = self._held[number]
+            if packet.end > stop:
+                break
+            packets.append(packet)
+        return packets
 
     def was_sent(self, packet: Packet) -> None:
         """Note that the packet which :meth:`next_packet` returned is on its way."""

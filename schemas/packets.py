@@ -139,10 +139,12 @@ def check_payload(header: FrameHeader, payload: bytes | bytearray | memoryview) 
 class Frame:
     """A frame in a FrameBuffer; its views are good until the buffer is asked for space again."""
 
-    __slots__ = ("header", "payload", "whole")
+    __slots__ = ("header", "payload", "start", "whole")
 
-    def __init__(self, header: FrameHeader, whole: memoryview) -> None:
+    def __init__(self, header: FrameHeader, whole: memoryview, start: int) -> None:
         self.header = header
+        self.start = start
+        """Where it begins in the buffer."""
         self.whole = whole
         """Header and payload as they came."""
         self.payload = whole[HEADER_BYTES:]
@@ -156,14 +158,16 @@ class FrameBuffer:
     """Takes frames out of bytes that are received into one reused buffer.
 
     ``sock.recv_into(buffer.space())``, tell ``received(count)``, then take ``frame()`` until it is None. Frames are contiguous, so that
-    one can be sent on with a single call. ``space`` ends ``ahead_bytes`` behind the frame that is being received: with the size of
-    a header (the default) a call receives a whole packet and the next one's header, and next to nothing is ever moved. The
-    buffer grows to the largest frame that comes, which decode_header limits.
+    one, or some that were taken one after the other, can be sent on with a single call (``together``). ``space`` ends ``ahead_bytes`` behind
+    the frame that is being received, or behind a packet of the usual size if that is further: with the size of a header (the default) a call
+    receives a whole packet and the next one's header, and next to nothing is ever moved; of smaller frames it receives all
+    that are there. The buffer grows to the largest frame that comes, which decode_header limits.
     """
 
     def __init__(self, ahead_bytes: int = HEADER_BYTES) -> None:
         self._ahead = ahead_bytes
-        self._buffer = memoryview(bytearray(HEADER_BYTES + PACKET_BYTES + ahead_bytes))
+        self._usual = HEADER_BYTES + PACKET_BYTES + ahead_bytes
+        self._buffer = memoryview(bytearray(self._usual))
         self._start = 0
         self._end = 0
         self._header: FrameHeader | None = None
@@ -178,7 +182,7 @@ class FrameBuffer:
         Raises BufferError if a whole frame has not been taken yet: the buffer holds one, not a queue of them.
         """
         needed = HEADER_BYTES + (self._header.length if self._header else 0)
-        wanted = needed + self._ahead
+        wanted = max(needed + self._ahead, self._usual)
         if self._end - self._start >= needed:
             raise BufferError("a whole frame is left to be taken")
         if self._start:
@@ -206,7 +210,11 @@ class FrameBuffer:
         if end > self._end:
             return None
         header, self._header, self._start = self._header, None, end
-        return Frame(header, self._buffer[start:end])
+        return Frame(header, self._buffer[start:end], start)
+
+    def together(self, first: Frame, last: Frame) -> memoryview:
+        """Return the bytes from one frame to another that was taken later, while both are good."""
+        return first.whole if first is last else self._buffer[first.start : last.start + len(last.whole)]
 
 
 def agreed_version(minimum: int, maximum: int) -> int:

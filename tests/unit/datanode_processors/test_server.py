@@ -115,6 +115,51 @@ def test_packets_of_any_size_make_the_same_block(start: Start, packet: int) -> N
     assert nodes[1].store.checksums(CONTAINER, 1, len(data)) == checksums_of(data)
 
 
+def small_packets(count: int, size: int) -> tuple[bytes, list[bytes]]:
+    """Return the bytes and the frames of ``count`` packets of stream 1, the first one's sequence number being 2."""
+    data = some_bytes(count * size)
+    frames = [
+        encode_frame(Kind.DATA, data[at : at + size], stream=1, sequence=2 + number, offset=at)
+        for number, at in enumerate(range(0, len(data), size))
+    ]
+    return data, frames
+
+
+def test_small_packets_that_come_together_and_end_behind_them(start: Start) -> None:
+    nodes = start(3)
+    data, frames = small_packets(40, 1000)
+    client = Client(nodes[0].address)
+    client.open(routes_of(nodes, CHAIN3))
+    client.sequence = 2 + len(frames)
+    end = encode_frame(Kind.END, stream=1, sequence=client.sequence, offset=len(data))
+    client.wire.wait_send(b"".join(frames) + end, timeout_s=TIMEOUT_S)
+    client.until_end()
+    client.close()
+    assert client.acknowledged == len(data)
+    assert [node.bytes_of() == data for node in nodes] == [True] * 3
+    assert {node.store.checksums(CONTAINER, 1, len(data)) for node in nodes} == {checksums_of(data)}
+
+
+@pytest.mark.parametrize("wrong", ["payload", "header", "kind"])
+def test_what_is_wrong_among_packets_that_come_together_does_not_take_those_before_it(start: Start, wrong: str) -> None:
+    nodes = start(2)
+    data, frames = small_packets(10, 1000)
+    bad = bytearray(frames[6] if wrong != "kind" else encode_frame(Kind.HELLO, stream=1, sequence=8, offset=6000))
+    if wrong != "kind":
+        bad[-1 if wrong == "payload" else 10] ^= 1
+    client = Client(nodes[0].address)
+    client.open(routes_of(nodes, [[1], []]))
+    client.wire.wait_send(b"".join([*frames[:6], bad, *frames[7:]]), timeout_s=TIMEOUT_S)
+    error = refused(client)
+    client.close()
+    assert error.code == (stream_errors.OUT_OF_ORDER if wrong == "kind" else stream_errors.BAD_FRAME)
+    assert 0 <= error.offset <= 6000
+    eventually(lambda: all(node.server.snapshot().streams == 0 for node in nodes))
+    assert nodes[0].bytes_of() == data[:6000]
+    stored = nodes[1].bytes_of()
+    assert stored == data[: len(stored)]
+
+
 def test_one_connection_carries_streams_and_requests_one_after_another(start: Start) -> None:
     nodes = start(3)
     client = Client(nodes[0].address)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from producers.stream_window import Limits, StreamWindow
+from producers.stream_window import SEND_BYTES, Limits, StreamWindow
 from schemas.packets import CELL_BYTES
 
 KIB = 1024
@@ -30,10 +30,21 @@ def cells_of(data):
 
 def send_all(found):
     sent = []
-    while (packet := found.next_packet()) is not None:
-        found.was_sent(packet)
-        sent.append(packet)
+    while packets := found.next_packets():
+        assert len(packets) == 1 or sum(len(packet.data) for packet in packets) <= SEND_BYTES
+        for packet in packets:
+            found.was_sent(packet)
+        sent += packets
     return sent
+
+
+def test_small_packets_are_sent_together_within_the_window():
+    found = window(packet_bytes=4 * KIB, window_bytes=100 * KIB)
+    found.write(memoryview(content(200 * KIB)), keep=True)
+    assert [len(found.next_packets())] * 2 == [SEND_BYTES // (4 * KIB)] * 2, "asking changes nothing"
+    assert sum(len(packet.data) for packet in send_all(found)) == 100 * KIB
+    found.acknowledge(4 * KIB)
+    assert [packet.offset for packet in found.next_packets()] == [100 * KIB]
 
 
 @given(
@@ -176,13 +187,11 @@ class Windows(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def send(self, count):
         for _ in range(count):
-            packet = self.window.next_packet()
-            if packet is None:
-                return
-            # A datanode overwrites what it has by the same bytes.
-            assert packet.offset <= len(self.stored)
-            self.stored[packet.offset : packet.end] = packet.data
-            self.window.was_sent(packet)
+            for packet in self.window.next_packets():
+                # A datanode overwrites what it has by the same bytes.
+                assert packet.offset <= len(self.stored)
+                self.stored[packet.offset : packet.end] = packet.data
+                self.window.was_sent(packet)
 
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share):

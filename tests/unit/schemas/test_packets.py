@@ -224,6 +224,19 @@ def test_one_call_receives_a_packet_and_the_next_header() -> None:
         assert len(frame.payload) == PACKET_BYTES
 
 
+def test_small_frames_are_received_together_and_lie_one_behind_the_other() -> None:
+    buffer = FrameBuffer()
+    whole = b"".join(encode_frame(Kind.DATA, bytes([n]) * 500, offset=500 * n) for n in range(20))
+    space = buffer.space()
+    assert len(space) >= len(whole)
+    space[: len(whole)] = whole
+    buffer.received(len(whole))
+    found = list(iter(buffer.frame, None))
+    assert len(found) == 20
+    assert buffer.together(found[0], found[-1]) == whole
+    assert buffer.together(found[3], found[3]) == found[3].whole
+
+
 def test_space_is_refused_while_a_whole_frame_is_there() -> None:
     buffer = FrameBuffer()
     frame = encode_frame(Kind.ACK)
