@@ -80,10 +80,10 @@ unit: install ## the fast tests
 integration: install ## the tests on a real broker, real RocksDB and real processes
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
-# One pytest run, so that its summary speaks for all and comes last. Three workers (tests/conftest.py): all that needs a stack, which is
-# mostly waiting; the datanodes' processes, the same; and Spark's tests with the fast ones.
+# One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):
+# what needs processes is mostly waiting for them.
 test: install lint typecheck ## lint, typecheck, unit and integration: about 20 minutes on two cores
-	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=3 --dist=loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=4 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
 	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)

@@ -29,16 +29,14 @@ from tests.support.stack import LocalKafka, TestStack
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-STACK_FOLDERS = ("tests/integration/", "tests/linearizability/", "tests/chaos/")
 SPARK_TESTS = "tests/integration/test_audit_"
-"""These share one Spark session and one quiet broker, and wait for none of the stacks."""
-DATANODE_TESTS = ("tests/integration/test_datanode_", "tests/integration/test_block_store_faults")
-"""These have processes of their own, and mostly wait for them."""
-STACK, DATANODES, SPARK = "stack", "datanodes", "spark"
-ORDER = {STACK: 0, DATANODES: 1, SPARK: 2}
-"""Scopes go to the workers in the order of collection (:func:`pytest_collection_modifyitems`): the longest first."""
-PROCESS_WORKERS = ("gw0", "gw1")
-"""Those that get the first two scopes."""
+"""These share one Spark session and one quiet broker, so they are kept together."""
+LONGEST_FIRST = (
+    SPARK_TESTS,
+    *(f"tests/integration/test_{name}" for name in ("datanode_client", "command_line", "datanode_faults", "bytes_end_to_end")),
+    "tests/simulation/",
+)  # fmt: skip
+"""Beginnings of the names of what takes longest, in order: what is begun last keeps the others waiting."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,25 +44,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # Of `make test`'s three workers two start processes and wait for them; the third, with Spark's and the fast tests, makes way.
-    if os.environ.get("PYTEST_XDIST_WORKER", PROCESS_WORKERS[0]) not in PROCESS_WORKERS:
-        os.nice(5)
+    # Spark's JVM lives for a minute here: its second compiler would cost a third more processor time than it saves.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 
 def scope_of(nodeid: str) -> str:
-    """Return what a test is kept together with on one worker: the stack's tests, the datanodes', Spark's, else its own file's."""
-    if nodeid.startswith(SPARK_TESTS):
-        return SPARK
-    if nodeid.startswith(DATANODE_TESTS):
-        return DATANODES
-    return STACK if nodeid.startswith(STACK_FOLDERS) else nodeid.partition("::")[0]
+    """Return what a test is kept together with on one worker: Spark's tests, else those of its file, which share a stack."""
+    return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid.partition("::")[0]
+
+
+def turn_of(nodeid: str) -> int:
+    """Return when a test has its turn: the place of its file in LONGEST_FIRST, behind all of them if it is in none."""
+    return next((turn for turn, start in enumerate(LONGEST_FIRST) if nodeid.startswith(start)), len(LONGEST_FIRST))
 
 
 class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
-    """All that needs a stack runs on one worker, one test at a time; the datanodes' tests on another, and Spark's on a third.
-
-    The other tests go where there is room, file by file.
-    """
+    """Whole files go where there is room, in the order of collection."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
@@ -72,8 +67,8 @@ class TogetherOnOneWorker(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest scopes first, then the others as they were collected."""
-    items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), len(ORDER)))
+    """Put the longest first, then the others as they were collected."""
+    items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
