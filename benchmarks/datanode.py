@@ -7,6 +7,9 @@ are measured in turn, round after round, on one running set of processes, so tha
 point's figures are medians of its rounds. A base point (one client, a chain, blocks of 64 MiB, packets of 64 KiB) is changed in one
 respect at a time. Blocks are deleted after each measurement. Nothing is asserted.
 
+Before each measurement as much memory as it will put into the page cache is written once and freed, unless ``--cold``: a virtual machine's
+host takes back what is free, and each page that it has to give again costs several times what filling it costs (docs/performance.md).
+
 Prints tables, and one JSON object a line. ``kind`` says of what:
     ``write``      `way`, `topology`, `clients`, `block_mib`, `packet_kib`, `mb_per_second` (bytes of the client: each is stored three times),
                    `fsyncs_per_gib`, `log_appends_per_gib`, `log_bytes_per_byte`, `cpu_s_per_gib` by process, stream bytes in and out
@@ -64,6 +67,8 @@ ONE_LEADS = (1, 2, 3, 4)
 SPREAD = (5, 6, 7, 8)
 """Partitions of the pipelines that ``leaders`` compares."""
 FLUSH_BYTES = MIB
+COPIES = 4
+"""How often a byte comes into the page cache at most: in three block files, and in the log."""
 ASK_S = 1.0
 WATCHDOG_MS = 3_000
 START_AFTER_S = 0.05
@@ -148,6 +153,8 @@ class System:
         self.kafka = kafka
         self.clients = clients
         self.containers = 0
+        self.warm_to: Path | None = None
+        """File that is written and deleted before each measurement."""
         self.processes = {name: psutil.Process(process.pid) for name, process in nodes.processes.items()}
         self.processes["broker"] = psutil.Process(kafka.processes[1].pid)
 
@@ -250,6 +257,16 @@ class System:
 
     # -- measuring
 
+    def warm(self, size: int) -> None:
+        """Have the kernel hold ``size`` bytes of free memory that the host has given."""
+        if self.warm_to is None:
+            return
+        piece = bytes(MIB)
+        with self.warm_to.open("wb", buffering=0) as file:
+            for _ in range(min(size, psutil.virtual_memory().available // 2) // MIB):
+                file.write(piece)
+        self.warm_to.unlink()
+
     def write(self, point: Point, mib: int, partitions: Sequence[int] = (0,)) -> dict[str, Any]:
         """Write ``mib`` in all, at least a block a client, and return the figures."""
         self.containers += 1
@@ -264,6 +281,7 @@ class System:
             commands = [plain] * point.clients
         else:
             leader = self.nodes.wait_leader(partitions[0])
+        self.warm(COPIES * blocks * point.clients * point.block_mib * MIB)
         self.reset_peaks()
         before, cpu_before = self.counts(partitions), self.cpu_s()
         answers = self.together(commands)
@@ -502,6 +520,7 @@ def main() -> None:
     parser.add_argument("--hangs", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=AXES, default=AXES)
     parser.add_argument("--fsync", choices=("close", "never", "packet"), default="close")
+    parser.add_argument("--cold", action="store_true", help="take memory as the host gives it")
     parser.add_argument("--full", action="store_true", help="all ways at each point, twice as many rounds and bytes")
     parser.add_argument("--folder", type=Path, help="where everything lies: a directory on the disk to measure")
     arguments = parser.parse_args()
@@ -523,6 +542,7 @@ def main() -> None:
         for client in clients:
             client.receive()
         system = System(nodes, kafka, clients)
+        system.warm_to = None if arguments.cold else folder / "warm"
         if points:
             measure_writes(system, points, arguments)
         if "latency" in arguments.only:

@@ -15,7 +15,7 @@ CLOSE = "close"
 NEVER = "never"
 """No fsync: what is in the page cache counts as stored."""
 PACKET = "packet"
-"""fsync after each packet, before it is acknowledged."""
+"""fsync after each packet (small ones that came together count as one), before it is acknowledged."""
 FSYNC_POLICIES = (CLOSE, NEVER, PACKET)
 
 
