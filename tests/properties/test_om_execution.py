@@ -42,6 +42,8 @@ class Execution(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.model = Model()
+        self.status = "OK"
+        """Status of the last request."""
         self.opened: list[tuple[str, str, str, m.KeySession]] = []
 
     def place(self, data) -> tuple[str, str]:
@@ -67,6 +69,7 @@ class Execution(RuleBasedStateMachine):
             status = error.status
         assert status == "OK" or world.tables.rows() == before
         assert status == expected, (body, status, expected)
+        self.status = status
         if status == "OK":
             handed_out = result.blocks if isinstance(result, m.KeySession) else [result.block] if result else []
             assert len(handed_out) == blocks
