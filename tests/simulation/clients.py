@@ -93,7 +93,7 @@ class Client:
         if self.begun < FIRST_CALLS:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
         if kind < 5:
-            return self._container(bucket, pick)
+            return self._container(pick)
         if kind < 40:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
         if kind < 72 and self.sessions:
@@ -112,9 +112,10 @@ class Client:
         return self._property(bucket, pick) if kind < 94 else self._fleet(pick)
 
     @staticmethod
-    def _container(bucket: str, pick: int) -> RequestBody:
+    def _container(pick: int) -> RequestBody:
+        second = CreateBucket(volume=VOLUME, bucket=BUCKETS[pick // 6 % 4 > 0])  # the first is there nearly always
         choices: list[Any] = [
-            CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=bucket), CreateVolume(volume=OTHER_VOLUME),
+            CreateVolume(volume=VOLUME), second, CreateVolume(volume=OTHER_VOLUME),
             DeleteVolume(volume=OTHER_VOLUME), DeleteBucket(volume=VOLUME, bucket=BUCKETS[1]),
             SetVolumeProperty(volume=VOLUME, owner=f"owner{pick % 4}", quota_in_namespace=(None, 1, 2, -1)[pick // 8 % 4]),
         ]  # fmt: skip
