@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.campaign import Chaos, Fault, Plan, under_load
+from tests.chaos.campaign import Chaos, Fault, Load, Plan, under_load
 from tests.chaos.faults import full_disk
 from tests.chaos.faults.sst_bit_flip import SCRUB_INTERVAL_MS
 from tests.chaos.registry import FAULTS
@@ -20,6 +20,8 @@ from tests.support import netns
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(900)]
 ONE_BROKER = ("client-kill", "wal-truncation", "sst-bit-flip", "all-brokers", "full-disk")
 THREE_BROKERS = ("broker-kill", "node-partition", "broker-partition", "log-corruption")
+LOAD = Load(rate=15.0)
+"""A quarter of a campaign's: it shares the processors with other tests."""
 SETTINGS = (("scrub_interval_ms", SCRUB_INTERVAL_MS),)
 
 
@@ -44,14 +46,14 @@ def judged(plan: Plan, folder: Path) -> Iterator[Chaos]:
 
 @pytest.fixture(scope="module")
 def one_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    plan = Plan(fault=stack_for(ONE_BROKER))
+    plan = Plan(fault=stack_for(ONE_BROKER), load=LOAD)
     with judged(plan, tmp_path_factory.mktemp("chaos")) as chaos:
         yield chaos
 
 
 @pytest.fixture(scope="module")
 def three_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
-    plan = Plan(fault=stack_for(THREE_BROKERS, hosts=not netns.why_not()), brokers=3)
+    plan = Plan(fault=stack_for(THREE_BROKERS, hosts=not netns.why_not()), brokers=3, load=LOAD)
     with judged(plan, tmp_path_factory.mktemp("chaos")) as chaos:
         yield chaos
 

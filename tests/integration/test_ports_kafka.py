@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer, TopicCollection, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from replicated_db.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog
@@ -31,8 +32,14 @@ def create_topic(admin: AdminClient, name: str, partitions: int = 1) -> str:
     """Create a topic as the log contract wants it; return its identity."""
     topic = NewTopic(name, partitions, 1, config=dict(LOG_SETTINGS))
     admin.create_topics([topic], operation_timeout=TIMEOUT_S)[name].result(TIMEOUT_S)
-    described = admin.describe_topics(TopicCollection([name]))[name].result(TIMEOUT_S)
-    return str(described.topic_id)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            return str(admin.describe_topics(TopicCollection([name]))[name].result(TIMEOUT_S).topic_id)
+        except KafkaException as error:  # the controller has made it; the broker may not have heard of it yet
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 @pytest.fixture
