@@ -43,6 +43,8 @@ def change(kafka: LocalKafka, topic: str, name: str, value: str | None) -> None:
     entry = ConfigEntry(name, value, incremental_operation=kind)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     kafka.admin.incremental_alter_configs([resource])[resource].result()
+    # The controller has it; the broker, which is asked, hears of it a little later.
+    assert wait_until(lambda: value in (None, settings_of(kafka, topic)[name].value), 30)
 
 
 def test_every_setting_of_the_log_is_explicit(kafka: LocalKafka) -> None:

@@ -192,13 +192,14 @@ class Journal:
 
 
 class Load:
-    """Creates and commits keys in volumes, ``writers`` threads for each, until told to stop; a journal for each volume."""
+    """Creates and commits keys in volumes, ``writers`` threads for each with ``pace_s`` between keys, until told to stop; a journal for each volume."""
 
     BUCKET = "load"
 
-    def __init__(self, client: Client, volumes: Sequence[str], *, writers: int = 3) -> None:
+    def __init__(self, client: Client, volumes: Sequence[str], *, writers: int = 3, pace_s: float = PACE_S) -> None:
         self.journals = {volume: Journal() for volume in volumes}
         self._client = client
+        self._pace_s = pace_s
         self._stop = threading.Event()
         for volume in volumes:
             client.create_volume(volume)
@@ -245,7 +246,7 @@ class Load:
                 continue
             journal.acknowledged[key] = size
             journal.times_s.append(time.monotonic())
-            self._stop.wait(PACE_S)
+            self._stop.wait(self._pace_s)
 
 
 def put_key(client: Client, volume: str, bucket: str, key: str, size: int) -> None:
