@@ -6,17 +6,17 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from datanode_processors.checksums import checksums_of
 from datanode_processors.digests import container_digest
-from schemas.codec import encode
+from schemas.codec import decode, encode
 from schemas.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
+from schemas.log import Barrier
 from schemas.packets import CELL_BYTES
-from schemas.topics import DN_AUDIT
+from schemas.topics import DN_AUDIT, DN_LOG
 from spark_streaming.jobs.audit_batch import audit_once
 from spark_streaming.jobs.config import config_from
 from spark_streaming.logs import PIPELINES
@@ -28,7 +28,29 @@ from tests.support.stack import LocalKafka
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 
-def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: dict[str, Any]) -> BlockReport:
+def last_barrier(kafka: LocalKafka) -> tuple[int, int]:
+    """Return the index and the offset of the last barrier in the pipeline's log."""
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "reader", "enable.auto.commit": False}
+    )
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(DN_LOG, 0), 30)
+        consumer.assign([TopicPartition(DN_LOG, 0, 0)])
+        found = None
+        for message in consumer.consume(end, 30):
+            value, offset = message.value(), message.offset()
+            assert value is not None
+            assert offset is not None
+            record = decode(value)
+            if isinstance(record, Barrier):
+                found = record.index, offset
+        assert found is not None
+        return found
+    finally:
+        consumer.close()
+
+
+def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: tuple[int, int]) -> BlockReport:
     """What the block files of a datanode are, read from outside."""
     containers = []
     for container in sorted({block.container_id for block in lengths}):
@@ -45,7 +67,7 @@ def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: dict[s
             )
         )  # fmt: skip
     return BlockReport(
-        cluster=CLUSTER, datanode=name, partition=0, index=at["index"], log_offset=at["barrier_offset"],
+        cluster=CLUSTER, datanode=name, partition=0, index=at[0], log_offset=at[1],
         containers=containers, complete=True, reported_at_ms=0,
     )  # fmt: skip
 
@@ -89,14 +111,15 @@ def test_members_and_their_block_files(make_kafka: Callable[..., LocalKafka], tm
         # The members report what they hold after a scrub, which may not have come yet.
         assert {member["verdict"] for member in pipeline["blocks"]["members"]} <= {"equal", "unknown"}
 
-        # Else they would find the damage themselves, repair it from each other, and report that all is well again.
+        # They may have scrubbed since, or would: they would find the damage themselves, repair it, and report that all is well.
         for name in nodes.names:
             nodes.kill(name)
         damaged = max(lengths, key=lambda block: (block.container_id, block.local_id))
         turn_over_a_bit(nodes.block_file("dn3", damaged))
+        at = last_barrier(kafka)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         for name in nodes.names:
-            report = report_of(nodes, name, lengths, pipeline)
+            report = report_of(nodes, name, lengths, at)
             producer.produce(DN_AUDIT, encode(report), key=f"0/{name}".encode(), partition=0)
         assert producer.flush(30) == 0
         result = audit_once(spark(), config_from(settings))
