@@ -9,18 +9,22 @@ from __future__ import annotations
 import json
 import os
 import sys
-from importlib import metadata
+from collections.abc import Iterable
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stratolog.commands import admin, audit, bench, datanode, debug, demo, drill, ingest, jars, node, sh, stack, topics
 from stratolog.commands.common import Invocation, JsonOption, notes, print_json
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UserError
 
-GROUPS = (demo, stack, ingest, sh, audit, bench, debug, admin, drill, node, datanode, topics, jars)
-"""Modules of commands, in the order in which ``--help`` lists them."""
+COMMANDS = {
+    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh", "audit": "audit",
+    "bench": "bench", "debug": "debug", "admin": "admin", "drill": "drill", "node": "node", "datanode": "datanode",
+    "topics": "topics", "jars": "jars",
+}  # fmt: skip
+"""Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""
 
 EXIT_STATUS_HELP = (
     "Exit status: 0 done; 1 the answer is no (a check failed, a request was refused); 2 wrong usage or settings; "
@@ -28,8 +32,11 @@ EXIT_STATUS_HELP = (
 )
 
 
-def build_app() -> typer.Typer:
-    """Return the command with all its groups."""
+def build_app(words: Iterable[str] = ()) -> typer.Typer:
+    """Return the command with all its groups; of those, if ``words`` (the arguments) name one, with that one only.
+
+    All of them take half a second to import, which a node that starts, or ``sh`` in a loop, need not wait for.
+    """
     app = typer.Typer(
         name="stratolog",
         no_args_is_help=True,
@@ -38,10 +45,19 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in GROUPS:
-        group.register(app)
+    named = _named(words)
+    for module in dict.fromkeys([COMMANDS[named]] if named else COMMANDS.values()):
+        import_module(f"stratolog.commands.{module}").register(app)
     app.command("version")(_version)
     return app
+
+
+def _named(words: Iterable[str]) -> str | None:
+    """Return the command that the arguments name, None if they begin with anything but ``--config FILE``."""
+    rest = list(words)
+    while rest and rest[0].startswith("--config"):
+        del rest[: 1 if "=" in rest[0] else 2]
+    return rest[0] if rest and rest[0] in COMMANDS else None
 
 
 def _root(
@@ -70,7 +86,7 @@ def _version(*, as_json: JsonOption = False) -> None:
 def main() -> None:
     """Run the command with the process's arguments; ends the process."""
     try:
-        build_app()(prog_name="stratolog")
+        build_app(sys.argv[1:])(prog_name="stratolog")
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

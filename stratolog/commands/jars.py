@@ -6,6 +6,7 @@ import typer
 
 from stratolog.commands.common import JsonOption, console, print_json, progress, settings_of
 from stratolog.local.jars import kafka_jars, spark_jars
+from stratolog.local.kafka import make_class_archive
 
 
 def register(app: typer.Typer) -> None:
@@ -16,11 +17,13 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
-    """Fetch the jars by Maven, unless they are in the cache; several processes may do so at once."""
+    """Fetch the jars by Maven, and make the archive of the broker's classes, unless they are in the cache; several processes may do so at once."""
     settings = settings_of(context)
     with progress(as_json) as report:
         report("jars of Kafka")
         kafka = kafka_jars(settings.cache_dir)
+        report("the broker's classes, for a quick start")
+        make_class_archive(kafka)
         report("jars of Spark's connectors")
         spark = spark_jars(settings.cache_dir)
     if as_json:

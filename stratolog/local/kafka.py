@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import tempfile
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from xxhash import xxh3_64_hexdigest
 
 from schemas.topics import MAX_MESSAGE_BYTES
 from stratolog.errors import Unavailable, UsageError
@@ -107,8 +109,8 @@ class KafkaCluster:
         """Start broker ``number`` (from 1) of a formatted cluster."""
         heap = 512 if len(self.listeners) == 1 else 400
         command: list[str | Path] = [
-            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true",
-            *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(), *self.jvm,
+            "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
         ]  # fmt: skip
         return spawn(command, log=self.log_file(number), detached=detached)
 
@@ -137,6 +139,10 @@ class KafkaCluster:
         complete = len(found.nodes) == len(self.listeners) and found.controller is not None
         return complete and found.cluster_id == self._cluster_id()
 
+    def _shared_classes(self) -> tuple[str, ...]:
+        archive = class_archive(self.jars)
+        return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
+
     def _home(self, number: int) -> Path:
         return self.folder / f"broker-{number}"
 
@@ -159,7 +165,7 @@ class KafkaCluster:
 
     def _start_format(self, number: int, cluster_id: str) -> subprocess.Popen[str]:
         command = [
-            _java(), "-Xmx128m", *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING, "-cp", str(self.jars / "*"),
+            _java(), "-Xmx128m", *self._shared_classes(), *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING, "-cp", str(self.jars / "*"),
             "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties_file(number)),
         ]  # fmt: skip
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -200,6 +206,34 @@ class KafkaCluster:
 def min_in_sync(replication_factor: int) -> int:
     """Return ``min.insync.replicas``: two of three, else one."""
     return 2 if replication_factor >= 3 else 1
+
+
+def class_archive(jars: Path) -> Path:
+    """Return where the broker's classes lie, read and verified, for this very Java; brokers use the file if it is there."""
+    java = Path(_java()).resolve()
+    return jars.with_name(f"{jars.name}-java-{xxh3_64_hexdigest(f'{java} {java.stat().st_mtime_ns}'.encode())}.jsa")
+
+
+def make_class_archive(jars: Path) -> Path:
+    """Make the class archive (JEP 350) unless it is there: it halves the processor time that a broker needs to start.
+
+    A broker writes it when it stops; that one runs in a directory of its own, and is gone when this returns.
+    """
+    archive = class_archive(jars)
+    if not archive.exists():
+        with tempfile.TemporaryDirectory(prefix=f".{archive.name}-", dir=archive.parent) as scratch:
+            made = Path(scratch) / archive.name
+            jvm = (*QUICK_START_JVM, f"-XX:ArchiveClassesAtExit={made}")
+            cluster = KafkaCluster(folder=Path(scratch), jars=jars, listeners=allocate_listeners(1), jvm=jvm)
+            started = cluster.start(detached=False)
+            try:
+                cluster.wait_ready(started)
+            finally:
+                stop_brokers(started)
+            # A Java that makes no archive is no reason to go without a broker.
+            if made.exists():
+                made.rename(archive)
+    return archive
 
 
 _COMMON: Mapping[str, str] = {

@@ -16,7 +16,13 @@ from confluent_kafka.admin import NewTopic, PartitionMetadata
 from schemas.topics import MAX_MESSAGE_BYTES
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local.jars import kafka_jars
-from stratolog.local.kafka import MIN_SESSION_TIMEOUT_MS, KafkaCluster, allocate_listeners, stop_brokers
+from stratolog.local.kafka import (
+    MIN_SESSION_TIMEOUT_MS,
+    KafkaCluster,
+    allocate_listeners,
+    make_class_archive,
+    stop_brokers,
+)
 from stratolog.local.processes import Process, wait_until
 from tests.support.stack import LocalKafka
 
@@ -169,3 +175,20 @@ time.sleep(600)
     run.kill()
     run.wait()
     assert broker is None or broker.wait(PATIENCE_S)
+
+
+def test_a_broker_takes_its_classes_from_the_archive_once_it_is_made(tmp_path: Path) -> None:
+    jars = tmp_path / "jars"
+    jars.symlink_to(kafka_jars())
+    archive = make_class_archive(jars)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["jars", archive.name])
+    with LocalKafka(tmp_path / "kafka") as kafka:
+        assert str(archive) not in memory_map(kafka), "the one of the jars' own directory is used"
+        kafka.kill_broker(1)
+        kafka.cluster = replace(kafka.cluster, jars=jars)
+        kafka.start_broker(1)
+        assert str(archive) in memory_map(kafka)
+
+
+def memory_map(kafka: LocalKafka) -> str:
+    return Path(f"/proc/{kafka.processes[1].pid}/maps").read_text()

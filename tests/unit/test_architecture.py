@@ -53,7 +53,8 @@ IO_BUILTINS = frozenset({"open", "input", "print", "exec", "eval", "compile", "b
 SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro"})
 """``schemas`` reads its own files at import and is the only place that knows Avro."""
 
-LAZY = frozenset({"stratolog/__init__.py"})
+LAZY = frozenset({"stratolog/__init__.py", "stratolog/cli.py"})
+"""On top of everything, and import what is asked for, below 'stratolog' alone."""
 
 
 def sources(package: str) -> list[Path]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from stratolog.cli import COMMANDS as TOP
 from stratolog.cli import build_app
 from stratolog.commands.drill import COMMANDS as DRILLS
 from stratolog.errors import EXIT_USAGE, Unavailable, UsageError, UserError
@@ -35,10 +36,23 @@ def stratolog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CliRunner:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_explains_itself(command: tuple[str, ...], stratolog: CliRunner) -> None:
-    result = stratolog.invoke(build_app(), [*command, "--help"])
+    result = stratolog.invoke(build_app(command), [*command, "--help"])
     assert result.exit_code == 0
     assert f"{' '.join(command)} [OPTIONS]" in result.stdout
     assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("before", [(), ("--config", "drill"), ("--config=drill",)], ids=" ".join)
+def test_a_command_that_is_named_is_imported_alone(before: tuple[str, ...], stratolog: CliRunner) -> None:
+    words = [*before, "debug"]
+    assert [group.name for group in build_app(words).registered_groups] == ["debug"]
+    assert "digest" in stratolog.invoke(build_app(words), ["debug", "--help"]).stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("nonsense", "debug"), ("version",), ("--config",)], ids=" ".join)
+def test_all_commands_are_there_when_none_is_named(words: tuple[str, ...], stratolog: CliRunner) -> None:
+    listed = stratolog.invoke(build_app(words), ["--help"]).stdout
+    assert [name for name in (*TOP, "version") if f" {name} " not in listed] == []
 
 
 @pytest.mark.parametrize(
