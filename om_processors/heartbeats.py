@@ -26,7 +26,7 @@ from replicated_db.process import Background
 from replicated_db.replica import Replica
 from schemas.codec import Undecodable, decode_as
 from schemas.datanode import Heartbeat
-from schemas.topics import DN_HEARTBEATS
+from schemas.topics import DN_HEARTBEATS, SILENT_BROKER_MS
 
 REFRESH_MS = 200
 POLL_S = 0.1
@@ -72,7 +72,7 @@ class FleetView(Background):
             return picture
 
     def run(self) -> None:
-        """Listen, and again after an error of the broker's."""
+        """Listen, and again after an error of the broker's or a long silence."""
         while not self._stop.is_set():
             try:
                 self._listen()
@@ -85,10 +85,13 @@ class FleetView(Background):
         try:
             self._assign(consumer)
             refreshed_ms = -REFRESH_MS
-            while not self._stop.is_set():
+            heard_ms = now_ms = self._clock.elapsed_ms()
+            # Silence may be that of a broker which is cut off from the others (replicated_db/fresh_consumer.py).
+            while not self._stop.is_set() and now_ms - heard_ms < SILENT_BROKER_MS:
+                now_ms = self._clock.elapsed_ms()
                 for message in consumer.consume(MAX_MESSAGES, POLL_S):
                     self._hear(message)
-                now_ms = self._clock.elapsed_ms()
+                    heard_ms = now_ms
                 if now_ms - refreshed_ms >= REFRESH_MS:
                     self.refresh()
                     refreshed_ms = now_ms

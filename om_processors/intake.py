@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
 
 from om_processors.backlog import Backlog
 from om_processors.gateway import Gateway, Received, resume_offset
 from om_processors.outbox import KafkaOutbox
 from om_processors.service import refusal_response
+from replicated_db.fresh_consumer import FreshConsumer
 from replicated_db.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
 from replicated_db.leader import Proposal, Reply
 from replicated_db.ports import Clock, LogUnavailable
@@ -46,7 +47,7 @@ class RequestIntake:
         self._gateway = gateway
         self._outbox = outbox
         self._clock = clock
-        self._consumer = Consumer(consumer_settings(bootstrap_servers))
+        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
         self._log = log
         self._left_over: deque[Received] = deque()
         self._requests_per_record = 1
@@ -78,7 +79,7 @@ class RequestIntake:
 
     def _queued(self) -> int:
         """Return about how many requests wait: what was fetched last tells of the topic's end, and costs no call to the broker."""
-        end = self._consumer.get_watermark_offsets(self._where(0), cached=True)[1]
+        end = self._reader.consumer.get_watermark_offsets(self._where(0), cached=True)[1]
         return len(self._left_over) + max(0, end - self._next_offset) * self._requests_per_record
 
     def _refuse(self, number: int, queued: int, now_ms: int) -> None:
@@ -103,9 +104,9 @@ class RequestIntake:
 
     def _fetch(self, limit: int, wait_s: float) -> None:
         """Read about ``limit`` requests: an envelope that holds more leaves some over for the next time."""
-        messages = self._consumer.consume(1, wait_s) if wait_s else []
+        messages = self._reader.consume(1, wait_s) if wait_s else []
         if messages or not wait_s:
-            messages += self._consumer.consume(max(1, limit // self._requests_per_record) - len(messages), 0)
+            messages += self._reader.consume(max(1, limit // self._requests_per_record) - len(messages), 0)
         for message in messages:
             if (error := message.error()) is not None:
                 if self._recover(error):
@@ -138,24 +139,24 @@ class RequestIntake:
 
     def close(self) -> None:
         """Close the consumer."""
-        self._consumer.close()
+        self._reader.close()
 
     def _resume(self, hint: RequestPosition | None) -> None:
         """Forget what is left over, and place the consumer at the hint if the record before it is the one named, else ten minutes back."""
         self._left_over.clear()
         try:
-            low, high = self._consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
+            low, high = self._reader.consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
             offset = resume_offset(hint, low, high, self._value_at, self._ten_minutes_back)
         except KafkaException as error:
             raise LogUnavailable(str(error)) from error
         if hint is None or offset != hint.offset:
             self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
         self._next_offset = offset
-        self._consumer.assign([self._where(offset)])
+        self._reader.assign(self._where(offset))
 
     def _value_at(self, offset: int) -> bytes | None:
-        self._consumer.assign([self._where(offset)])
-        for message in self._consumer.consume(1, REQUEST_TIMEOUT_S):
+        self._reader.assign(self._where(offset))
+        for message in self._reader.consume(1, REQUEST_TIMEOUT_S):
             if message.error() is None:
                 return message.value() or b""
         return None
@@ -163,7 +164,7 @@ class RequestIntake:
     def _ten_minutes_back(self) -> int:
         """Return the first offset of the last ten minutes; a negative one means: no record that young."""
         since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
-        return self._consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
+        return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
 
     def _recover(self, error: KafkaError) -> bool:
         """Resume after a truncated partition, and say whether that was it; anything else is librdkafka's to retry."""

@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -36,6 +37,8 @@ DRAIN_S = 5.0
 
 JOIN_STEP_S = 0.1
 POLL_S = 0.2
+STATISTICS_MS = 2_000
+"""How often librdkafka tells how it stands with the group."""
 WATCH_INTERVAL_S = RENEW_INTERVAL_S
 """How often the signs are looked at."""
 
@@ -69,6 +72,7 @@ class Leadership:
         self._borrowed: dict[int, Borrowed] = {}
         self._moving: set[int] = set()
         self._in_group = False
+        self._unsettled_since: float | None = None
         self._lags: dict[int, int | None] = dict.fromkeys(loops)
         self._membership_check = MembershipCheck(config.node, config.replicas)
         self._stop = threading.Event()
@@ -126,7 +130,10 @@ class Leadership:
     def _member(self) -> None:
         """Be a member of the group until told to leave."""
         self._leave.clear()
-        consumer = Consumer(self._settings(LEADER_GROUP))
+        self._unsettled_since = None
+        consumer = Consumer(
+            self._settings(LEADER_GROUP) | {"statistics.interval.ms": STATISTICS_MS, "stats_cb": self._look_at_group}
+        )
         consumer.subscribe([OM_REQUESTS], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self._in_group = True
         try:
@@ -155,6 +162,13 @@ class Leadership:
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": SILENT_BROKER_MS,
         }
+
+    def _look_at_group(self, statistics: str) -> None:
+        """Take how the group's consumer stands, which it tells now and then."""
+        if json.loads(statistics).get("cgrp", {}).get("join_state") == "steady":
+            self._unsettled_since = None
+        elif self._unsettled_since is None:
+            self._unsettled_since = time.monotonic()
 
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         fresh = [TopicPartition(p.topic, p.partition, OFFSET_END) for p in partitions]
@@ -235,7 +249,9 @@ class Leadership:
                 )
                 for shard, loop in self._loops.items()
             )  # fmt: skip
-        return Signs(shards=shards, event_loop_ago_ms=self._event_loop_ago_ms())
+        since = self._unsettled_since
+        unsettled_ms = 0.0 if since is None else (time.monotonic() - since) * 1000
+        return Signs(shards=shards, event_loop_ago_ms=self._event_loop_ago_ms(), unsettled_ms=unsettled_ms)
 
     def _watch(self) -> None:
         consumer = Consumer(self._settings("stratolog-lag"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from schemas.topics import SILENT_BROKER_MS
+
 MAX_JOIN_LAG_RECORDS = 1_000
 """A node further behind the end of any shard's log than this does not join the leaders' group."""
 
@@ -34,10 +36,15 @@ class ShardSigns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What is seen of a node. ``event_loop_ago_ms`` is how long ago its event loop turned, None before its first turn."""
+    """What is seen of a node.
+
+    ``event_loop_ago_ms`` is how long ago its event loop turned, None before its first turn. ``unsettled_ms`` is for how long the group has
+    been neither joined nor left: its coordinator may be a broker that is cut off from the others, which cannot complete a rebalance.
+    """
 
     shards: tuple[ShardSigns, ...]
     event_loop_ago_ms: float | None = None
+    unsettled_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +52,14 @@ class Bounds:
     """What is tolerated."""
 
     stall_ms: float
+    settle_ms: float = 2 * SILENT_BROKER_MS
     max_join_lag_records: int = MAX_JOIN_LAG_RECORDS
     max_lead_lag_records: int = MAX_LEAD_LAG_RECORDS
 
 
 def reasons_to_leave(signs: Signs, bounds: Bounds) -> list[str]:
     """Return why a member must leave the group; empty if it may stay."""
-    return _stalls(signs, bounds) + _lags(signs, bounds.max_lead_lag_records)
+    return _stalls(signs, bounds) + _lags(signs, bounds.max_lead_lag_records) + _unsettled(signs, bounds)
 
 
 def reasons_not_to_join(signs: Signs, bounds: Bounds) -> list[str]:
@@ -77,6 +85,13 @@ def _stalls(signs: Signs, bounds: Bounds) -> list[str]:
         if not one.member:
             found.append(f"shard {one.shard}: this node is no member")
     return found
+
+
+def _unsettled(signs: Signs, bounds: Bounds) -> list[str]:
+    """One that leads is left in peace: a group that is stuck takes its shards from it soon enough."""
+    if signs.unsettled_ms <= bounds.settle_ms or any(one.turned_ago_ms is not None for one in signs.shards):
+        return []
+    return [f"the leaders' group has not settled for {signs.unsettled_ms:.0f} ms; joining anew"]
 
 
 def _lags(signs: Signs, limit: int) -> list[str]:

@@ -31,6 +31,7 @@ from producers.transport import Transport
 from schemas import codec
 from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
+from schemas.topics import SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
 
@@ -111,6 +112,9 @@ class Connection(Protocol):
     def serve(self) -> None:
         """Do what is to be done now and then."""
 
+    def renew(self) -> None:
+        """Read replies some other way: none has come for long."""
+
     def close(self) -> None:
         """Disconnect."""
 
@@ -159,6 +163,7 @@ class Pipeline:
         self._closed: str | None = None
         self._stop = False
         self._next_step_ms = 0.0
+        self._heard_ms = _now_ms()
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
 
@@ -258,13 +263,19 @@ class Pipeline:
 
     def _round(self) -> None:
         with self._lock:
-            linger_ms = linger_ms_of(len(self._calls), self._settings.max_linger_ms)
+            in_flight = len(self._calls)
+            linger_ms = linger_ms_of(in_flight, self._settings.max_linger_ms)
             self._linger_ms = linger_ms
             left_over = bool(self._outbox)
         if left_over:
             self._send_outbox()
         values = self._transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
         now_ms = _now_ms()
+        if values or not in_flight:
+            self._heard_ms = now_ms
+        elif now_ms - self._heard_ms > SILENT_BROKER_MS:
+            self._heard_ms = now_ms
+            self._transport.renew()
         if values:
             self._take(values, now_ms)
         if now_ms >= self._next_step_ms:

@@ -85,6 +85,7 @@ class Transport:
                 if time.monotonic() > deadline_s:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
                 time.sleep(0.1)
+        self._next_reply = end
         self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, end)])
 
     def _not_connected(self, message: str) -> NotConnected:
@@ -120,11 +121,23 @@ class Transport:
             if first is None:
                 return []
             messages = [first, *self._consumer.consume(RECEIVE_MESSAGES, 0)]
+        if messages and messages[-1].error() is None:
+            self._next_reply = (messages[-1].offset() or 0) + 1
         client_id = self._client_id
         values = [m.value() for m in messages if m.key() == client_id and m.error() is None]
         if len(values) < len(messages):
             _log_errors(messages)
         return [value for value in values if value is not None]
+
+    def renew(self) -> None:
+        """Go on reading replies through a broker chosen anew; for when calls stay unanswered.
+
+        A broker that is cut off from the others, but not from here, answers each fetch with nothing, and librdkafka asks the broker that it used last
+        who leads what: it would stay there.
+        """
+        self._consumer.close()
+        self._consumer = Consumer(_consumer_settings(self._bootstrap_servers, self._client_id))
+        self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
 
     def serve(self) -> None:
         """Take failed deliveries off the producer's queue of events; to be called now and then."""
@@ -174,8 +187,8 @@ def _common_settings(bootstrap_servers: str) -> dict[str, object]:
 
 def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
     return _common_settings(bootstrap_servers) | {
-        # A lost request is sent again by the client and found by its retry row, so one broker is enough.
-        "acks": 1,
+        # A broker that is cut off from the others would take everything, and lose it.
+        "acks": "all",
         "enable.idempotence": False,
         # One at a time: requests keep their order, and batches grow with the load by themselves.
         "max.in.flight.requests.per.connection": 1,

@@ -31,7 +31,7 @@ from replicated_db.replica import Outcome, Replica
 from replicated_db.startup import ADMIN_TIMEOUT_S
 from schemas.codec import Undecodable, decode_as
 from schemas.messages import AuditReport
-from schemas.topics import MAX_MESSAGE_BYTES
+from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 FILL_WAIT_S = 1.0
 NO_REPLICA_REPORT = b"blocks"
@@ -73,6 +73,8 @@ def make_app(
         topic_disable_leader=True,
         topic_allow_declare=False,
         consumer_auto_offset_reset="none",
+        # A leader that is cut off from the others answers each fetch, with nothing: only another broker tells who leads now.
+        consumer_metadata_max_age_ms=SILENT_BROKER_MS,
         consumer_max_fetch_size=MAX_MESSAGE_BYTES,
         stream_wait_empty=False,
         broker_commit_interval=60.0,

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from replicated_db.errors import corrupt_record
+from replicated_db.fresh_consumer import FreshConsumer
 from replicated_db.ports import AppendRefused, DeliveryReport, Entry, LogUnavailable, OffsetOutOfRange
 from schemas.topics import SILENT_BROKER_MS
 
@@ -94,7 +95,7 @@ class KafkaLog:
         self._topic = topic
         self._partition = partition
         self._topic_id = topic_id
-        self._consumer = Consumer(consumer_settings(bootstrap_servers))
+        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
         self._next: int | None = None
 
     def topic_id(self) -> str:
@@ -104,7 +105,7 @@ class KafkaLog:
     def bounds(self) -> tuple[int, int]:
         """Return (first offset kept, end offset)."""
         try:
-            low, high = self._consumer.get_watermark_offsets(self._where(), timeout=REQUEST_TIMEOUT_S)
+            low, high = self._reader.consumer.get_watermark_offsets(self._where(), timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
             raise LogUnavailable(str(error)) from error
         return low, high
@@ -112,12 +113,12 @@ class KafkaLog:
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         """Return up to ``limit`` entries from ``offset`` on; raises BrokenLog for a record that fails its checksum."""
         if self._next != offset:
-            self._consumer.assign([self._where(offset)])
+            self._reader.assign(self._where(offset))
             self._next = offset
         entries: list[Entry] = []
-        messages = self._consumer.consume(1, wait_s)
+        messages = self._reader.consume(1, wait_s)
         if messages and limit > 1:
-            messages += self._consumer.consume(limit - 1, 0)
+            messages += self._reader.consume(limit - 1, 0)
         for message in messages:
             error = message.error()
             if error is not None:
@@ -156,7 +157,7 @@ class KafkaLog:
 
     def close(self) -> None:
         """Close the reading side."""
-        self._consumer.close()
+        self._reader.close()
 
     def _where(self, offset: int = OFFSET_INVALID) -> TopicPartition:
         return TopicPartition(self._topic, self._partition, offset)

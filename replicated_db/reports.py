@@ -54,7 +54,8 @@ class AuditReports:
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "acks": 1,
+                # A broker that is cut off from the others would take everything, and lose it.
+                "acks": "all",
                 "linger.ms": 0,
                 "message.max.bytes": MAX_MESSAGE_BYTES,
                 "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,

@@ -11,7 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from replicated_db.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog
+from replicated_db.fresh_consumer import FreshConsumer
+from replicated_db.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
 from replicated_db.leader import Leader, Limits, claim_for
 from replicated_db.memory import MemoryStore
 from replicated_db.ports import Appender, AppendRefused, LogUnavailable, OffsetOutOfRange
@@ -82,6 +83,33 @@ def test_what_a_stranger_appends_is_seen(kafka_broker: LocalKafka, topic: str, l
     stranger.produce(topic, None, partition=0)
     assert stranger.flush(TIMEOUT_S) == 0
     assert [entry.value for entry in read_all(log, 0, 2)] == [b"stranger", b""]
+
+
+def test_a_reader_that_hears_nothing_is_made_anew_and_goes_on_where_it_was(
+    kafka_broker: LocalKafka, topic: str, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("replicated_db.fresh_consumer.SILENT_BROKER_MS", 500)
+    reader = FreshConsumer(consumer_settings(kafka_broker.bootstrap_servers))
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    reader.assign(TopicPartition(topic, 0, 0))
+
+    def read(count: int) -> list[bytes | None]:
+        producer.produce(topic, b"%d" % count, partition=0)
+        assert producer.flush(TIMEOUT_S) == 0
+        found: list[bytes | None] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        while not found and time.monotonic() < deadline:
+            found += [message.value() for message in reader.consume(10, 0.2)]
+        return found
+
+    seen = []
+    for number in range(3):
+        assert read(number) == [b"%d" % number]
+        seen.append(reader.consumer)
+        for _ in range(4):
+            assert reader.consume(1, 0.2) == []
+    assert len(set(map(id, seen))) == 3
+    reader.close()
 
 
 def test_below_the_first_kept_offset(kafka_broker: LocalKafka, topic: str, log: KafkaLog):

@@ -38,6 +38,8 @@ def inject(chaos: Chaos, _round: int) -> None:
     victim = chaos.random.choice(chaos.followers())
     stack.kill_node(victim)
     wipe(chaos, victim, SHARD)
+    # Whatever batch is damaged: the others have read it.
+    chaos.wait_all_caught_up()
     broker = leader_of_log(stack, SHARD)
     segment = _closed_segment(chaos, broker)
     base, begin, end = chaos.random.choice([one for one in _batches(segment) if one[2] - one[1] > BATCH_HEADER_BYTES])

@@ -46,6 +46,16 @@ def test_what_makes_a_member_leave_keeps_a_node_from_joining(sign: dict[str, Any
     assert [text[:20] for text in reasons_not_to_join(signs(**sign), BOUNDS)] == [reason[:20]]
 
 
+def test_a_group_that_does_not_settle_is_joined_anew_by_those_that_lead_nothing():
+    idle = replace(HEALTHY, turned_ago_ms=None)
+    patient = Signs(shards=(idle,), unsettled_ms=BOUNDS.settle_ms)
+    stuck = replace(patient, unsettled_ms=BOUNDS.settle_ms + 1)
+    assert reasons_to_leave(patient, BOUNDS) == []
+    assert reasons_to_leave(stuck, BOUNDS) == ["the leaders' group has not settled for 20001 ms; joining anew"]
+    assert reasons_to_leave(replace(stuck, shards=(HEALTHY, idle)), BOUNDS) == []
+    assert reasons_not_to_join(stuck, BOUNDS) == []
+
+
 @pytest.mark.parametrize(
     ("sign", "reason"),
     [

@@ -132,6 +132,7 @@ class MemoryConnection:
         self.closed = False
         self.sent: list[Call] = []
         self.largest_send = 0
+        self.renewals = 0
         self._replies: deque[bytes] = deque()
         self._changed = threading.Condition()
 
@@ -172,6 +173,9 @@ class MemoryConnection:
 
     def serve(self):
         assert not self.closed
+
+    def renew(self):
+        self.renewals += 1
 
     def close(self):
         self.closed = True

@@ -53,6 +53,22 @@ def test_a_call_is_answered(opened):
     assert pipeline.in_flight == 0
 
 
+def test_replies_are_read_some_other_way_when_none_comes_for_long(opened, monkeypatch):
+    monkeypatch.setattr("producers.pipeline.SILENT_BROKER_MS", 200)
+    pipeline, connection = opened()
+    time.sleep(0.5)
+    assert connection.renewals == 0, "nothing is in flight"
+    connection.held = True
+    outcomes: Queue = SimpleQueue()
+    pipeline.submit(CreateVolume(volume="v1"), outcomes.put)
+    deadline_s = time.monotonic() + PATIENCE_S
+    while connection.renewals == 0 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert connection.renewals >= 1
+    connection.release()
+    assert outcomes.get(timeout=PATIENCE_S).status == "OK"
+
+
 def test_an_error_arrives_as_an_exception_object(opened):
     pipeline, _ = opened()
     call(pipeline, "v1")
