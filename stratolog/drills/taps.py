@@ -32,7 +32,7 @@ class Tap:
 
     def __init__(self, bootstrap_servers: str, topic: str, since_ms: int | None = None) -> None:
         self.values: list[bytes] = []
-        self._consumer = Consumer(consumer_settings(bootstrap_servers))
+        self._consumer = Consumer(consumer_settings(bootstrap_servers, log_level=0))
         try:
             self._consumer.assign(list(self._places(topic, since_ms)))
         except KafkaException as error:
