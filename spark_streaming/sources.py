@@ -19,6 +19,10 @@ REPORTS_PER_TRIGGER = 2_000
 """Reports in a micro-batch, all shards together."""
 
 
+FETCH_WAIT_MS = 10
+"""How long a broker keeps a fetch waiting at a partition's end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSource:
     """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log."""
@@ -48,6 +52,9 @@ def _options(source: KafkaSource) -> dict[str, str]:
         "kafka.isolation.level": "read_committed",
         "kafka.max.partition.fetch.bytes": str(16 * 1024 * 1024),
         "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
+        # Spark asks for a partition's bounds behind each fetch, on a connection where the next fetch already waits for records to come:
+        # at the default of 500 ms every task that reads a partition to its end would take a second for nothing.
+        "kafka.fetch.max.wait.ms": str(FETCH_WAIT_MS),
     }
 
 

@@ -31,8 +31,10 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 SPARK_TESTS = "tests/integration/test_audit_"
-"""These share one Spark session and one quiet broker, so they are kept together."""
+STREAM_TESTS = f"{SPARK_TESTS}stream"
+"""Half of Spark's tests; each half shares one Spark session, and is kept together."""
 LONGEST_FIRST = (
+    STREAM_TESTS,
     SPARK_TESTS,
     *(f"tests/integration/test_{name}" for name in ("datanode_client", "command_line", "datanode_faults", "bytes_end_to_end")),
     "tests/simulation/",
@@ -45,16 +47,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # Spark's JVM lives for a minute here: its second compiler would cost a third more processor time than it saves.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    # Spark's JVM lives for a minute here: its second compiler, and a collector with threads of its own, would cost more processor time than they save.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     # A shell that starts the tests in the background has SIGINT ignored, and so would every process that they start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def scope_of(nodeid: str) -> str:
-    """Return what a test is kept together with on one worker: Spark's tests, else those of its file, which share a stack."""
-    return SPARK_TESTS if nodeid.startswith(SPARK_TESTS) else nodeid.partition("::")[0]
+    """Return what a test is kept together with on one worker: half of Spark's tests, else those of its file, which share a stack."""
+    file = nodeid.partition("::")[0]
+    return SPARK_TESTS if file.startswith(SPARK_TESTS) and not file.startswith(STREAM_TESTS) else file
 
 
 def turn_of(nodeid: str) -> int:

@@ -43,7 +43,7 @@ from tests.support.logbuilder import digest, signed
 from tests.support.stack import TestStack
 
 PATIENCE_S = 60.0
-PACE_S = 0.01
+PACE_S = 0.03
 """What each writer of a :class:`Load` waits between two keys: a steady load that leaves the machine to the fault."""
 
 # --------------------------------------------------------------------------------------------- a topic, from some moment
