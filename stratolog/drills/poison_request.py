@@ -115,7 +115,9 @@ def poisons_of(client_id: bytes, shard: int, shards: int) -> list[Poison]:
 
 def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
     """Produce the records; return the offset of each by name. Raises StepFailed if the broker does not take them."""
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES, "log_level": 0}
+    )
     offsets: dict[str, int] = {}
 
     def produce(poison: Poison) -> None:
