@@ -35,6 +35,9 @@ from schemas.topics import OM_REQUESTS
 RESUME_BACK_MS = 10 * 60 * 1000
 """How far back reading resumes when the hint cannot be trusted; what is older has expired."""
 
+MAX_OUT_OF_RANGE = 4
+"""So many brokers, chosen at random, must say that the position is not in the partition before reading resumes further back."""
+
 
 class RequestIntake:
     """Takes proposals of one shard from Kafka."""
@@ -52,6 +55,7 @@ class RequestIntake:
         self._left_over: deque[Received] = deque()
         self._requests_per_record = 1
         self._next_offset = 0
+        self._out_of_range = 0
         self._backlog = backlog
         self._resume(hint)
 
@@ -113,6 +117,7 @@ class RequestIntake:
                     break
                 continue
             self._next_offset = (message.offset() or 0) + 1
+            self._out_of_range = 0
             self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"")
 
     def _unpack(self, offset: int, leader_epoch: int | None, value: bytes) -> None:
@@ -167,12 +172,25 @@ class RequestIntake:
         return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
 
     def _recover(self, error: KafkaError) -> bool:
-        """Resume after a truncated partition, and say whether that was it; anything else is librdkafka's to retry."""
-        if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION):
-            self._log(f"{OM_REQUESTS}/{self._shard}: {error.str()}")
+        """Resume after a truncated partition, and say whether that was it; anything else is librdkafka's to retry.
+
+        A broker that is cut off from the others knows a shorter partition: others are asked first.
+        """
+        if error.code() not in (
+            KafkaError.OFFSET_OUT_OF_RANGE,
+            KafkaError._AUTO_OFFSET_RESET,
+            KafkaError._LOG_TRUNCATION,
+        ):
+            return False
+        self._log(f"{OM_REQUESTS}/{self._shard}: {error.str()}")
+        self._out_of_range += 1
+        if self._out_of_range < MAX_OUT_OF_RANGE:
+            self._reader.assign(self._where(self._next_offset))
+            self._reader.renew()
+        else:
+            self._out_of_range = 0
             self._resume(None)
-            return True
-        return False
+        return True
 
     def _where(self, offset: int) -> TopicPartition:
         return TopicPartition(OM_REQUESTS, self._shard, offset)

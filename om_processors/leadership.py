@@ -62,7 +62,10 @@ class Leadership:
         self._event_loop_ago_ms = event_loop_ago_ms
         self._note = note
         self._fatal = fatal
-        self._bounds = Bounds(stall_ms=config.watchdog_ms)
+        self._bounds = Bounds(
+            stall_ms=config.watchdog_ms,
+            settle_ms=max(2 * SILENT_BROKER_MS, config.session_timeout_ms + SILENT_BROKER_MS),
+        )
         self._session_s = config.session_timeout_ms / 1000
         self._lock = threading.RLock()
         self._owned: set[int] = set()
@@ -249,7 +252,8 @@ class Leadership:
                 )
                 for shard, loop in self._loops.items()
             )  # fmt: skip
-        since = self._unsettled_since
+        # The owner of a shard is left in peace, also of one that it has lent.
+        since = None if self._owned else self._unsettled_since
         unsettled_ms = 0.0 if since is None else (time.monotonic() - since) * 1000
         return Signs(shards=shards, event_loop_ago_ms=self._event_loop_ago_ms(), unsettled_ms=unsettled_ms)
 

@@ -1,7 +1,7 @@
 """What a node sends beside the log: responses, audit reports, rejected requests. One producer for all of it.
 
 Losing any of these loses nothing: a client asks again and gets the recorded answer, a report that is missed makes a verdict
-``unknown``. So one broker's acknowledgement is enough.
+``unknown``. It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _stalls(signs: Signs, bounds: Bounds) -> list[str]:
 
 
 def _unsettled(signs: Signs, bounds: Bounds) -> list[str]:
-    """One that leads is left in peace: a group that is stuck takes its shards from it soon enough."""
+    """One that leads is left in peace: leaving would take a shard from it that it may well lead."""
     if signs.unsettled_ms <= bounds.settle_ms or any(one.turned_ago_ms is not None for one in signs.shards):
         return []
     return [f"the leaders' group has not settled for {signs.unsettled_ms:.0f} ms; joining anew"]

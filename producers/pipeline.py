@@ -163,7 +163,8 @@ class Pipeline:
         self._closed: str | None = None
         self._stop = False
         self._next_step_ms = 0.0
-        self._heard_ms = _now_ms()
+        self._silent_ms = 0.0
+        self._round_ms = _now_ms()
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
 
@@ -271,10 +272,11 @@ class Pipeline:
             self._send_outbox()
         values = self._transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
         now_ms = _now_ms()
-        if values or not in_flight:
-            self._heard_ms = now_ms
-        elif now_ms - self._heard_ms > SILENT_BROKER_MS:
-            self._heard_ms = now_ms
+        # Only time with a call in flight counts: calls that expire one by one, each before the limit, are silence too.
+        self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
+        self._round_ms = now_ms
+        if self._silent_ms > SILENT_BROKER_MS:
+            self._silent_ms = 0.0
             self._transport.renew()
         if values:
             self._take(values, now_ms)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
@@ -135,7 +136,8 @@ class Transport:
         A broker that is cut off from the others, but not from here, answers each fetch with nothing, and librdkafka asks the broker that it used last
         who leads what: it would stay there.
         """
-        self._consumer.close()
+        with suppress(KafkaException):
+            self._consumer.close()
         self._consumer = Consumer(_consumer_settings(self._bootstrap_servers, self._client_id))
         self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
 

@@ -9,6 +9,9 @@ after five seconds: until then it would ask hundreds of times a second, and a lo
 
 A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
 
+A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log ends before the position: another one is asked then,
+and only what lasts for BEYOND_END_WAIT_S without a record is an error.
+
 A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
 and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
 """
@@ -16,11 +19,11 @@ and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. The
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from threading import Lock
 from typing import Any
 
-from aiokafka.errors import CorruptRecordException
+from aiokafka.errors import CorruptRecordException, OffsetOutOfRangeError
 from aiokafka.structs import TopicPartition
 from faust.transport.drivers import aiokafka
 from faust.types import TP
@@ -32,11 +35,38 @@ FLOWING_MIN_BYTES = 256 * 1024
 FLOWING_WAITS = 3
 IDLE_WAIT_MS = 500
 IDLE_MIN_BYTES = 1
+BEYOND_END_WAIT_S = 30.0
+"""For how long a position beyond the end of the log is taken for a broker's that is cut off from the others and does not know better."""
+
+BEYOND_END_PAUSE_S = 5.0
+"""A pause of this length says that another broker knew better."""
+
+
+class BeyondEnd:
+    """Since when brokers have said, again and again, that positions lie beyond the log's end."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, float]] = {}
+
+    def lasts(self, partitions: Iterable[Hashable], now_s: float) -> bool:
+        """Note that it was said of these partitions; return whether of one of them it lasts for BEYOND_END_WAIT_S without a pause."""
+        lasting = False
+        for partition in partitions:
+            since_s, last_s = self._seen.get(partition, (now_s, now_s))
+            if now_s - last_s > BEYOND_END_PAUSE_S:
+                since_s = now_s
+            self._seen[partition] = since_s, now_s
+            lasting = lasting or now_s - since_s > BEYOND_END_WAIT_S
+        return lasting
 
 
 class _Thread(aiokafka.AIOKafkaConsumerThread):
     consumer: Any
     _quiet: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._beyond_end = BeyondEnd()
 
     async def _fetch_records(self, consumer: Any, *arguments: Any, **options: Any) -> Any:
         fetcher = consumer._fetcher
@@ -45,6 +75,13 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         except CorruptRecordException as error:
             self.consumer.transport.fatal(corrupt_record(*_broken_place(fetcher, str(error)), str(error)))
             raise
+        except OffsetOutOfRangeError as error:
+            # The position stays, so nothing is skipped.
+            if self._beyond_end.lasts(error.args[0], asyncio.get_running_loop().time()):
+                raise
+            await consumer._client.force_metadata_update()
+            await asyncio.sleep(IDLE_WAIT_MS / 1000)
+            return {}
         if self._quiet is not None:
             self._quiet.cancel()
             self._quiet = None

@@ -7,6 +7,7 @@ the others are out of that broker's reach. Silence is the only sign; a new consu
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -22,7 +23,7 @@ class FreshConsumer:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
         self._place: TopicPartition | None = None
-        self._silent_s = 0.0
+        self._silent_since_s: float | None = None
         self._consumer = Consumer(self._settings)
 
     @property
@@ -33,25 +34,28 @@ class FreshConsumer:
     def assign(self, place: TopicPartition) -> None:
         """Read from ``place`` on."""
         self._place = place
-        self._silent_s = 0.0
+        self._silent_since_s = None
         self._consumer.assign([place])
 
     def consume(self, limit: int, wait_s: float) -> list[Message]:
         """Return up to ``limit`` messages, waiting at most ``wait_s`` for all of them."""
         messages = self._consumer.consume(limit, wait_s)
         if not messages:
-            self._silent_s += wait_s
-            if self._silent_s * 1000 >= SILENT_BROKER_MS:
-                self._renew()
+            now_s = time.monotonic()
+            if self._silent_since_s is None:
+                self._silent_since_s = now_s
+            elif (now_s - self._silent_since_s) * 1000 >= SILENT_BROKER_MS:
+                self.renew()
             return messages
-        self._silent_s = 0.0
+        self._silent_since_s = None
         last = messages[-1]
         if self._place is not None and last.error() is None and (offset := last.offset()) is not None:
             self._place.offset = offset + 1
         return messages
 
-    def _renew(self) -> None:
-        self._silent_s = 0.0
+    def renew(self) -> None:
+        """Begin anew, with a broker chosen at random, where reading stands."""
+        self._silent_since_s = None
         self._close()
         self._consumer = Consumer(self._settings)
         if self._place is not None:

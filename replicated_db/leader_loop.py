@@ -19,7 +19,7 @@ from xxhash import xxh3_128_digest
 
 from replicated_db.errors import AheadOfLog
 from replicated_db.leader import Append, Deposed, Effective, Leader, Limits, Proposal, Reply, Service, claim_for
-from replicated_db.ports import Appender, AppendRefused, Clock, Ids, Log, LogUnavailable
+from replicated_db.ports import Appender, AppendRefused, Clock, Entry, Ids, Log, LogUnavailable
 from replicated_db.position import Position
 from replicated_db.reading import Reading, advance, judge
 from replicated_db.replica import Outcome, Replica
@@ -32,6 +32,7 @@ IDLE_WAIT_S = 0.01
 REPORT_WAIT_S = 0.002
 CLAIM_WAIT_S = 10.0
 READ_WAIT_S = 20.0
+READ_STEP_S = 1.0
 READ_LIMIT = 500
 MAX_CLOCK_SKEW_MS = 60_000
 """A candidate whose wall clock is further than this from the broker's append time does not lead."""
@@ -249,7 +250,7 @@ class LeaderLoop:
         self._compare_with_log(position)
         while (following := position.offset + 1) <= claim_offset:
             self.beat()
-            entries = self.log.read(following, min(READ_LIMIT, claim_offset + 1 - following), READ_WAIT_S)
+            entries = self._read_some(following, min(READ_LIMIT, claim_offset + 1 - following))
             if not entries:
                 raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
             for entry in entries:
@@ -267,7 +268,7 @@ class LeaderLoop:
         if position.offset < 0:
             return
         shard = self.replica.identity.shard
-        entries = self.log.read(position.offset, 1, READ_WAIT_S)
+        entries = self._read_some(position.offset, 1)
         if not entries:
             raise LogUnavailable(
                 f"shard {shard}: offset {position.offset}, which this replica has applied, cannot be read"
@@ -277,12 +278,19 @@ class LeaderLoop:
                 f"shard {shard}, offset {position.offset}: the log holds another record than the one applied"
             )
 
+    def _read_some(self, offset: int, limit: int) -> Sequence[Entry]:
+        """Return what the log has from ``offset`` on, empty after READ_WAIT_S without a record; the loop turns meanwhile."""
+        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        while not (entries := self.log.read(offset, limit, READ_STEP_S)) and self._clock.elapsed_ms() < deadline_ms:
+            self.beat()
+        return entries
+
     def _read_to(self, end: int) -> None:
         """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
         while (following := self.replica.read_offset + 1) < end:
             self.beat()
-            entries = self.log.read(following, min(READ_LIMIT, end - following), 1.0)
+            entries = self.log.read(following, min(READ_LIMIT, end - following), READ_STEP_S)
             for entry in entries:
                 self._take(self.replica.offer(entry.offset, entry.value))
             if entries:

@@ -1,6 +1,7 @@
 """Audit reports of a process's replicas, and whatever else it sends beside the log: one producer for all of it.
 
-Losing any of these loses nothing: a report that is missed makes a verdict ``unknown``. So one broker's acknowledgement is enough.
+Losing any of these loses nothing: a report that is missed makes a verdict ``unknown``.
+It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ SILENT_BROKER_MS = 10_000
 """A broker that leaves a request unanswered for so long is taken to be gone, and the others are asked who leads now.
 
 A broker whose machine or network fails closes no connection, so silence is the only sign; librdkafka's default is a minute. Brokers themselves give one up
-after nine seconds (``broker.session.timeout.ms``): asking earlier finds no other leader.
+after nine seconds (``broker.session.timeout.ms``): asking earlier finds no other leader. The same goes for one that answers, but with nothing
+(decision 0026), and followers ask anew who leads as often.
 """
 
 MAX_REQUEST_BYTES = 1024 * 1024

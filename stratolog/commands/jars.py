@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import typer
 
 from stratolog.commands.common import JsonOption, console, print_json, progress, settings_of
+from stratolog.errors import Unavailable
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import make_class_archive
 
@@ -23,7 +26,8 @@ def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
         report("jars of Kafka")
         kafka = kafka_jars(settings.cache_dir)
         report("the broker's classes, for a quick start")
-        make_class_archive(kafka)
+        with suppress(Unavailable):  # brokers start without it, too
+            make_class_archive(kafka)
         report("jars of Spark's connectors")
         spark = spark_jars(settings.cache_dir)
     if as_json:

@@ -28,6 +28,7 @@ from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop
 BROKER_COUNTS = (1, 3)
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
+ARCHIVE_TIMEOUT_S = 60.0
 METADATA_TIMEOUT_S = 2.0
 RECONNECT_MS = 200
 """A starting broker refuses connections; the default would soon wait ten seconds between two attempts."""
@@ -228,10 +229,12 @@ def make_class_archive(jars: Path) -> Path:
             started = cluster.start(detached=False)
             try:
                 cluster.wait_ready(started)
+                stop_all(started, ARCHIVE_TIMEOUT_S)
+                whole = not any(process.is_running() for process in started)
             finally:
-                stop_brokers(started)
-            # A Java that makes no archive is no reason to go without a broker.
-            if made.exists():
+                stop_brokers(started, gracefully=False)
+            # A Java that makes no archive, or is too slow, is no reason to go without a broker.
+            if whole and made.exists():
                 made.rename(archive)
     return archive
 

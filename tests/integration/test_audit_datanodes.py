@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -15,6 +16,7 @@ from datanode_processors.digests import container_digest
 from schemas.codec import decode, encode
 from schemas.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
 from schemas.log import Barrier
+from schemas.messages import AuditReport
 from schemas.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT, DN_LOG
 from spark_streaming.jobs.audit_batch import audit_once
@@ -28,26 +30,33 @@ from tests.support.stack import LocalKafka
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 
 
-def last_barrier(kafka: LocalKafka) -> tuple[int, int]:
-    """Return the index and the offset of the last barrier in the pipeline's log."""
+def records_of(kafka: LocalKafka, topic: str) -> list[tuple[int, Any]]:
+    """Return offset and record of all that lies in the pipeline's partition of a topic."""
     consumer = Consumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "group.id": "reader", "enable.auto.commit": False}
     )
     try:
-        _, end = consumer.get_watermark_offsets(TopicPartition(DN_LOG, 0), 30)
-        consumer.assign([TopicPartition(DN_LOG, 0, 0)])
-        found = None
-        for message in consumer.consume(end, 30):
-            value, offset = message.value(), message.offset()
-            assert value is not None
-            assert offset is not None
-            record = decode(value)
-            if isinstance(record, Barrier):
-                found = record.index, offset
-        assert found is not None
-        return found
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 30)
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        messages = consumer.consume(end, 30) if end else []
+        return [(message.offset() or 0, decode(message.value() or b"")) for message in messages]
     finally:
         consumer.close()
+
+
+def reported_barrier(kafka: LocalKafka, index: int, names: Iterable[str]) -> tuple[int, int] | None:
+    """Return index and offset of the log's last barrier, None unless it is at ``index`` and all of ``names`` have reported it."""
+    last = max(
+        (
+            offset
+            for offset, record in records_of(kafka, DN_LOG)
+            if isinstance(record, Barrier) and record.index == index
+        ),
+        default=None,
+    )
+    reports = [record for _, record in records_of(kafka, DN_AUDIT) if isinstance(record, AuditReport)]
+    reported = {report.node for report in reports if report.barrier_offset == last and report.basis == "incremental"}
+    return (index, last) if last is not None and reported >= set(names) else None
 
 
 def report_of(nodes: Datanodes, name: str, lengths: dict[Block, int], at: tuple[int, int]) -> BlockReport:
@@ -101,12 +110,12 @@ def test_members_and_their_block_files(make_kafka: Callable[..., LocalKafka], tm
         nodes.ask(nodes.wait_leader(0), DeleteBlocks(partition=0, blocks=blocks))
         index = nodes.wait_converged(0)["applied_index"]
 
+        at = nodes.wait("a barrier that all have reported", lambda: reported_barrier(kafka, index, nodes.names))
         # They may have scrubbed since, or would: they would find the damage themselves, repair it, and report that all is well.
         for name in nodes.names:
             nodes.kill(name)
         damaged = max(lengths, key=lambda block: (block.container_id, block.local_id))
         turn_over_a_bit(nodes.block_file("dn3", damaged))
-        at = last_barrier(kafka)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
         for name in nodes.names:
             report = report_of(nodes, name, lengths, at)

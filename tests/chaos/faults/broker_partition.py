@@ -1,5 +1,6 @@
 """A broker cut off from the two others: by turns the one that leads the log's partition, the active controller, and any. In every other
-round nodes and clients still reach it, in the others nobody does.
+round nodes and clients still reach it, in the others nobody does. Every fourth cut is held for so long that all have asked brokers again
+and again who leads, and have heard it from the wrong one too.
 
 What must hold: the majority goes on. The broker that is cut off and does not know it may take requests and answer questions about the log, but can
 acknowledge no record of it (min.insync 2), and what it alone holds is gone when the cut heals: no client was told that it was done.
@@ -7,9 +8,13 @@ acknowledge no record of it (min.insync 2), and what it alone holds is gone when
 
 from __future__ import annotations
 
+import time
+
 from tests.chaos.brokers import active_controller, is_in_sync, leader_of_log, wait_in_sync
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
 from tests.support.netns import why_not
+
+HELD_S = 45.0
 
 
 def inject(chaos: Chaos, round_number: int) -> None:
@@ -25,6 +30,10 @@ def inject(chaos: Chaos, round_number: int) -> None:
         # It is given up by the others only after its session; what comes then is what the round is for.
         chaos.stack.wait(f"{name} is out of sync", lambda: not is_in_sync(chaos.stack, number), PATIENCE_S)
         chaos.wait_progress()
+        if round_number % 4 == 0:
+            time.sleep(HELD_S)
+            chaos.check_alive()
+            chaos.wait_progress()
     finally:
         network.heal()
     wait_in_sync(chaos.stack)
