@@ -82,7 +82,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 
 # One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):
 # what needs processes is mostly waiting for them.
-test: install lint typecheck ## lint, typecheck, unit and integration: about 14 minutes on two cores
+test: install lint typecheck ## lint, typecheck, unit and integration: about 12 minutes on two cores
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=4 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
