@@ -10,7 +10,7 @@ after five seconds: until then it would ask hundreds of times a second, and a lo
 A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
 
 A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log ends before the position: another one is asked then,
-and only what lasts for BEYOND_END_WAIT_S without a record is an error.
+and only what is said for BEYOND_END_WAIT_S without a pause is an error.
 
 A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
 and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.

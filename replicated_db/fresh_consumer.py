@@ -2,7 +2,7 @@
 
 A broker that is cut off from the others, but not from its clients, goes on leading its partitions in its own eyes: it answers every fetch, with
 nothing. That is no error, and librdkafka asks the broker that it used last who leads what, so such a consumer would stay there for as long as
-the others are out of that broker's reach. Silence is the only sign; a new consumer begins with a broker chosen at random.
+the others are out of that broker's reach. Silence is the sign that shows here; a new consumer begins with a broker chosen at random.
 """
 
 from __future__ import annotations
@@ -56,15 +56,12 @@ class FreshConsumer:
     def renew(self) -> None:
         """Begin anew, with a broker chosen at random, where reading stands."""
         self._silent_since_s = None
-        self._close()
+        self.close()
         self._consumer = Consumer(self._settings)
         if self._place is not None:
             self._consumer.assign([self._place])
 
     def close(self) -> None:
         """Close the consumer."""
-        self._close()
-
-    def _close(self) -> None:
         with suppress(KafkaException):
             self._consumer.close()

@@ -45,7 +45,7 @@ def records_of(kafka: LocalKafka, topic: str) -> list[tuple[int, Any]]:
 
 
 def reported_barrier(kafka: LocalKafka, index: int, names: Iterable[str]) -> tuple[int, int] | None:
-    """Return index and offset of the log's last barrier, None unless it is at ``index`` and all of ``names`` have reported it."""
+    """Return index and offset of the last barrier at ``index``, None while there is none, or not all of ``names`` have reported it."""
     last = max(
         (
             offset
