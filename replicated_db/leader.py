@@ -63,14 +63,16 @@ class Deposed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of a leader. A batch closes at either of its limits; one request is bounded by itself.
+    """Bounds of a leader. A batch closes at any of its limits; one request is bounded by itself.
 
-    Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
+    Only a leader that stood still for a while meets ``max_batch_age_ms``: what came after that would have come long before, by the
+    time of its batch. Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
     A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim.
     """
 
     max_batch_requests: int = 500
     max_batch_bytes: int = 2 * 1024 * 1024
+    max_batch_age_ms: int = 1000
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_in_flight: int = 3
     barrier_interval_ms: int = 1000
@@ -184,6 +186,11 @@ class Leader:
     def _has_room(self, requests: int, size_bytes: int) -> bool:
         return requests < self.limits.max_batch_requests and size_bytes < self.limits.max_batch_bytes
 
+    def is_stale(self, elapsed_ms: int) -> bool:
+        """Whether the batch being built was opened too long ago to take another request: seal it first."""
+        building = self._building or self._late.building
+        return building is not None and self.timestamp_ms(elapsed_ms) - building.timestamp_ms > self.limits.max_batch_age_ms
+
     def timestamp_ms(self, elapsed_ms: int) -> int:
         """Return the batch time at ``elapsed_ms`` since boot."""
         return max(self._timestamp_ms, self._clock_offset_ms + elapsed_ms)
@@ -198,13 +205,16 @@ class Leader:
         building = self._building or self._open(elapsed_ms)
         if proposal.position is not None:
             building.position = proposal.position
-        refusal, message = None, ""
+        refusal, message, row = None, "", None
         if proposal.client_id:
             key = retry_key(proposal.client_id, proposal.call_id)
             row = self._overlay.get(RETRY, key)
+            if row is not None and row[:HASH_BYTES] == proposal.request_hash:
+                return self._repeat(proposal, key, row[HASH_BYTES:])
+        if not building.requests and self.state.prepared is None:
+            self._remove_old_rows(building)  # now, when an index is certain: without one no row may change
+        if proposal.client_id:
             if row is not None:
-                if row[:HASH_BYTES] == proposal.request_hash:
-                    return self._repeat(proposal, key, row[HASH_BYTES:])
                 refusal, message = Refusal.CALL_ID_REUSED, "the call id was used for another request"
             elif is_expired(proposal.first_sent_at_ms, building.timestamp_ms):
                 refusal, message = Refusal.EXPIRED, f"first sent at {proposal.first_sent_at_ms} ms"
@@ -246,6 +256,10 @@ class Leader:
         operations = BatchOperations(self.replica.families)
         self._building = building = Building(layer=self._layer, timestamp_ms=timestamp_ms, operations=operations)
         self._overlay.open_layer(self._layer)
+        return building
+
+    def _remove_old_rows(self, building: Building) -> None:
+        timestamp_ms = building.timestamp_ms
         if self._answered.due and not self._in_flight and self.state.feature_level >= features.OPERATIONS:
             transaction = Transaction(self.replica.families, self._overlay, self.index)
             self._answered.remove(transaction, timestamp_ms)
@@ -254,7 +268,6 @@ class Leader:
             transaction = Transaction(self.replica.families, self._overlay, self.index)
             self._expiry.remove(transaction, self.replica.store, timestamp_ms)
             building.take(transaction)
-        return building
 
     def _repeat(self, proposal: Proposal, key: bytes, response: bytes) -> Reply | None:
         """Answer a repeated request: at once if its row is applied, else with its batch."""
@@ -371,7 +384,7 @@ class Leader:
         if building is None:
             return self._seal_late()
         self._building = None
-        if not (building.requests or building.operations.operations):
+        if not building.requests:
             self._overlay.close_empty_layer()
             return []
         appends = []

@@ -324,6 +324,8 @@ class LeaderLoop:
         waiting = busy or leader.building > 0
         proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
         elapsed_ms = self._clock.elapsed_ms()
+        if leader.is_stale(elapsed_ms):
+            self._append(appender, leader.seal())
         at_once: list[Reply] = []
         if leader.state.late or leader.late_pending:
             proposals = self._execute_or_log(leader, appender, proposals, elapsed_ms, at_once)
