@@ -189,7 +189,10 @@ class Leader:
     def is_stale(self, elapsed_ms: int) -> bool:
         """Whether the batch being built was opened too long ago to take another request: seal it first."""
         building = self._building or self._late.building
-        return building is not None and self.timestamp_ms(elapsed_ms) - building.timestamp_ms > self.limits.max_batch_age_ms
+        return (
+            building is not None
+            and self.timestamp_ms(elapsed_ms) - building.timestamp_ms > self.limits.max_batch_age_ms
+        )
 
     def timestamp_ms(self, elapsed_ms: int) -> int:
         """Return the batch time at ``elapsed_ms`` since boot."""

@@ -241,6 +241,8 @@ class Truth:
     def _batch(self, batch: Batch, offset: int) -> None:
         if len(batch.results) > self.max_batch_requests:
             raise Violation(f"a batch of {len(batch.results)} requests at {offset}, over {self.max_batch_requests}")
+        if batch.operations and batch.last_index < batch.first_index:
+            raise Violation(f"a batch without an index changes rows at {offset}")
         for operation in batch.operations:
             if isinstance(operation, Put):
                 self._change((operation.cf, operation.key), operation.value, operation.prev, offset)

@@ -19,6 +19,7 @@ from schemas.codec import decode, encode
 from schemas.log import Barrier, Batch, Checkpoint, Delete, DigestBase, Genesis, LeaderClaim, Put, RequestPosition, Tick
 from tests.unit.replicated_db.kit import (
     CLUSTER,
+    LIMITS,
     NODES,
     START_MS,
     Shard,
@@ -499,6 +500,22 @@ def test_a_batch_has_the_time_of_its_first_request(shard: Shard):
     shard.execute(propose(put(b"b", b"1")))
     shard.append(*shard.leader.seal())
     assert log_records(shard_delivered(shard))[-1].timestamp_ms == START_MS
+
+
+def test_a_batch_from_before_a_standstill_takes_nothing_more(shard: Shard):
+    assert not shard.leader.is_stale(shard.clock.elapsed_ms())
+    shard.execute(propose(put(b"a", b"1")))
+    shard.clock.advance(LIMITS.max_batch_age_ms)
+    assert not shard.leader.is_stale(shard.clock.elapsed_ms())
+    shard.clock.advance(1)
+    assert shard.leader.is_stale(shard.clock.elapsed_ms())
+    shard.append(*shard.leader.seal())
+    assert not shard.leader.is_stale(shard.clock.elapsed_ms())
+    shard.execute(propose(put(b"b", b"1")))
+    shard.append(*shard.leader.seal())
+    shard.deliver()
+    times = [record.timestamp_ms for record in log_records(shard) if isinstance(record, Batch)]
+    assert times == [START_MS, START_MS + LIMITS.max_batch_age_ms + 1]
 
 
 # Barriers, ticks, scrubs.
