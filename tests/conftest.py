@@ -1,12 +1,13 @@
 """Fixtures for all tests: real brokers, real stacks, repeated faults.
 
-Topic names are fixed by the contract, so what must not share topics does not share brokers: a quiet broker starts in two
-or three seconds.
+Topic names are fixed by the contract, so what must not share topics does not share brokers. Modules that leave a broker as they found it
+have one after the other (``broker_pool``); the others start brokers of their own.
 
 =================  ========================================================================================
-``kafka_broker``   session: one broker without our topics, for tests that make topics of their own names
-``make_kafka``     module: a factory of brokers of the module's own, ``make_kafka(brokers=3)``
-``make_stack``     module: a factory of whole stacks, ``make_stack(nodes=3, shards=2, barrier_interval_ms=200)``
+``kafka_broker``   module: one broker without our topics, for tests that make topics of their own names
+``lease_kafka``    module: a factory of brokers that nobody else uses now, and that run on afterwards
+``make_kafka``     module: a factory of brokers of the module's own, to do anything to, ``make_kafka(brokers=3)``
+``make_stack``     module: a factory of whole stacks on such leased brokers, ``make_stack(nodes=3, shards=2, barrier_interval_ms=200)``
 ``fault_round``    number of the round; a test that asks for it runs ``--rounds`` times
 =================  ========================================================================================
 """
@@ -24,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support import stack
+from tests.support.broker_pool import BrokerPool
 from tests.support.stack import LocalKafka, TestStack
 
 # The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
@@ -99,9 +101,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 @pytest.fixture(scope="session")
-def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalKafka]:
-    with LocalKafka(tmp_path_factory.mktemp("kafka") / "kafka") as kafka:
-        yield kafka
+def broker_pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPool]:
+    with BrokerPool(lambda: tmp_path_factory.mktemp("kafka") / "kafka") as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def lease_kafka(broker_pool: BrokerPool) -> Iterator[Callable[[], LocalKafka]]:
+    with ExitStack() as leased:
+
+        def lease() -> LocalKafka:
+            kafka = broker_pool.lease()
+            leased.callback(broker_pool.give_back, kafka)
+            return kafka
+
+        yield lease
+
+
+@pytest.fixture(scope="module")
+def kafka_broker(lease_kafka: Callable[[], LocalKafka]) -> LocalKafka:
+    return lease_kafka()
 
 
 @pytest.fixture(scope="module")
@@ -116,11 +135,13 @@ def make_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
 
 
 @pytest.fixture(scope="module")
-def make_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., TestStack]]:
+def make_stack(
+    tmp_path_factory: pytest.TempPathFactory, lease_kafka: Callable[[], LocalKafka]
+) -> Iterator[Callable[..., TestStack]]:
     with ExitStack() as started:
 
         def make(*, nodes: int = 3, **settings: Any) -> TestStack:
             folder = tmp_path_factory.mktemp("stack")
-            return started.enter_context(TestStack(folder, nodes=nodes, **settings))
+            return started.enter_context(TestStack(folder, nodes=nodes, kafka=lease_kafka(), **settings))
 
         yield make

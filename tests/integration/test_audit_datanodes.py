@@ -88,8 +88,8 @@ def turn_over_a_bit(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def test_members_and_their_block_files(make_kafka: Callable[..., LocalKafka], tmp_path: Path):
-    kafka = make_kafka()
+def test_members_and_their_block_files(lease_kafka: Callable[[], LocalKafka], tmp_path: Path):
+    kafka = lease_kafka()
     settings = {
         "bootstrap_servers": kafka.bootstrap_servers, "work_dir": str(tmp_path / "audit"),
         "logs": [dataclasses.asdict(PIPELINES)], "jars": [str(jar) for jar in spark_jars()],

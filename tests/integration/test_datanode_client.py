@@ -23,8 +23,8 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
-    with Datanodes(tmp_path_factory.mktemp("client"), make_kafka(), count=4) as started:
+def nodes(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
+    with Datanodes(tmp_path_factory.mktemp("client"), lease_kafka(), count=4) as started:
         started.open_pipeline(1, ["dn1", "dn2", "dn3"])
         started.open_pipeline(2, ["dn4", "dn3", "dn2"])
         yield started

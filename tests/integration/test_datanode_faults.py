@@ -46,9 +46,9 @@ numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
+def nodes(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
     """Four datanodes; pipeline 1 is dn1 to dn3, pipeline 2 dn4, dn3, dn2."""
-    with Datanodes(tmp_path_factory.mktemp("datanodes"), make_kafka(), count=4) as started:
+    with Datanodes(tmp_path_factory.mktemp("datanodes"), lease_kafka(), count=4) as started:
         started.open_pipeline(1, ["dn1", "dn2", "dn3"])
         started.open_pipeline(2, ["dn4", "dn3", "dn2"])
         yield started

@@ -41,9 +41,9 @@ numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def nodes(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
+def nodes(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Datanodes]:
     """Three datanodes with a pipeline on partition 0."""
-    with Datanodes(tmp_path_factory.mktemp("datanodes"), make_kafka(), count=3) as started:
+    with Datanodes(tmp_path_factory.mktemp("datanodes"), lease_kafka(), count=3) as started:
         started.open_pipeline(0)
         yield started
 
@@ -408,8 +408,8 @@ def test_members_report_equal_digests_of_what_their_disks_hold(nodes: Datanodes,
         assert len({repr(report) for report in reports.values()}) == 1
 
 
-def test_prepared_for_an_upgrade_everything_is_closed(make_kafka: Callable[..., LocalKafka], tmp_path: Path):
-    with Datanodes(tmp_path, make_kafka(), count=1) as one:
+def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], LocalKafka], tmp_path: Path):
+    with Datanodes(tmp_path, lease_kafka(), count=1) as one:
         one.open_pipeline(0)
         block, data = one.block(0, 1), os.urandom(1000)
         one.write(block, data)

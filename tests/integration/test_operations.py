@@ -64,10 +64,10 @@ FEW = 20
 
 
 @pytest.fixture(scope="module")
-def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestStack]:
+def stack(lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestStack]:
     """A cluster that software of the first feature level made: its logs begin with Genesis as that wrote it."""
     found = TestStack(
-        tmp_path_factory.mktemp("stack"), nodes=3, kafka=make_kafka(), shards=SHARDS, barrier_interval_ms=200,
+        tmp_path_factory.mktemp("stack"), nodes=3, kafka=lease_kafka(), shards=SHARDS, barrier_interval_ms=200,
         watchdog_ms=1_000, max_queued_requests=MAX_QUEUED, write_audit=True,
     )  # fmt: skip
     ensure_topics(found.settings.bootstrap_servers, topic_plan(found.settings))

@@ -84,9 +84,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """Return the folder of an environment that has the wheel and what it asks for, and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
-    ran(folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=folder)
+    venv.create(folder)
+    ran(*pip_of(folder), "install", "--quiet", "--disable-pip-version-check", "--no-compile", wheel, cwd=folder)
     return folder
+
+
+def pip_of(environment: Path) -> tuple[object, ...]:
+    """Return the command of this environment's pip, for another one, which needs none then."""
+    return sys.executable, "-m", "pip", "--python", environment / "bin" / "python"
 
 
 def test_the_sdk_imports_and_nothing_heavy_is_there(environment: Path) -> None:
@@ -100,7 +105,7 @@ def test_the_sdk_imports_and_nothing_heavy_is_there(environment: Path) -> None:
 
 
 def test_the_environment_is_consistent(environment: Path) -> None:
-    ran(environment / "bin" / "pip", "check", cwd=environment)
+    ran(*pip_of(environment), "check", cwd=environment)
 
 
 def test_the_command_and_the_load_generator_start(environment: Path) -> None:

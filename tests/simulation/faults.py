@@ -425,6 +425,8 @@ class Faults:
         for node in world.nodes.values():
             if max(node.log.read_to, node.stored_offset()) >= end:
                 self._survive_loss(node, number)
+            elif node.ready and node.fetch_offset > end:
+                invariants.may_stop[node.name] = "its consumer has a place that is lost"
             if node.log.end is not None:
                 node.log.end = min(node.log.end, end)
 
