@@ -1,6 +1,7 @@
 """The follower of a datanode: ``replicated_db.follower`` on ``dn.log`` and ``dn.audit``, for the pipelines that this node is a member of.
 
-Every other partition stays paused. A pipeline that is opened later begins where its partition begins, for partitions are not used again.
+Every other partition stays paused. A pipeline that is opened later begins where its partition begins, for partitions are not used again;
+its partition may have been added since this process started.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ FLOWING_WAIT_MS = 2
 """How long a broker may gather records: a client's watch waits for every member, so a follower here is not to be late."""
 
 
-def make_app(config: DatanodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
-    """Return the Faust app of this process; it follows no pipeline yet (:func:`follow`)."""
+def make_app(
+    config: DatanodeConfig, incarnation: str, fatal: Callable[[BaseException], None], *, partitions: int
+) -> faust.App:
+    """Return the Faust app of this process; it follows no pipeline yet (:func:`follow`). ``partitions`` are those of :func:`place_group`."""
     return follower.make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
-        follows=(), flowing_wait_ms=FLOWING_WAIT_MS,
+        follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS,
     )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ class Datanode:
 
     def _make_app(self) -> faust.App:
         config, pipelines = self.config, self.pipelines
-        app = make_app(config, secrets.token_hex(4), fatal)
+        app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
         when_brokers_answer(partial(place_group, config, app.conf.id, dict(pipelines.replicas), self.partitions))
         Follower(
             config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
@@ -219,7 +219,8 @@ def _check_partitions(topics: Topics) -> None:
     number = topics.partitions[DN_LOG]
     if number > PARTITIONS:
         raise WrongSetting(f"topic {DN_LOG}: {number} partitions; container ids can name {PARTITIONS}")
-    if topics.partitions[DN_AUDIT] != number:
+    # More of them is no fault: when both grow, reports' do first.
+    if topics.partitions[DN_AUDIT] < number:
         raise WrongSetting(f"topic {DN_AUDIT}: {topics.partitions[DN_AUDIT]} partitions, but {DN_LOG} has {number}")
 
 

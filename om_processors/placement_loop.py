@@ -163,8 +163,9 @@ class PlacementLoop(Background):
                     total = min(ids.MAX_PIPELINES, max(partition + 1, there + GROW_PARTITIONS))
                     admin.create_partitions([NewPartitions(name, total)])[name].result(ADMIN_TIMEOUT_S)
                     self._note(f"{name} has {total} partitions now", shard=SYSTEM_SHARD)
-        except (KafkaException, KeyError) as error:
-            self._note(f"no partition {partition} of {DN_LOG} for now: {error}", shard=SYSTEM_SHARD)
+        # A time-out leaves open whether there are more now: a later turn looks.
+        except (KafkaException, KeyError, TimeoutError) as error:
+            self._note(f"no partition {partition} of {DN_LOG} for now: {error!r}", shard=SYSTEM_SHARD)
             return False
         return True
 

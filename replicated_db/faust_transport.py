@@ -14,6 +14,9 @@ and only what is said for BEYOND_END_WAIT_S without a pause is an error.
 
 A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
 and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
+
+A transport with ``placed`` bears that the topics grow while it runs: what is behind so many partitions was added after the group was placed, so
+the group has no offset for it, and it is read from its beginning.
 """
 
 from __future__ import annotations
@@ -97,14 +100,23 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         return records
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        transport = self.consumer.transport
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        # Before the first await: aiokafka has not asked yet where the group stands there, and would take no answer for an error.
+        # Where the group has committed something since, Faust seeks to it afterwards.
+        for tp in assigned:
+            if not transport.is_placed(tp):
+                consumer.seek(TopicPartition(*tp), 0)
         if paused := [TopicPartition(*tp) for tp in assigned if not transport.follows(tp)]:
-            self._ensure_consumer().pause(*paused)
+            consumer.pause(*paused)
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def resume(self, tp: TP) -> None:
         """Fetch a partition from where the group was placed; on any thread."""
         await self.call_thread(self._ensure_consumer().resume, TopicPartition(*tp))
+
+    async def look_for_partitions(self) -> None:
+        """Ask a broker which partitions there are: the group is assigned what was added. On any thread."""
+        await self.call_thread(self._ensure_consumer()._client.force_metadata_update)
 
 
 class _Consumer(aiokafka.Consumer):
@@ -127,10 +139,13 @@ class _Consumer(aiokafka.Consumer):
             super().verify_event_path(now, tp)
 
     async def follow(self, tp: TP) -> None:
-        """Fetch one partition more; before the assignment this does nothing, for it will find the partition followed."""
+        """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
         if tp in self.assignment():
             await self._thread.resume(tp)
             self.resume_partitions({tp})
+        else:
+            # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
+            await self._thread.look_for_partitions()
 
 
 def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:
@@ -154,18 +169,24 @@ class FollowerTransport(aiokafka.Transport):
 
     def __init__(
         self, *arguments: Any, fatal: Callable[[BaseException], None],
-        follows: Iterable[tuple[str, int]] | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS, **options: Any,
+        follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None,
+        flowing_wait_ms: int = FLOWING_WAIT_MS, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(*arguments, **options)
         self.flowing_wait_ms = flowing_wait_ms
         self.fatal = fatal
         self._lock = Lock()
         self._follows = None if follows is None else set(follows)
+        self._placed = placed
 
     def follows(self, tp: TP) -> bool:
         """Whether a partition is fetched."""
         with self._lock:
             return self._follows is None or (tp.topic, tp.partition) in self._follows
+
+    def is_placed(self, tp: TP) -> bool:
+        """Whether the group was given an offset for a partition."""
+        return self._placed is None or tp.partition < self._placed
 
     def follow(self, topic: str, partition: int) -> None:
         """Fetch one partition more. May be called from any thread, at any time; the replica must be there before."""

@@ -53,12 +53,13 @@ class Feed:
 
 def make_app(
     name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
-    follows: Iterable[tuple[str, int]] | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
+    follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
     Its web server listens on ``host``:``port``. With ``follows``, only these (topic, partition) are fetched, until
-    ``FollowerTransport.follow`` names more. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
+    ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: for so many partitions of each the group is placed, those that
+    are added later are read from their beginning. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
     """
     app = faust.App(
         name,
@@ -80,7 +81,7 @@ def make_app(
         broker_commit_interval=60.0,
     )
     app.transport = FollowerTransport(
-        app.conf.broker_consumer, app, fatal=fatal, follows=follows, flowing_wait_ms=flowing_wait_ms
+        app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )
     return app
 
