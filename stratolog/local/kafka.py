@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,16 +225,18 @@ def make_class_archive(jars: Path) -> Path:
     if not archive.exists():
         with tempfile.TemporaryDirectory(prefix=f".{archive.name}-", dir=archive.parent) as scratch:
             made = Path(scratch) / archive.name
-            jvm = (*QUICK_START_JVM, f"-XX:ArchiveClassesAtExit={made}")
+            jvm = (*QUICK_START_JVM, "-Xlog:cds=error", f"-XX:ArchiveClassesAtExit={made}")
             cluster = KafkaCluster(folder=Path(scratch), jars=jars, listeners=allocate_listeners(1), jvm=jvm)
             started = cluster.start(detached=False)
+            whole = False
+            # A Java that makes no archive, or is too slow, is no reason to go without a broker.
             try:
-                cluster.wait_ready(started)
-                stop_all(started, ARCHIVE_TIMEOUT_S)
-                whole = not any(process.is_running() for process in started)
+                with suppress(Unavailable):
+                    cluster.wait_ready(started)
+                    stop_all(started, ARCHIVE_TIMEOUT_S)
+                    whole = not any(process.is_running() for process in started)
             finally:
                 stop_brokers(started, gracefully=False)
-            # A Java that makes no archive, or is too slow, is no reason to go without a broker.
             if whole and made.exists():
                 made.rename(archive)
     return archive

@@ -136,8 +136,8 @@ def test_what_was_acknowledged_survives_a_restart(tmp_path: Path) -> None:
         assert consume_first(kafka, "log") == b"kept"
 
 
-def test_two_clusters_at_once_do_not_meet(kafka_broker: LocalKafka, make_kafka: Callable[..., LocalKafka]) -> None:
-    other = make_kafka()
+def test_two_clusters_at_once_do_not_meet(kafka_broker: LocalKafka, lease_kafka: Callable[[], LocalKafka]) -> None:
+    other = lease_kafka()
     create(other, "theirs")
     assert "theirs" not in kafka_broker.admin.list_topics(timeout=PATIENCE_S).topics
 
@@ -177,7 +177,12 @@ time.sleep(600)
     assert broker is None or broker.wait(PATIENCE_S)
 
 
-def test_a_broker_takes_its_classes_from_the_archive_once_it_is_made(tmp_path: Path) -> None:
+def test_a_broker_takes_its_classes_from_the_archive(kafka_broker: LocalKafka) -> None:
+    assert str(make_class_archive(kafka_jars())) in memory_map(kafka_broker), "install has made it"
+
+
+@pytest.mark.slow
+def test_the_archive_is_made_once_and_used_from_then_on(tmp_path: Path) -> None:
     jars = tmp_path / "jars"
     jars.symlink_to(kafka_jars())
     archive = make_class_archive(jars)

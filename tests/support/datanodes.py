@@ -33,6 +33,7 @@ from confluent_kafka.admin import NewTopic
 from datanode_processors.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
+from schemas import stream_errors
 from schemas.datanode import (
     BlockCommitted,
     BlockInfo,
@@ -54,6 +55,9 @@ from tests.support.streams import Client
 CLUSTER = "test"
 TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 35.0
+MAX_LEADERS = 10
+"""How many may lose their leadership before a commit is given up: on a machine that is overloaded they do."""
+
 POLL_S = 0.05
 WATCHDOG_MS = 1_500
 LOG_LINES = 40
@@ -350,8 +354,17 @@ class Datanodes:
         )  # fmt: skip
 
     def commit(self, block: Block, data: bytes, *, to: str | None = None, **options: Any) -> BlockCommitted:
-        """PutBlock, to the leader or to the member ``to``; raises BlockError."""
-        answer = self.ask(to or self.wait_leader(block.partition), self.put_block(block, data, **options))
+        """PutBlock, to the member ``to``, or to the leader, and to the next one if that has lost its leadership; raises BlockError."""
+        request = self.put_block(block, data, **options)
+        for _ in range(MAX_LEADERS):
+            try:
+                answer = self.ask(to or self.wait_leader(block.partition), request)
+                break
+            except BlockError as error:
+                if to or error.code != stream_errors.NOT_LEADER:
+                    raise
+        else:
+            raise AssertionError(f"{MAX_LEADERS} leaders one after the other lost their leadership")
         assert isinstance(answer, BlockCommitted)
         return answer
 
