@@ -32,7 +32,7 @@ TIMES ?= 10
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lint format typecheck unit integration test suite test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,9 +80,13 @@ unit: install ## the fast tests
 integration: install ## the tests on a real broker, real RocksDB and real processes
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
+# mypy has one thread, so the tests begin beside it.
+test: install lint ## lint, typecheck, unit and integration: about 10 minutes on two cores
+	@$(MAKE) --jobs=2 typecheck suite
+
 # One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):
 # what needs processes is mostly waiting for them.
-test: install lint typecheck ## lint, typecheck, unit and integration: about 12 minutes on two cores
+suite: install
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=4 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
