@@ -31,6 +31,8 @@ FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brok
 TIMES ?= 10
 
 MAKEFLAGS += --no-print-directory
+# Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help check-tools install lint format typecheck unit integration test suite test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
 
