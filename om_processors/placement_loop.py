@@ -157,10 +157,12 @@ class PlacementLoop(Background):
         try:
             admin = AdminClient({"bootstrap.servers": self._config.bootstrap_servers, "log_level": 0})
             topics = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
-            for name in (DN_AUDIT, DN_LOG):
-                there = len(topics[name].partitions)
-                if partition >= there:
-                    total = min(ids.MAX_PIPELINES, max(partition + 1, there + GROW_PARTITIONS))
+            there = {name: len(topics[name].partitions) for name in (DN_AUDIT, DN_LOG)}
+            if partition < min(there.values()):
+                return True
+            total = max(*there.values(), min(ids.MAX_PIPELINES, max(partition + 1, there[DN_LOG] + GROW_PARTITIONS)))
+            for name, count in there.items():  # reports' first: nobody is to report where no reports can be sent
+                if count < total:
                     admin.create_partitions([NewPartitions(name, total)])[name].result(ADMIN_TIMEOUT_S)
                     self._note(f"{name} has {total} partitions now", shard=SYSTEM_SHARD)
         # A time-out leaves open whether there are more now: a later turn looks.

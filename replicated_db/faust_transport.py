@@ -114,9 +114,22 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         """Fetch a partition from where the group was placed; on any thread."""
         await self.call_thread(self._ensure_consumer().resume, TopicPartition(*tp))
 
-    async def look_for_partitions(self) -> None:
-        """Ask a broker which partitions there are: the group is assigned what was added. On any thread."""
-        await self.call_thread(self._ensure_consumer()._client.force_metadata_update)
+    async def seek_to_committed(self) -> Any:
+        """Seek where the group stands; on any thread."""
+        return await self.call_thread(self._seek_to_committed)
+
+    async def _seek_to_committed(self) -> Any:
+        # aiokafka leaves out the beginning. What was fetched from there and thrown away, because a rebalance was under way, would be lost.
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        committed = await consumer.seek_to_committed()
+        for tp, offset in committed.items():
+            if offset == 0 or (offset is None and not transport.is_placed(tp)):
+                consumer.seek(tp, 0)
+        return committed
+
+    def look_for_partitions(self) -> None:
+        """Ask a broker which partitions there are, and do not wait: the group is assigned what was added. On any thread."""
+        self.thread_loop.call_soon_threadsafe(self._ensure_consumer()._client.force_metadata_update)
 
 
 class _Consumer(aiokafka.Consumer):
@@ -145,7 +158,7 @@ class _Consumer(aiokafka.Consumer):
             self.resume_partitions({tp})
         else:
             # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
-            await self._thread.look_for_partitions()
+            self._thread.look_for_partitions()
 
 
 def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:
@@ -184,7 +197,7 @@ class FollowerTransport(aiokafka.Transport):
         with self._lock:
             return self._follows is None or (tp.topic, tp.partition) in self._follows
 
-    def is_placed(self, tp: TP) -> bool:
+    def is_placed(self, tp: TP | TopicPartition) -> bool:
         """Whether the group was given an offset for a partition."""
         return self._placed is None or tp.partition < self._placed
 

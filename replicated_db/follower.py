@@ -51,6 +51,10 @@ class Feed:
     """Members of a shard whose log does not say yet who they are."""
 
 
+IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
+"""So long a follower may have nothing to fetch."""
+
+
 def make_app(
     name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
@@ -79,6 +83,8 @@ def make_app(
         consumer_max_fetch_size=MAX_MESSAGE_BYTES,
         stream_wait_empty=False,
         broker_commit_interval=60.0,
+        # A follower that follows nothing yet fetches nothing: it would leave the group for that, and not come back.
+        broker_max_poll_interval=IDLE_FOR_GOOD_S,
     )
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms

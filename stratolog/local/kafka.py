@@ -161,7 +161,13 @@ class KafkaCluster:
             if not (self._home(number) / "data" / "meta.properties").exists():
                 running.append((self._home(number), self._start_format(number, cluster_id)))
         for home, process in running:
-            output, _ = process.communicate(timeout=FORMAT_TIMEOUT_S)
+            try:
+                output, _ = process.communicate(timeout=FORMAT_TIMEOUT_S)
+            except subprocess.TimeoutExpired as error:
+                for _, started in running:
+                    started.kill()
+                    started.communicate()
+                raise Unavailable(f"Kafka did not format {home / 'data'} in {FORMAT_TIMEOUT_S} s") from error
             if process.returncode != 0:
                 raise Unavailable(f"Kafka could not format {home / 'data'}:\n{output.strip()}")
 
@@ -227,11 +233,12 @@ def make_class_archive(jars: Path) -> Path:
             made = Path(scratch) / archive.name
             jvm = (*QUICK_START_JVM, "-Xlog:cds=error", f"-XX:ArchiveClassesAtExit={made}")
             cluster = KafkaCluster(folder=Path(scratch), jars=jars, listeners=allocate_listeners(1), jvm=jvm)
-            started = cluster.start(detached=False)
+            started: list[Process] = []
             whole = False
             # A Java that makes no archive, or is too slow, is no reason to go without a broker.
             try:
                 with suppress(Unavailable):
+                    started += cluster.start(detached=False)
                     cluster.wait_ready(started)
                     stop_all(started, ARCHIVE_TIMEOUT_S)
                     whole = not any(process.is_running() for process in started)

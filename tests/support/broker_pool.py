@@ -32,8 +32,10 @@ class BrokerPool:
 
     def lease(self) -> LocalKafka:
         """Return a broker without topics; raises Unavailable if it cannot be started."""
-        if self._idle:
-            return self._idle.pop()
+        while self._idle:
+            kafka = self._idle.pop()
+            if all(process.is_running() for process in kafka.processes.values()):
+                return kafka
         kafka = LocalKafka(self._new_folder()).start()
         self._all.append(kafka)
         return kafka
@@ -65,8 +67,10 @@ def _is_clear(kafka: LocalKafka) -> bool:
     if topics:
         for deleted in admin.delete_topics(topics, operation_timeout=ADMIN_TIMEOUT_S).values():
             deleted.result()
-    groups = [group.group_id for group in admin.list_consumer_groups(request_timeout=ADMIN_TIMEOUT_S).result().valid]
-    if LEADER_GROUP in groups:  # the others have names that nobody will use again
+    listed = admin.list_consumer_groups(request_timeout=ADMIN_TIMEOUT_S).result()
+    if listed.errors:
+        return False
+    if LEADER_GROUP in {group.group_id for group in listed.valid}:  # the others have names that nobody will use again
         left = admin.delete_consumer_groups([LEADER_GROUP], request_timeout=ADMIN_TIMEOUT_S)[LEADER_GROUP]
         if left.exception() is not None:  # its members are gone, but their session is not over yet
             return False

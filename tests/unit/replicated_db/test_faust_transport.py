@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from replicated_db.faust_transport import BEYOND_END_PAUSE_S, BEYOND_END_WAIT_S, BeyondEnd
+from replicated_db.follower import make_app
 
 STEP_S = 0.5
 
@@ -32,3 +35,11 @@ def test_partitions_are_told_apart():
         assert not told.lasts(["log/0"], float(second))
     assert not told.lasts(["log/1"], BEYOND_END_WAIT_S + 1)
     assert told.lasts(["log/0", "log/1"], BEYOND_END_WAIT_S + 1)
+
+
+def test_a_follower_that_has_nothing_to_fetch_stays_in_its_group(tmp_path: Path):
+    """aiokafka leaves the group of a consumer that has not asked for records so long, and does not join again while nothing is asked for."""
+    app = make_app(
+        "idle", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=1, data_dir=tmp_path, fatal=print, follows=()
+    )
+    assert app.conf.broker_max_poll_interval > 365 * 86_400
