@@ -85,17 +85,6 @@ class FirstAppendLost:
         """Nothing is left to undo."""
 
 
-def freeze(kafka: LocalKafka) -> None:
-    """Pause the broker; returns once each of its threads has stopped, as the signal takes its time."""
-    kafka.pause_broker(1)
-    threads = Path(f"/proc/{kafka.processes[1].pid}/task")
-
-    def stopped() -> bool:
-        return all((one / "stat").read_text().rpartition(")")[2].split()[0] in "Tt" for one in threads.iterdir())
-
-    assert wait_until(stopped, PATIENCE_S, interval_s=0.001)
-
-
 class BrokerFrozen:
     """Freezes the broker right before the next batch is appended: every outcome is unknown to the leader."""
 
@@ -107,7 +96,7 @@ class BrokerFrozen:
     def append(self, real: KafkaAppender, token: int, value: bytes) -> None:
         if isinstance(decode(value), Batch):
             if not self.appended:
-                freeze(self._kafka)
+                self._kafka.pause_broker(1)
             self.appended += 1
         real.append(token, value)
 

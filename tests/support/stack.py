@@ -91,7 +91,14 @@ class LocalKafka:
         self.processes.pop(number).kill()
 
     def pause_broker(self, number: int) -> None:
+        """SIGSTOP; returns once each of the broker's threads has stopped, as the signal takes its time."""
         self.processes[number].signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{self.processes[number].pid}/task")
+
+        def stopped() -> bool:
+            return all((one / "stat").read_text().rpartition(")")[2].split()[0] in "Tt" for one in threads.iterdir())
+
+        assert wait_until(stopped, DEFAULT_TIMEOUT_S, interval_s=0.001)
 
     def resume_broker(self, number: int) -> None:
         self.processes[number].signal(signal.SIGCONT)
