@@ -65,8 +65,8 @@ class Deposed(Exception):
 class Limits:
     """Bounds of a leader. A batch closes at any of its limits; one request is bounded by itself.
 
-    Only a leader that stood still for a while meets ``max_batch_age_ms``: what came after that would have come long before, by the
-    time of its batch. Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
+    Only a leader that stood still, or waits long for acknowledgements, meets ``max_batch_age_ms``: what comes after that would have come
+    long before, by the time of its batch. Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
     A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim.
     """
 

@@ -22,9 +22,7 @@ from tests.support.stack import TestStack
 
 @pytest.fixture(scope="module")
 def client(stack: TestStack) -> Iterator[Client]:
-    found = Client(
-        stack.settings.bootstrap_servers, caller="tester", read_from=[stack.address(name) for name in stack.names]
-    )
+    found = stack.client(caller="tester")
     yield found
     found.close(timeout_ms=1000)
 

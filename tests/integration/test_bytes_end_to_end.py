@@ -34,8 +34,7 @@ def stack(make_stack: Callable[..., TestStack]) -> TestStack:
 
 @pytest.fixture(scope="module")
 def client(stack: TestStack) -> Iterator[Client]:
-    nodes = [stack.address(name) for name in stack.names]
-    with Client(stack.settings.bootstrap_servers, read_from=nodes, streams=OPTIONS) as opened:
+    with stack.client(streams=OPTIONS) as opened:
         opened.create_volume("bytes")
         opened.create_bucket("bytes", "bucket")
         yield opened

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from om_processors.block_deletion import partition_of
 from om_processors.placement_loop import GROW_PARTITIONS
 from producers import Client, StreamOptions
 from schemas.codec import decode
@@ -39,8 +40,7 @@ def stack(make_stack: Callable[..., TestStack]) -> TestStack:
 
 @pytest.fixture(scope="module")
 def client(stack: TestStack) -> Iterator[Client]:
-    nodes = [stack.address(name) for name in stack.names]
-    with Client(stack.settings.bootstrap_servers, read_from=nodes, streams=OPTIONS) as opened:
+    with stack.client(streams=OPTIONS) as opened:
         opened.create_volume("growth")
         opened.create_bucket("growth", "bucket")
         yield opened
@@ -63,7 +63,7 @@ def partitions_of(client: Client, key: str) -> set[int]:
     """Return the partitions whose pipelines have a key's blocks: all of them committed."""
     blocks = client.key_info("growth", "bucket", key).info.blocks
     assert all(block.bcs_id > 0 for block in blocks)
-    return {block.container_id & 255 for block in blocks}
+    return {partition_of(block) for block in blocks}
 
 
 def wait_led(stack: TestStack, partitions: set[int]) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from producers import Client, StreamOptions
+from om_processors.block_deletion import partition_of
+from producers import StreamOptions
 from stratolog.local.stack import node_answer
 from tests.support.stack import TestStack
 
@@ -30,8 +31,7 @@ def writing(stack: TestStack) -> list[str]:
 def test_the_rest_goes_through_a_pipeline_of_those_left(make_stack: Callable[..., TestStack]) -> None:
     stack = make_stack(nodes=1, datanodes=5, block_bytes=BLOCK_BYTES, flush_bytes=MIB, client_buffer_bytes=BLOCK_BYTES)
     data = random.Random(1).randbytes(SYNCED + REST)
-    nodes = [stack.address(name) for name in stack.names]
-    with Client(stack.settings.bootstrap_servers, read_from=nodes, streams=OPTIONS) as client:
+    with stack.client(streams=OPTIONS) as client:
         client.create_volume("two")
         client.create_bucket("two", "bucket")
         with client.open("two/bucket/key", "wb") as file:
@@ -45,7 +45,7 @@ def test_the_rest_goes_through_a_pipeline_of_those_left(make_stack: Callable[...
             file.write(data[SYNCED:])
         assert file.statistics().failed_blocks >= 1
         blocks = client.key_info("two", "bucket", "key").info.blocks
-        partitions = [block.container_id & 255 for block in blocks]
+        partitions = [partition_of(block) for block in blocks]
         assert partitions[-1] != partitions[0]
         # The one that is left of the first pipeline has what was synced; the log has its length.
         assert client.open("two/bucket/key").read() == data

@@ -1,7 +1,7 @@
 """Brokers that are handed from module to module: a broker's first minute costs more processor time than all that a test asks of it.
 
 Topic names are fixed by the contract, so two modules never share a broker at one time, and a broker comes back without topics and without
-a group of leaders. Who kills, pauses or reconfigures a broker starts one of his own.
+a group of leaders. Who kills or reconfigures a broker, or leaves it paused, starts one of his own.
 """
 
 from __future__ import annotations

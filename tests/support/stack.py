@@ -20,6 +20,7 @@ from typing import Any, Self
 import httpx
 from confluent_kafka.admin import AdminClient
 
+from producers import Client
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
@@ -313,6 +314,10 @@ class TestStack:
     def get(self, name: str, path: str, **parameters: Any) -> httpx.Response:
         """GET from a node's HTTP server."""
         return _http().get(f"http://{self.address(name)}{path}", params=parameters)
+
+    def client(self, **options: Any) -> Client:
+        """Return a client of the SDK that reads from all nodes; close it."""
+        return Client(self.settings.bootstrap_servers, read_from=[self.address(name) for name in self.names], **options)
 
     def leaders(self, shard: int) -> list[str]:
         """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""

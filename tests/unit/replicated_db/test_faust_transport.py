@@ -1,4 +1,4 @@
-"""How long a follower bears being told that its position lies beyond the end of the log."""
+"""How long a follower bears being told that its position lies beyond the end of the log, and having nothing to fetch."""
 
 from __future__ import annotations
 
