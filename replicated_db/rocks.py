@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from rocksdict import (
     AccessType,
+    BlockBasedIndexType,
     BlockBasedOptions,
     Cache,
     Checkpoint,
@@ -54,6 +55,11 @@ def _options(cache: Cache) -> Options:
     table.set_block_cache(cache)
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
     table.set_cache_index_and_filter_blocks(True)
+    # In parts: the index and the filter of a large file, each in one block, do not fit into a shard of the cache (512 KiB), and every read
+    # would fetch them from the file (docs/performance.md, "Filters that no shard of the cache held").
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(table)
     return options
 
