@@ -18,7 +18,12 @@ COPY datanode_processors ./datanode_processors
 COPY producers ./producers
 COPY spark_streaming ./spark_streaming
 COPY stratolog ./stratolog
-RUN pip install --no-cache-dir '.[om,datanode,spark]'
+# The compiler is for the codec in C alone.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && pip install --no-cache-dir '.[om,datanode,spark]' \
+    && apt-get purge -y --auto-remove gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
 RUN useradd --create-home stratolog && mkdir -p /data && chown stratolog /data
 USER stratolog

@@ -9,7 +9,7 @@ SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
 INTEGRATION := $(wildcard tests/integration tests/chaos tests/linearizability)
 # The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
-STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
+STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml schemas/native.pyx stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
 
 # Variables of `make demo`: BROKERS=1 or 3; KEEP=1 leaves the stack running; TREE=DIR is what is ingested.
 BROKERS ?= 1

@@ -5,7 +5,8 @@ Layout of every encoded value (Avro specification, "Single-object encoding")::
     C3 01 | CRC-64-AVRO fingerprint of the writer schema, 8 bytes little-endian | Avro binary body
 
 A reader finds the writer schema by its fingerprint among the current schemas and their history. The current versions are written and read
-by functions compiled from them (``compiler``, ``decompiler``); an older one is read by fastavro, which resolves it to the current one.
+by functions compiled from them (``native``, or ``compiler`` and ``decompiler`` in Python alone); an older one is read by fastavro, which
+resolves it to the current one.
 avro-python3 and fastavro hold the bytes to the specification in the golden tests. The functions are pure; a malformed value raises
 :class:`Undecodable`, an unknown fingerprint :class:`UnknownSchema`, a record that its schema does not allow :class:`Unencodable`.
 """
@@ -20,11 +21,17 @@ from typing import Any, TypeVar
 from fastavro import schemaless_reader
 
 from schemas import datanode, log, messages, rows
-from schemas.compiler import Encoder, compile_encoder
+from schemas.compiler import Encoder
 from schemas.converters import record_decoder
-from schemas.decompiler import Decoder, compile_decoder
+from schemas.decompiler import Decoder
 from schemas.features import LATEST, version_at
 from schemas.registry import FINGERPRINT_BYTES, MARKER, registry
+
+try:
+    from schemas.native import compile_decoder, compile_encoder
+except ImportError:  # where it could not be built: no compiler
+    from schemas.compiler import compile_encoder
+    from schemas.decompiler import compile_decoder
 
 T = TypeVar("T")
 HEADER_BYTES = len(MARKER) + FINGERPRINT_BYTES

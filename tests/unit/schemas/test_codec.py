@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields, replace
 from io import BytesIO
 from typing import Any
@@ -259,3 +261,17 @@ def test_log_records_begin_with_the_header():
     for cls in (Batch, Barrier, Tick):
         assert [f.name for f in fields(cls)][:4] == ["term", "nonce", "seq", "prev_chain"]
     assert [f.name for f in fields(LeaderClaim)][:2] == ["term", "nonce"]
+
+
+def test_without_the_native_codec():
+    """Where it could not be built, the codec is the one in Python."""
+    program = (
+        "import sys; sys.modules['schemas.native'] = None\n"
+        "from schemas import codec, compiler\n"
+        "from schemas.log import Tick\n"
+        "tick = Tick(term=1, nonce=bytes(16), seq=2, prev_chain=bytes(32))\n"
+        "assert codec.compile_encoder is compiler.compile_encoder\n"
+        "print(codec.decode(codec.encode(tick)) == tick, codec.encode(tick).hex())\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", encode(Tick(term=1, nonce=bytes(16), seq=2, prev_chain=bytes(32))).hex()]
