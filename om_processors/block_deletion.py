@@ -5,13 +5,13 @@ Rules:
       tombstone, so a PutBlock that comes later is void. Datanodes that hold a copy of the container without being members are told, too.
     - What is on its way is remembered by row, not in the log: after a change of the leader it is done again, which changes nothing.
     - A pipeline none of whose members lives keeps its rows; blocks of the settings' pipelines (no datanodes) are no one's to delete.
-    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_DONE rows that wait for their purge.
+    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows that wait for theirs.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from threading import Lock
 from typing import Any
 
@@ -30,6 +30,8 @@ from schemas.rows import BlockLocation
 
 MAX_ROWS = 500
 MAX_BLOCKS = 1000
+MAX_PURGE_BYTES = 256 * 1024
+"""Of the keys of the rows that one request purges: it, and its operations, stay below their limits."""
 MAX_DONE = 10_000
 REST_MS = 2_000
 """Between two looks at a table that had nothing to do."""
@@ -79,7 +81,7 @@ class BlockDeletion:
         for place, found in wanted.items():
             self._delete(picture, place, found)
         if gone:
-            self._purge(gone[:MAX_PURGED_ROWS])
+            self._purge(fitting(gone[:MAX_PURGED_ROWS]))
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
         """Return rows behind the last one that was looked at, and the blocks of each that datanodes hold; from the start after the end."""
@@ -133,6 +135,12 @@ class BlockDeletion:
                 # Should the purge be lost, the rows are found again, and deleted again.
                 for key in rows:
                     self._deleted.pop(key, None)
+
+
+def fitting(keys: list[bytes]) -> list[bytes]:
+    """Return the first keys of MAX_PURGE_BYTES in all, one at least; the others come with the next walk."""
+    sizes = accumulate(map(len, keys))
+    return keys[: max(1, sum(size <= MAX_PURGE_BYTES for size in sizes))]
 
 
 def places(picture: Picture, block: BlockLocation) -> list[Place]:

@@ -39,6 +39,8 @@ class NodeConfig:
     """Names of the datanodes; with any, blocks are allocated on their pipelines, and ``pipelines`` on none."""
     datanode_timeout_ms: int
     """How long a datanode may be silent before it is dead."""
+    open_key_expire_threshold_ms: int
+    """How long an open key may go without a request before it expires."""
     block_bytes: int
     """Size of an allocated block."""
     container_bytes: int

@@ -16,7 +16,7 @@ from om_processors.context import ALLOW_ALL, AnyHandler, Authorizer, PreExecuteC
 from om_processors.errors import OMError
 from om_processors.requests import HANDLERS
 from schemas.features import level_of_command
-from schemas.messages import FleetRequest, PurgeBlocks, Request, RequestBody, ShardCommand, shard_of_request
+from schemas.messages import FleetRequest, LeaderRequest, Request, RequestBody, ShardCommand, shard_of_request
 from schemas.result_codes import (
     NOT_SUPPORTED_OPERATION,
     NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
@@ -45,7 +45,7 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     body = request.body
     handler = _handler(body)
     handler.check(body)
-    if isinstance(body, FleetRequest | PurgeBlocks):
+    if isinstance(body, FleetRequest | LeaderRequest):
         if (shard := shard_of_request(body, context.shards)) != context.shard:
             raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
     elif not isinstance(body, ShardCommand):
@@ -71,7 +71,7 @@ def apply_request(prepared: Prepared, tx: Transaction, authorizer: Authorizer = 
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
-    if isinstance(prepared.body, FleetRequest | PurgeBlocks):
+    if isinstance(prepared.body, FleetRequest | LeaderRequest):
         _check_level(prepared.body, tx.feature_level)
     authorizer.authorize(prepared, tx)
     return _handler(prepared.body).apply(prepared.body, prepared, tx)

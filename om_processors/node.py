@@ -33,6 +33,7 @@ from om_processors.late import OMExecutor
 from om_processors.leadership import Leadership
 from om_processors.leadership_api import LeadershipApi
 from om_processors.node_status import NodeStatus
+from om_processors.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.outbox import KafkaOutbox
 from om_processors.placement_loop import PlacementLoop
 from om_processors.proposer import Proposer
@@ -78,6 +79,8 @@ class Node:
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
         self.fleet: FleetView | None = None
+        self.proposer: Proposer | None = None
+        self.cleanup: OpenKeyCleanupLoop | None = None
         self.placement: PlacementLoop | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
@@ -165,12 +168,9 @@ class Node:
         await asyncio.get_running_loop().run_in_executor(None, self.leadership.stop)
         await self.consistency.close()
 
-    def start_placing(self) -> None:
-        """Begin to listen to the datanodes, and to act for the shards that this node leads."""
-        if self.fleet is None:
-            return
+    def start_proposing(self) -> None:
+        """Begin to act for the shards that this node leads: open keys expire; with datanodes, listen to them, and place."""
         config, note = self.config, self.notes.info
-        self.courier = Courier(own=config.node, cluster=config.cluster, log=note)
         self.proposer = Proposer(
             config.bootstrap_servers,
             node=config.node,
@@ -179,25 +179,33 @@ class Node:
             ids=SystemIds(),
             log=note,
         )
-        self.placement = PlacementLoop(
-            config, self.fleet, self.loops, self.proposer, self.courier, self.clock, note, fatal
+        self.cleanup = OpenKeyCleanupLoop(
+            self.loops, self.proposer, config.open_key_expire_threshold_ms, self.clock, note, fatal
         )
-        self.fleet.start()
-        self.placement.start()
+        self.cleanup.start()
+        if self.fleet is not None:
+            self.courier = Courier(own=config.node, cluster=config.cluster, log=note)
+            self.placement = PlacementLoop(
+                config, self.fleet, self.loops, self.proposer, self.courier, self.clock, note, fatal
+            )
+            self.fleet.start()
+            self.placement.start()
 
-    def stop_placing(self) -> None:
-        """End what :meth:`start_placing` began."""
-        if self.fleet is None or self.placement is None:
-            return
-        self.placement.close()
-        self.fleet.close()
-        self.courier.close()
-        self.proposer.close()
+    def stop_proposing(self) -> None:
+        """End what :meth:`start_proposing` began."""
+        if self.cleanup is not None:
+            self.cleanup.close()
+        if self.fleet is not None and self.placement is not None:
+            self.placement.close()
+            self.fleet.close()
+            self.courier.close()
+        if self.proposer is not None:
+            self.proposer.close()
 
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
         self.leadership.stop()
-        self.stop_placing()
+        self.stop_proposing()
         closing()
         self.outbox.close()
         if self.write_audit is not None:
@@ -226,7 +234,7 @@ def run(config: NodeConfig) -> None:
     worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
     node.flusher.start()
     node.leadership.start()
-    node.start_placing()
+    node.start_proposing()
     try:
         worker.execute_from_commandline()
     finally:

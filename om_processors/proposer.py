@@ -13,7 +13,8 @@ from threading import Lock
 from confluent_kafka import Producer
 
 from replicated_db.ports import Clock, Ids
-from schemas.codec import encode
+from schemas.codec import encode_at
+from schemas.features import level_of_command
 from schemas.messages import Request, RequestBody, shard_of_request
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, SILENT_BROKER_MS
 
@@ -61,8 +62,10 @@ class Proposer:
             client_id=self._client_id, call_id=next(self._numbers), first_sent_at_ms=self._clock.wall_ms(),
             answered_below=0, reply_partition=0, caller=self._caller, body=body,
         )  # fmt: skip
+        # In the version that brought the request: until finalize a node of the older software may lead the shard.
+        value = encode_at(request, level_of_command(body))
         try:
-            self._producer.produce(OM_REQUESTS, encode(request), partition=shard_of_request(body, self._shards))
+            self._producer.produce(OM_REQUESTS, value, partition=shard_of_request(body, self._shards))
             self._producer.poll(0)
         except Exception as error:  # a full queue, brokers that are away: it is proposed again
             self._log(f"{type(body).__name__} not proposed: {error}")

@@ -38,7 +38,7 @@ from schemas.column_families import (
     VOLUME_TABLE,
 )
 from schemas.datanode import PipelineRow
-from schemas.features import LATEST
+from schemas.features import VERSIONS
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
 from schemas.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 
@@ -48,6 +48,8 @@ OPEN_KEYS = 8192
 """Open keys remembered, at most; about 1 KiB each."""
 OPEN_KEY_BYTES = 2048
 """Longer rows (keys of many blocks) are not remembered."""
+KEY_INFO_LEVEL = VERSIONS["KeyInfo"][-1]
+"""Feature level from which on a row of a key says all that its record does."""
 
 
 def volume_key(volume: str) -> bytes:
@@ -210,7 +212,7 @@ def put_open_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of openKeyTable."""
     level = tx.feature_level
     value = encode_at(info, level)
-    if level >= LATEST:  # else it may say less than the record
+    if level >= KEY_INFO_LEVEL:  # else it may say less than the record
         _open_keys.remember(value, info)
     tx.put(OPEN_KEY_TABLE, key, value)
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 
 from schemas.messages import (
     FleetRequest,
+    LeaderRequest,
     LogDigestBase,
-    PurgeBlocks,
     RenameKey,
     RequestBody,
     Response,
@@ -126,7 +126,7 @@ def describe(body: RequestBody) -> str:
     kind = type(body).__name__
     if isinstance(body, LogDigestBase):
         return f"{kind} of shard {body.shard} at index {body.index}"
-    if isinstance(body, ShardCommand | PurgeBlocks):
+    if isinstance(body, ShardCommand | LeaderRequest):
         return f"{kind} of shard {body.shard}"
     if isinstance(body, FleetRequest):
         return f"{kind} {body.datanode if isinstance(body, SetDatanodeState) else body.partition}"

@@ -19,6 +19,7 @@ from schemas.messages import (
     AddNode,
     CancelPrepare,
     CreatePipeline,
+    ExpireOpenKeys,
     Prepare,
     PurgeBlocks,
     RemoveNode,
@@ -39,14 +40,19 @@ DATANODES = 3
 audit's verdicts say of which log they are. Column families pipelineTable and datanodeTable: a log that was created before names fewer
 (``replicated_db/replica.py``)."""
 
-LATEST = DATANODES
+OPEN_KEY_EXPIRY = 4
+"""The leader of a shard has open keys of vanished clients expire (``om_processors/open_key_cleanup.py``)."""
+
+LATEST = OPEN_KEY_EXPIRY
 """The highest level that this software knows."""
 
-NAMES: Mapping[int, str] = {INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES"}
+NAMES: Mapping[int, str] = {
+    INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES", OPEN_KEY_EXPIRY: "OPEN_KEY_EXPIRY",
+}  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS, DATANODES),
+    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY),
     "KeyInfo": (INITIAL, DATANODES),
     "PreparedRequest": (INITIAL, DATANODES),
     "Response": (INITIAL, DATANODES),
@@ -58,6 +64,7 @@ COMMANDS: Mapping[type, int] = {
     AddNode: OPERATIONS, RemoveNode: OPERATIONS, Prepare: OPERATIONS, CancelPrepare: OPERATIONS,
     SetRequestMode: OPERATIONS,
     CreatePipeline: DATANODES, RetirePipeline: DATANODES, SetDatanodeState: DATANODES, PurgeBlocks: DATANODES,
+    ExpireOpenKeys: OPEN_KEY_EXPIRY,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

@@ -206,6 +206,22 @@ class PurgeBlocks:
     rows: list[bytes]
 
 
+@record
+class ExpireOpenKeys:
+    """Ends sessions that nobody has touched since ``modified_before_ms``. From the shard's leader."""
+
+    shard: int
+    modified_before_ms: int
+    rows: list[bytes]
+
+
+LeaderRequest = PurgeBlocks | ExpireOpenKeys
+"""Requests of a shard's own leader, for the rows that it looks through: they name their shard instead of a volume."""
+
+LEADER_REQUESTS: tuple[type, ...] = get_args(LeaderRequest)
+"""Their classes."""
+
+
 FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState
 """Requests without a volume: they live in the system shard (``schemas.sharding``)."""
 
@@ -226,7 +242,7 @@ RequestBody = (
     | RenameKey
     | ShardCommand
     | FleetRequest
-    | PurgeBlocks
+    | LeaderRequest
 )
 
 
@@ -236,7 +252,7 @@ def shard_of_request(body: RequestBody, shards: int) -> int:
     >>> shard_of_request(SetDatanodeState(datanode="dn1", state="IN_SERVICE"), 4)
     0
     """
-    if isinstance(body, ShardCommand | PurgeBlocks):
+    if isinstance(body, ShardCommand | LeaderRequest):
         return body.shard
     return SYSTEM_SHARD if isinstance(body, FleetRequest) else shard_of(body.volume, shards)
 

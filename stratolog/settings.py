@@ -37,6 +37,7 @@ DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n
 TABLES = ("nodes", "datanodes", "racks")
 """Settings that are tables in the file."""
 MIB = 1024 * 1024
+DAY_MS = 86_400_000
 
 
 def default_datanodes(count: int) -> tuple[DatanodeAddress, ...]:
@@ -88,6 +89,8 @@ class Settings:
     """Size of an allocated block."""
     datanode_timeout_ms: int = _setting(values.integer(1_000, 86_400_000), default=15_000)
     """How long a datanode may be silent before it is taken for dead, and what it held is copied."""
+    open_key_expire_threshold_ms: int = _setting(values.integer(1_000, 3650 * DAY_MS), default=7 * DAY_MS)
+    """How long a key may be open without being created, given a block or committed before its session ends and its blocks are deleted."""
     commit_way: int = _setting(values.integer(0, 3), default=1)
     """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 closing early, 0 chunks through the log."""
     flush_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=64 * MIB)
@@ -155,6 +158,7 @@ class Settings:
             pipelines=self.pipelines,
             datanodes=tuple(node.name for node in self.datanodes),
             datanode_timeout_ms=self.datanode_timeout_ms,
+            open_key_expire_threshold_ms=self.open_key_expire_threshold_ms,
             block_bytes=self.block_bytes,
             container_bytes=self.container_bytes,
             session_timeout_ms=self.session_timeout_ms,

@@ -1,4 +1,4 @@
-"""Keys in the OBJECT_STORE layout: create (open), allocate block, commit, delete, rename.
+"""Keys in the OBJECT_STORE layout: create (open), allocate block, commit, delete, rename; expire what nobody commits.
 
 A key is written in a *session*: CreateKey puts it into openKeyTable under its session id, CommitKey moves it to keyTable
 and ends the session. Where Ozone leaves a choice or a gap:
@@ -11,6 +11,8 @@ and ends the session. Where Ozone leaves a choice or a gap:
   was opened in a deleted one: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
 - Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning).
 - Renaming leaves open sessions alone: they commit under the name that they were opened with.
+- An expired session (ExpireOpenKeys, from the shard's leader: ``open_key_cleanup``) is gone like a committed one. Its blocks stay in
+  deletedTable under the session's object id, which nothing else there has: it was never committed. Its bucket need not be there any more.
 """
 
 from __future__ import annotations
@@ -23,7 +25,16 @@ from om_processors.errors import OMError
 from om_processors.names import check_bucket_name, check_key_name, check_new_key_name, check_volume_name, shown
 from om_processors.requests.blocks import allocate, settle
 from schemas.column_families import KEY_TABLE, OPEN_KEY_TABLE
-from schemas.messages import AllocateBlock, AllocatedBlock, CommitKey, CreateKey, DeleteKey, KeySession, RenameKey
+from schemas.messages import (
+    AllocateBlock,
+    AllocatedBlock,
+    CommitKey,
+    CreateKey,
+    DeleteKey,
+    ExpireOpenKeys,
+    KeySession,
+    RenameKey,
+)
 from schemas.result_codes import INVALID_REQUEST, KEY_ALREADY_EXISTS, KEY_NOT_FOUND
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo
 
@@ -32,6 +43,8 @@ PREALLOCATED_BLOCKS = 64
 """Most blocks that CreateKey allocates (Ozone's ``ozone.key.preallocation.max.blocks``); more come by AllocateBlock."""
 MAX_BLOCKS_PER_KEY = 4096
 """A row holds all its blocks and must fit in a batch; 1 TiB of Ozone's 256 MiB blocks."""
+MAX_EXPIRED_ROWS = 500
+"""Rows of one ExpireOpenKeys: their operations must fit in a batch."""
 
 
 def _check_place(body: CreateKey | AllocateBlock | CommitKey | DeleteKey | RenameKey) -> None:
@@ -216,10 +229,37 @@ def _rename(body: RenameKey, prepared: Prepared, tx: Transaction) -> None:
     tables.put_key(tx, target, renamed)
 
 
+# ---- ExpireOpenKeys
+
+
+def _check_expire(body: ExpireOpenKeys) -> None:
+    if not 1 <= len(body.rows) <= MAX_EXPIRED_ROWS:
+        raise OMError(INVALID_REQUEST, f"1 to {MAX_EXPIRED_ROWS} open keys expire at once, not {len(body.rows)}")
+    if len(set(body.rows)) != len(body.rows):
+        raise OMError(INVALID_REQUEST, "an open key that is to expire is named twice")
+
+
+def _expire(body: ExpireOpenKeys, prepared: Prepared, tx: Transaction) -> None:
+    # Only a node whose wall clock is wrong asks for that, and it would end sessions of clients that live.
+    if body.modified_before_ms > prepared.now_ms:
+        raise OMError(
+            INVALID_REQUEST,
+            f"open keys modified before {body.modified_before_ms} cannot expire yet: it is {prepared.now_ms} ms",
+        )
+    for row in body.rows:
+        info = tables.get_open_key(tx, row)
+        # Since the leader looked it may have been committed, or given a block by a client that lives.
+        if info is not None and info.modification_time_ms < body.modified_before_ms:
+            tx.delete(OPEN_KEY_TABLE, row)
+            # Nobody asks for its metadata any more, and a row that was just small enough to be written must be small enough to expire.
+            _retire(tx, replace(info, size=0, metadata={}), prepared)
+
+
 HANDLERS: tuple[AnyHandler, ...] = (
     RequestHandler(body=CreateKey, check=_check_create, apply=_create, blocks=_blocks_for_create),
     RequestHandler(body=AllocateBlock, check=_check_allocate, apply=_allocate, blocks=_block_for_allocate),
     RequestHandler(body=CommitKey, check=_check_commit, apply=_commit),
     RequestHandler(body=DeleteKey, check=_check_delete, apply=_delete),
     RequestHandler(body=RenameKey, check=_check_rename, apply=_rename),
+    RequestHandler(body=ExpireOpenKeys, check=_check_expire, apply=_expire),
 )

@@ -87,8 +87,16 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
     "PurgeBlocks": st.fixed_dictionaries(
         {"shard": st.sampled_from([0, 0, 0, 1]), "purged": st.lists(BACK, max_size=4)}
     ),
+    "ExpireOpenKeys": st.fixed_dictionaries(
+        {
+            "shard": st.sampled_from([0, 0, 0, 1]),
+            "age_ms": st.sampled_from([0, 0, 1, 1000, -1]),
+            "opened": st.lists(BACK, max_size=4),
+        }
+    ),
 }
-"""What is drawn for each request type; ``session`` becomes the session of a request some way back, ``purged`` what those left behind."""
+"""What is drawn for each request type; ``session`` becomes the session of a request some way back, ``purged`` what those left behind,
+``opened`` the open keys that those made."""
 
 
 def test_every_request_type_is_drawn():
@@ -105,6 +113,13 @@ def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
             found["rows"] = [
                 tables.deleted_key("vol1", "bucket1", key, ids.object_id(0, index)) for key in "ab" for index in indexes
             ]
+        if "opened" in found:
+            sessions = [world.session_at(max(0, world.leader.index - back)) for back in found.pop("opened")]
+            found["rows"] = [
+                tables.open_key_key("vol1", "bucket1", key, session) for key in "ab" for session in sessions
+            ]
+            now_ms = world.leader.timestamp_ms(world.clock.elapsed_ms())
+            found["modified_before_ms"] = now_ms - found.pop("age_ms")
         world.submit(world.request(getattr(m, kind)(**found), sent_ms=sent_ms))
 
     return step

@@ -215,6 +215,17 @@ class Execution(RuleBasedStateMachine):
         rows = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=3)) if there else []
         self.do(m.PurgeBlocks(shard=0, rows=rows + more))
 
+    @rule(
+        data=st.data(),
+        age_ms=st.sampled_from([0, 10, 50, 200, -11]),
+        more=st.sampled_from([[], [b"/vol1/none"], [b"x", b"x"]]),
+    )
+    def expire_open_keys(self, data, age_ms, more):
+        there = sorted(self.world.tables.tables[OPEN_KEY_TABLE])
+        rows = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=3)) if there else []
+        before_ms = self.world.now_ms - age_ms
+        self.do(m.ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=rows + more))
+
     # ---- what must be equal
 
     @invariant()

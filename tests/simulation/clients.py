@@ -99,7 +99,7 @@ class Client:
         if kind < 72 and self.sessions:
             place = pick % len(self.sessions)
             bucket, key, session = self.sessions[place]
-            if kind < 69:
+            if kind < 66:
                 if pick % 5:  # else it will be committed twice
                     del self.sessions[place]
                 size = SIZES[pick % 4] if pick % 7 == 0 else pick % 3

@@ -13,7 +13,7 @@ from typing import Any
 from om_processors.requests import LATE_REQUEST_TYPES
 from replicated_db.merge import decode_int64, encode_int64
 from schemas.codec import decode, encode, encode_at
-from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, USAGE_TABLE
+from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, OPEN_KEY_TABLE, USAGE_TABLE
 from schemas.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
 from schemas.messages import (
     AddNode,
@@ -22,6 +22,7 @@ from schemas.messages import (
     CreateBucket,
     CreateKey,
     DeleteKey,
+    ExpireOpenKeys,
     Finalize,
     LogDigestBase,
     Prepare,
@@ -35,6 +36,7 @@ from schemas.messages import (
 )
 from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, VOLUME
 from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
+from tests.simulation.truth import HIGHEST_LEVEL
 from tests.simulation.world import Action, World
 
 STEPS = 350
@@ -49,7 +51,7 @@ LONG_MS = (6_000, 40_000, 250_000, 700_000)
 
 ORDINARY = {
     "go_on": 40, "deliver": 16, "call": 16, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
-    "restart": 5, "prune": 1, "flush": 4, "purge": 1,
+    "restart": 5, "prune": 1, "flush": 4, "purge": 1, "expire_open_keys": 1,
 }  # fmt: skip
 
 FAULTS = {
@@ -61,7 +63,7 @@ FAULTS = {
     "cut_requests": 1, "trim_requests": 1, "cut_log": 1,
     "skip_records": 2, "rewind": 2, "miss_records": 1,
     "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 2, "damage_row": 3, "poison_log": 1,
-    "set_mode": 4, "operate": 2,
+    "set_mode": 6, "operate": 2,
 }  # fmt: skip
 
 
@@ -75,8 +77,8 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
         chosen.pop("damage_row", None)
     weights = ORDINARY | chosen
     names = rng.choices(list(weights), list(weights.values()), k=steps)
-    level = rng.choice((3, 3, 3, 2, 1))
-    prelude = [("begin_at_level", level)] if level < 3 else []
+    level = rng.choice((4, 4, 4, 3, 2, 1))
+    prelude = [("begin_at_level", level)] if level < HIGHEST_LEVEL else []
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
     return prelude + [(name, rng.getrandbits(24)) for name in names]
@@ -133,7 +135,7 @@ class Faults:
     def set_mode(self, number: int) -> None:
         """Requests of a type, mostly of the common ones, are executed by every replica from now on, or by the leader again."""
         common = [one.__name__ for one in (CreateKey, CommitKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)]
-        kinds = common * 3 + [name for name in LATE_REQUEST_TYPES if name not in common]
+        kinds = common * 2 + [name for name in LATE_REQUEST_TYPES if name not in common]
         kind = kinds[(number >> 8) % len(kinds)]
         mode = LEADER_MODE if number >> 6 & 3 == 0 else LATE_MODE
         self._operate(number, SetRequestMode(shard=0, request_type=kind, mode=mode))
@@ -142,7 +144,7 @@ class Faults:
         bodies = (
             AddNode(shard=0, node="n4"), RemoveNode(shard=0, node="n4"), Prepare(shard=0, checkpoint="upgrade"),
             CancelPrepare(shard=0), CancelPrepare(shard=0),
-            Finalize(shard=0, level=2 + (number >> 8) % 3), None,
+            Finalize(shard=0, level=2 + (number >> 8) % 4), None,
         )  # fmt: skip
         self._operate(number, bodies[(number >> 2) % len(bodies)] or self._digest_base())
 
@@ -161,7 +163,7 @@ class Faults:
         )
         genesis = Genesis(
             term=1, nonce=nonce, seq=1, prev_chain=world.truth.chain, cluster=CLUSTER, shard=0, shards=1,
-            replicas=list(NAMES), column_families=list(OM_COLUMN_FAMILIES[:-2]), feature_level=level,
+            replicas=list(NAMES), column_families=list(OM_COLUMN_FAMILIES[: None if level > 2 else -2]), feature_level=level,
         )  # fmt: skip
         world.log.append(encode_at(genesis, level))
         self._done("log of older software", f"at level {level}")
@@ -177,6 +179,19 @@ class Faults:
             rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{number >> 15 << 8}".encode())
         if client.begun >= FIRST_CALLS:
             world.begin(client, PurgeBlocks(shard=0, rows=rows))
+
+    def expire_open_keys(self, number: int) -> None:
+        """Open keys are to expire: some that are there, and perhaps one that is not; of a time that lies in the future for some clocks."""
+        world = self.world
+        client = world.clients[number % len(world.clients)]
+        there = sorted(key for cf, key in world.truth.rows if cf == OPEN_KEY_TABLE)
+        first = (number >> 2) % max(len(there), 1)
+        rows = there[first : first + (number >> 8) % 4]
+        if number >> 12 & 1:
+            rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{number >> 15 << 8 | 255}".encode())
+        before_ms = world.truth.timestamp_ms + (-SECOND_MS, -20, 0, 0, 0, SECOND_MS)[(number >> 15) % 6]
+        if client.begun >= FIRST_CALLS:
+            world.begin(client, ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=rows))
 
     def _operate(self, number: int, body: ShardCommand) -> None:
         client = self.world.clients[number % len(self.world.clients)]

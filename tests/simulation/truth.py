@@ -68,11 +68,13 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 3
+HIGHEST_LEVEL = 4
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
-DATANODES_REQUESTS = {"CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks"}
-"""They, and their modes, belong to the highest level."""
+REQUEST_LEVELS = {
+    "CreatePipeline": 3, "RetirePipeline": 3, "SetDatanodeState": 3, "PurgeBlocks": 3, "ExpireOpenKeys": 4,
+}  # fmt: skip
+"""Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
 Call = tuple[bytes, int]
 Row = tuple[str, bytes]
@@ -301,6 +303,10 @@ class Truth:
             "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
             "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
         }  # fmt: skip
+        made["openKeyTable"] = {
+            f"/{volume}/{bucket}/{one.name}/{session_id}".encode(): one.key.size
+            for (volume, bucket, session_id), one in self.model.sessions.items()
+        }
         for volume, its in self.model.volumes.items():
             for bucket, here in its.buckets.items():
                 made["keyTable"] |= {f"/{volume}/{bucket}/{key}".encode(): one.size for key, one in here.keys.items()}
@@ -388,8 +394,8 @@ class Truth:
         if isinstance(body, LogDigestBase):
             return "OK" if body.index == index - 1 else "INDEX_MOVED"
         needed = OPERATORS_LEVEL
-        if isinstance(body, SetRequestMode) and body.request_type in DATANODES_REQUESTS:
-            needed = HIGHEST_LEVEL
+        if isinstance(body, SetRequestMode):
+            needed = REQUEST_LEVELS.get(body.request_type, OPERATORS_LEVEL)
         return "OK" if self.model.level >= needed else "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
 
     def _check_refusal(self, call: Call, result: Result, *, expired: bool) -> None:

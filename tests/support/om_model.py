@@ -82,8 +82,8 @@ class Model:
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.deleted: dict[bytes, int] = {}
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
-        self.level = 3
-        """What the shard may do: pipelines and datanodes from level 3 on."""
+        self.level = 4
+        """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on."""
         self.pipelines: dict[int, tuple[list[str], str]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -115,19 +115,22 @@ class Model:
 
     def retire(self, body, born: int, blocks: int) -> None:
         """Leave blocks of the object that was born at an index."""
+        self.leave(f"/{body.volume}/{body.bucket}/{body.key}", born, blocks)
+
+    def leave(self, path: str, born: int, blocks: int) -> None:
         if blocks:
-            self.deleted[f"/{body.volume}/{body.bucket}/{body.key}/{born << 8}".encode()] = blocks
+            self.deleted[f"{path}/{born << 8}".encode()] = blocks
 
     # ---- datanodes
 
-    def needs_datanodes(self) -> None:
-        refuse_unless(self.level >= 3, "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION")
+    def needs(self, level: int) -> None:
+        refuse_unless(self.level >= level, "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION")
 
     def CreatePipeline(self, body: m.CreatePipeline, caller: str, index: int, now_ms: int) -> None:
         names = [member.datanode for member in body.members]
         refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
         refuse_unless(all(names), "INVALID_REQUEST")
-        self.needs_datanodes()
+        self.needs(3)
         refuse_unless(body.partition not in self.pipelines, "PIPELINE_ALREADY_EXISTS")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
@@ -135,7 +138,7 @@ class Model:
 
     def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
-        self.needs_datanodes()
+        self.needs(3)
         refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
         self.pipelines[body.partition] = (self.pipelines[body.partition][0], "CLOSED")
 
@@ -144,7 +147,7 @@ class Model:
         asked_for = {"DECOMMISSIONED": "DECOMMISSIONING", "IN_MAINTENANCE": "ENTERING_MAINTENANCE"}
         known = {"IN_SERVICE", *asked_for, *asked_for.values()}
         refuse_unless(body.state in known and body.datanode != "", "INVALID_REQUEST")
-        self.needs_datanodes()
+        self.needs(3)
         if body.state != before:
             refuse_unless(asked_for.get(body.state, before) == before, "INVALID_REQUEST")
             self.datanodes[body.datanode] = body.state
@@ -152,7 +155,7 @@ class Model:
     def PurgeBlocks(self, body: m.PurgeBlocks, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")
         refuse_unless(body.shard == 0, "WRONG_SHARD")
-        self.needs_datanodes()
+        self.needs(3)
         for row in body.rows:
             self.deleted.pop(row, None)
 
@@ -246,6 +249,7 @@ class Model:
         session = self.session(body)
         self.fits(self.bucket(body), body.key, session.key.size)
         session.key.blocks += 1
+        session.key.modified_ms = now_ms
         return 1
 
     def CommitKey(self, body: m.CommitKey, caller: str, index: int, now_ms: int) -> None:
@@ -282,3 +286,14 @@ class Model:
         refuse_unless(body.from_key in bucket.keys, "KEY_NOT_FOUND")
         bucket.keys[body.to_key] = bucket.keys.pop(body.from_key)
         bucket.keys[body.to_key].modified_ms = now_ms
+
+    def ExpireOpenKeys(self, body: m.ExpireOpenKeys, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")
+        refuse_unless(body.shard == 0, "WRONG_SHARD")
+        self.needs(4)
+        refuse_unless(body.modified_before_ms <= now_ms, "INVALID_REQUEST")
+        for (volume, bucket, session_id), session in list(self.sessions.items()):
+            path = f"/{volume}/{bucket}/{session.name}"
+            if f"{path}/{session_id}".encode() in body.rows and session.key.modified_ms < body.modified_before_ms:
+                self.leave(path, session.key.born, session.key.blocks)
+                del self.sessions[volume, bucket, session_id]

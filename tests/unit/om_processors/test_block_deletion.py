@@ -139,6 +139,16 @@ def test_blocks_that_are_on_no_datanode_are_purged_at_once():
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
 
 
+def test_a_purge_of_long_names_stays_below_the_limits_of_a_request():
+    keys = [b"/vol1/bucket1/" + b"k" * 4000 + b"%03d" % number for number in range(500)]
+    purged = block_deletion.fitting(keys)
+    assert purged == keys[: len(purged)]
+    assert block_deletion.MAX_PURGE_BYTES - 4100 < sum(map(len, purged)) <= block_deletion.MAX_PURGE_BYTES
+    assert block_deletion.fitting([b"k" * (block_deletion.MAX_PURGE_BYTES + 1), b"l"]) == [
+        b"k" * (block_deletion.MAX_PURGE_BYTES + 1)
+    ]
+
+
 def test_copies_elsewhere_are_deleted_before_the_row_goes():
     case = Case()
     case.key("a", 1)

@@ -125,12 +125,21 @@ def test_set_request_mode():
         )
 
 
-@pytest.mark.parametrize("name", ["CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks"])
-def test_requests_that_the_log_cannot_hold_yet_get_no_mode(name: str):
+@pytest.mark.parametrize(
+    ("name", "level"),
+    [
+        *(
+            (name, features.DATANODES)
+            for name in ("CreatePipeline", "RetirePipeline", "SetDatanodeState", "PurgeBlocks")
+        ),
+        ("ExpireOpenKeys", features.OPEN_KEY_EXPIRY),
+    ],
+)
+def test_requests_that_the_log_cannot_hold_yet_get_no_mode(name: str, level: int):
     """A leader could not write one into a RequestBatch of that level, not even to refuse it."""
     body = SetRequestMode(shard=1, request_type=name, mode=LATE_MODE)
-    old = ShardState(replicas=("om1",), feature_level=features.OPERATIONS)
+    old = ShardState(replicas=("om1",), feature_level=level - 1)
     assert refused(body, old).startswith(
-        f"{codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION}: a mode of {name} needs feature level 3"
+        f"{codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION}: a mode of {name} needs feature level {level}"
     )
-    assert logged(body, replace(old, feature_level=features.DATANODES)) is not None
+    assert logged(body, replace(old, feature_level=level)) is not None

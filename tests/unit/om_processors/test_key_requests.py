@@ -7,23 +7,28 @@ from typing import Any
 import pytest
 
 from om_processors import ids, quota, tables
-from om_processors.requests.key import MAX_BLOCKS_PER_KEY, PREALLOCATED_BLOCKS
+from om_processors.errors import OMError
+from om_processors.execute import execute
+from om_processors.requests.key import MAX_BLOCKS_PER_KEY, MAX_EXPIRED_ROWS, PREALLOCATED_BLOCKS
 from replicated_db.merge import encode_int64
 from schemas.codec import decode
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
+from schemas.features import DATANODES
 from schemas.messages import (
     AllocateBlock,
     CommitKey,
     CreateKey,
     CreateVolume,
+    DeleteBucket,
     DeleteKey,
+    ExpireOpenKeys,
     KeySession,
     RenameKey,
     RequestBody,
     SetBucketProperty,
 )
 from schemas.rows import BlockLocation, KeyInfo
-from tests.support.om_world import BLOCK_SIZE_BYTES, PIPELINES, World
+from tests.support.om_world import BLOCK_SIZE_BYTES, PIPELINES, World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 
@@ -442,3 +447,121 @@ def test_keys_of_other_buckets_are_not_touched():
     world.do(CommitKey(volume="vol3", bucket="bucket1", key="k", session_id=opened.session_id, size=5))
     world.do(DeleteKey(volume="vol3", bucket="bucket1", key="k"))
     assert before.items() <= world.tables.rows().items()
+
+
+# ---- ExpireOpenKeys
+
+
+def open_row(opened: KeySession, key: str = "a/b") -> bytes:
+    return tables.open_key_key("vol1", "bucket1", key, opened.session_id)
+
+
+def expire(before_ms: int, *rows: bytes) -> ExpireOpenKeys:
+    return ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=list(rows))
+
+
+def test_an_expired_session_is_gone_and_its_blocks_are_left_to_be_reclaimed():
+    world = World().make()
+    opened = world.session(create(size=250, metadata={"colour": "red"}))
+    grown = world.block(AllocateBlock(**PLACE, key="a/b", session_id=opened.session_id))
+    before = usage(world)
+    row = open_row(opened)
+    world.do(expire(world.now_ms + 1, row))
+    assert rows(world, OPEN_KEY_TABLE) == {}
+    left = tables.deleted_key("vol1", "bucket1", "a/b", opened.object_id)
+    assert world.writes == [("delete", OPEN_KEY_TABLE, row), ("put", DELETED_TABLE, left)]
+    info = rows(world, DELETED_TABLE)[left]
+    assert (info.blocks, info.size, info.metadata) == ([*opened.blocks, grown.block], 0, {})
+    assert (info.object_id, info.update_id, info.key) == (opened.object_id, world.index, "a/b")
+    assert usage(world) == before == (0, 0)
+    for late in (commit(opened), AllocateBlock(**PLACE, key="a/b", session_id=opened.session_id)):
+        error = world.refusal(late)
+        assert error.status == "KEY_NOT_FOUND"
+        assert error.message == f"no open key /vol1/bucket1/'a/b' in session {opened.session_id}"
+
+
+def test_an_expired_session_without_blocks_vanishes():
+    world = World().make()
+    opened = world.session(create(size=0))
+    world.do(expire(world.now_ms + 1, open_row(opened)))
+    assert (rows(world, OPEN_KEY_TABLE), rows(world, DELETED_TABLE)) == ({}, {})
+
+
+def test_only_what_was_modified_before_expires():
+    world = World().make()
+    older, younger = world.session(create("older")), world.session(create("younger"))
+    modified_ms = world.now_ms
+    body = expire(modified_ms, open_row(older, "older"), open_row(younger, "younger"), b"/vol1/bucket1/never/1")
+    world.do(body)
+    assert list(rows(world, OPEN_KEY_TABLE)) == [open_row(younger, "younger")]
+    world.do(body)
+    assert world.writes == []
+    world.do(commit(younger, "younger"))
+
+
+def test_a_block_that_is_allocated_keeps_a_session():
+    world = World().make()
+    opened = world.session(create())
+    before_ms = world.now_ms + 1
+    world.block(AllocateBlock(**PLACE, key="a/b", session_id=opened.session_id))
+    world.do(expire(before_ms, open_row(opened)))
+    world.do(commit(opened))
+
+
+def test_other_sessions_and_the_committed_key_of_the_same_name_stay():
+    world = World().make()
+    put(world, "a/b", 10)
+    vanished, other = world.session(create()), world.session(create())
+    world.do(expire(world.now_ms + 1, open_row(vanished)))
+    assert list(rows(world, OPEN_KEY_TABLE)) == [open_row(other)]
+    assert (key_of(world, "a/b").size, usage(world)) == (10, (10, 1))
+    world.do(commit(other))
+    assert len(rows(world, DELETED_TABLE)) == 2, "what expired, and what was replaced"
+
+
+def test_sessions_of_a_deleted_bucket_expire():
+    world = World().make()
+    opened = world.session(create())
+    world.do(DeleteBucket(**PLACE))
+    world.do(expire(world.now_ms + 1, open_row(opened)))
+    assert rows(world, OPEN_KEY_TABLE) == {}
+    assert len(rows(world, DELETED_TABLE)) == 1
+
+
+def test_the_future_is_refused():
+    """Else a leader whose wall clock has jumped would end the sessions of clients that live."""
+    world = World().make()
+    opened = world.session(create())
+    error = world.refusal(expire(world.now_ms + 11, open_row(opened)))
+    assert error.status == "INVALID_REQUEST"
+    assert error.message == f"open keys modified before {world.now_ms + 1} cannot expire yet: it is {world.now_ms} ms"
+    world.do(expire(world.now_ms + 10, open_row(opened)))
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (expire(1), "INVALID_REQUEST", "1 to 500 open keys expire at once, not 0"),
+        (expire(1, *(b"%d" % n for n in range(MAX_EXPIRED_ROWS + 1))), "INVALID_REQUEST", "not 501"),
+        (expire(1, b"a", b"a"), "INVALID_REQUEST", "named twice"),
+        (replace(expire(1, b"a"), shard=3), "WRONG_SHARD", "ExpireOpenKeys of shard 3 sent to shard 0"),
+    ],
+    ids=["none", "too many", "twice", "shard"],
+)
+def test_refusals_of_an_expiry(body: ExpireOpenKeys, status: str, words: str):
+    error = World().refusal(body)
+    assert error.status == status
+    assert words in error.message
+
+
+def test_expiry_waits_for_its_feature_level():
+    world = World().make()
+    opened = world.session(create())
+    world.index += 1
+    tx = world.begin()
+    tx.feature_level = DATANODES
+    with pytest.raises(OMError) as caught:
+        execute(request_of(expire(world.now_ms, open_row(opened))), tx, world.context())
+    assert caught.value.status == "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
+    assert "ExpireOpenKeys needs feature level 4, the shard is at 3" in caught.value.message
+    assert tx.writes == []

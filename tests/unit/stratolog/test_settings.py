@@ -44,6 +44,7 @@ ANOTHER = {
     "container_bytes": "1048576",
     "block_bytes": "65536",
     "datanode_timeout_ms": "1000",
+    "open_key_expire_threshold_ms": "1000",
     "commit_way": "3",
     "flush_bytes": "65536",
     "client_buffer_bytes": "65537",
