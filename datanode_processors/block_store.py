@@ -293,7 +293,7 @@ class BlockStore:
                     raise block_error(error, f"read {size} bytes at {offset} of", block.path) from error
                 for at in range(0, size, cell_bytes):
                     cell = data[at : at + cell_bytes]
-                    if at + len(cell) == len(data) < size:  # cut short within this cell
+                    if len(cell) < min(cell_bytes, size - at):  # the file ends within this cell
                         break
                     yield offset + at, cell, crc32c(cell)
                 if len(data) < size:

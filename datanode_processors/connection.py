@@ -15,7 +15,7 @@ from datanode_processors.stream import MAX_WINDOW_BYTES
 from datanode_processors.wire import Wire, WireClosed, error_frame, hello_frame, read_hello, read_record
 from schemas import stream_errors
 from schemas.codec import encode
-from schemas.datanode import Hello, ReadBlock
+from schemas.datanode import Hello, ReadBlock, SalvageBlock
 from schemas.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
 
 
@@ -103,7 +103,7 @@ class Connection:
         self._counters.request()
         try:
             request = read_record(frame)
-            if isinstance(request, ReadBlock):
+            if isinstance(request, ReadBlock | SalvageBlock):
                 send_block(self._node, self.wire, header, request)
                 return
             reply = encode(self._node.pipelines.handle(request))

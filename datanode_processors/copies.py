@@ -3,7 +3,8 @@
 Rules:
     - A copy is fetched from a source that has the container closed: its rows first (ListContainer), then each block's bytes, verified against
       the row while they come. It appears whole or not at all (``transfer``).
-    - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database.
+    - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database. What
+      may be read of it, and what that must be, its rows say: length, checksums and index; its files may have been damaged since.
     - A copy that a member of its pipeline is asked to fetch is there already: its own replica answers.
     - Deleted blocks of a copy are deleted like any: DeleteBlocks that reaches a node which has only a copy goes to its file.
 """

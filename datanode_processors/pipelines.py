@@ -64,6 +64,7 @@ from schemas.datanode import (
     OpenPipeline,
     PutBlock,
     ReadBlock,
+    SalvageBlock,
     WatchBlock,
     WriteChunk,
 )
@@ -433,31 +434,26 @@ class Pipelines:
             raise BlockError(codes.BLOCK_DELETED, f"block {container_id}/{local_id} is deleted")
         self._blocks.committed(container_id, local_id, row.length)
 
-    def readable(self, request: ReadBlock) -> Readable:
+    def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
         """Return what may be read of a block: the committed bytes; with ``committed_only`` false (a peer repairs) what is stored.
 
-        Raises NO_SUCH_PIPELINE, NO_SUCH_BLOCK, BLOCK_DELETED, or NOT_COMMITTED if this replica has not applied ``bcs_id`` or does not have
-        the bytes.
+        Of a block that is unhealthy here only a SalvageBlock may read: who has any choice reads a healthy replica. Whoever reads, each cell
+        is verified before it is sent. Raises NO_SUCH_PIPELINE, NO_SUCH_BLOCK, BLOCK_DELETED, or NOT_COMMITTED if this replica has not
+        applied ``bcs_id`` or does not have the bytes.
         """
         container_id, local_id = request.container_id, request.local_id
         check_block(request.partition, container_id, local_id)
         name = f"block {container_id}/{local_id}"
         if request.partition not in self._pipelines:
-            row = self._row(request.partition, container_id, local_id)
-            if row is None or row.deleted:
-                raise BlockError(codes.BLOCK_DELETED if row else codes.NO_SUCH_BLOCK, f"{name} is not in the copy here")
-            if row.bcs_id < request.bcs_id:
-                raise BlockError(
-                    codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}"
-                )
-            return self._stored(name, request, row)
+            return self._readable_copy(name, request)
         pipeline = self._pipeline(request.partition)
         # First the index: what is read behind it is at least as new.
         index = pipeline.replica.position.index
         row = pipeline.block(container_id, local_id)
         if row is not None and row.deleted:
             raise BlockError(codes.BLOCK_DELETED, f"{name} is deleted")
-        if not request.committed_only:
+        salvage = isinstance(request, SalvageBlock)
+        if isinstance(request, ReadBlock) and not request.committed_only:
             return self._stored(name, request, row)
         if index < request.bcs_id:
             raise BlockError(
@@ -465,31 +461,65 @@ class Pipelines:
             )
         if row is None:
             raise BlockError(codes.NO_SUCH_BLOCK, f"{name} is not committed")
-        if (reason := pipeline.unhealthy.get(block_key(container_id, local_id))) is not None:
+        reason = pipeline.unhealthy.get(block_key(container_id, local_id))
+        if reason is not None and not salvage:
             raise BlockError(codes.NOT_COMMITTED, f"{name} is being repaired here: {reason}")
-        if self._blocks.written_length(container_id, local_id) < row.length:
-            self.verifier.verify(pipeline, block_key(container_id, local_id))
-            raise BlockError(codes.NOT_COMMITTED, f"{name}: its bytes are not here")
-        return Readable(length=row.length, bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums)
+        written = self._blocks.written_length(container_id, local_id)
+        if written < row.length:
+            if reason is None:
+                self.verifier.verify(pipeline, block_key(container_id, local_id))
+            if not salvage:
+                raise BlockError(codes.NOT_COMMITTED, f"{name}: its bytes are not here")
+        return _committed(row, written)
+
+    def _readable_copy(self, name: str, request: ReadBlock | SalvageBlock) -> Readable:
+        """Return what may be read of a copy: what came with it as committed, never what its file happens to hold."""
+        row = self._row(request.partition, request.container_id, request.local_id)
+        if row is None or row.deleted:
+            raise BlockError(codes.BLOCK_DELETED if row else codes.NO_SUCH_BLOCK, f"{name} is not in the copy here")
+        if row.bcs_id < request.bcs_id:
+            raise BlockError(
+                codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}"
+            )
+        written = self._blocks.written_length(request.container_id, request.local_id)
+        if written < row.length and not isinstance(request, SalvageBlock):
+            raise BlockError(
+                codes.NOT_COMMITTED, f"{name}: the copy here has {written} of {row.length} bytes, it is damaged"
+            )
+        return _committed(row, written)
 
     def _stored(self, name: str, request: ReadBlock, row: BlockRow | None) -> Readable:
+        """Return what a peer may read that repairs itself. What is not committed here it verifies against its own row."""
         written = self._blocks.written_length(request.container_id, request.local_id)
-        if row is not None and written >= row.length:
-            return Readable(length=row.length, bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums)
-        cell_bytes = CELL_BYTES if row is None else row.bytes_per_checksum
-        found = self._blocks.checksums(request.container_id, request.local_id, written, cell_bytes) if written else None
+        if row is not None and (written or not row.length):
+            return _committed(row, written)
+        found = self._blocks.checksums(request.container_id, request.local_id, written, CELL_BYTES) if written else None
         if found is None:
             raise BlockError(codes.NO_SUCH_BLOCK, f"{name} is not stored here")
-        return Readable(length=written, bytes_per_checksum=cell_bytes, checksums=found)
+        return Readable(length=written, bytes_per_checksum=CELL_BYTES, checksums=found)
 
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
-        """Take note that the cell at ``offset`` does not have its checksum: it is fetched from a peer, the block is unhealthy until then."""
+        """Take note that the cell at ``offset`` has not its checksum, or is missing.
+
+        It is fetched from a peer, the block is unhealthy until then. A copy has no peers here: that it is damaged is only logged.
+        """
         pipeline = self._pipelines.get(container_id % PARTITIONS)
+        if pipeline is None:
+            self._note(f"the copy of block {container_id}/{local_id} here is damaged at {offset}")
+            return
         key = block_key(container_id, local_id)
-        row = None if pipeline is None else block_row(pipeline.store, key)
-        if pipeline is None or row is None or row.deleted or offset >= row.length:
+        row = block_row(pipeline.store, key)
+        if row is None or row.deleted or offset >= row.length:
             return
         self.verifier.repair(pipeline, key, offset // row.bytes_per_checksum)
+
+
+def _committed(row: BlockRow, written: int) -> Readable:
+    """Return a block as it is committed, of which ``written`` bytes are here."""
+    return Readable(
+        length=row.length, bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums,
+        stored=min(written, row.length),
+    )  # fmt: skip
 
 
 def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from schemas.datanode import ReadBlock
+from schemas.datanode import ReadBlock, SalvageBlock
 
 Note = Callable[..., None]
 """Logs a message; keywords become fields."""
@@ -69,6 +69,8 @@ class Readable:
     """Bytes of a checksum cell."""
     checksums: bytes
     """CRC32C of each cell of the first ``length`` bytes, 4 bytes big-endian each."""
+    stored: int | None = None
+    """Bytes of it that are here (None: all); fewer in an unhealthy block, of which the whole cells may be read."""
 
 
 class Pipelines(Protocol):
@@ -78,10 +80,13 @@ class Pipelines(Protocol):
         """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
 
     def handle(self, request: Any) -> Any:
-        """Carry out a request (a record of ``schemas.datanode``, never ReadBlock) and return its answer; may block."""
+        """Carry out a request (a record of ``schemas.datanode``, never ReadBlock or SalvageBlock) and return its answer; may block."""
 
-    def readable(self, request: ReadBlock) -> Readable:
-        """Return what may be read: what is committed, or with ``committed_only`` false what is stored."""
+    def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
+        """Return what may be read: what is committed, or with ``committed_only`` false what is stored.
+
+        Of an unhealthy block only a SalvageBlock may read.
+        """
 
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
-        """Take note that the cell at ``offset`` does not have its checksum: it must be repaired from a peer."""
+        """Take note that the cell at ``offset`` has not its checksum, or is missing: it must be repaired from a peer."""

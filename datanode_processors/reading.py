@@ -1,7 +1,8 @@
-"""ReadBlock: a block's cells as DATA frames, each verified against the checksum that it must have, then END.
+"""ReadBlock and SalvageBlock: a block's cells as DATA frames, each verified against the checksum that it must have, then END.
 
 A cell that does not have its checksum is never sent: the reader is told CHECKSUM_MISMATCH with the block and the offset, and so is the
-pipeline, which repairs the cell from a peer.
+pipeline, which repairs the cell from a peer. The cells before it have been sent, and those behind it can be asked for: what is wrong in one
+place of a block says nothing of the others. A cell that is not here whole ends the answer with NOT_COMMITTED in the same way.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from datanode_processors.forwarding import Node
 from datanode_processors.ports import Readable
 from datanode_processors.wire import Wire
 from schemas import stream_errors
-from schemas.datanode import ReadBlock
+from schemas.datanode import ReadBlock, SalvageBlock
 from schemas.packets import FrameHeader, Kind, encode_frame, encode_header
 
 _CHECKSUM = Struct(">I")
+_NOT_THERE = frozenset({stream_errors.FAILED, stream_errors.NO_SUCH_BLOCK})
+"""How the store says that bytes which it was sure of cannot be read: the file was cut or removed behind its back, or the disk fails."""
 
 
-def cells_of(request: ReadBlock, readable: Readable) -> tuple[int, int]:
+def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int, int]:
     """Return (offset, length) of the whole cells that hold what is asked for; length 0 at the end of the block.
 
     Raises INVALID_REQUEST for a range that begins beyond the end, or is none.
@@ -39,16 +42,21 @@ def cells_of(request: ReadBlock, readable: Readable) -> tuple[int, int]:
     return start, stop - start
 
 
-def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -> None:
-    """Answer a ReadBlock. Raises BlockError to tell the reader, WireClosed if it has gone."""
+def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock | SalvageBlock) -> None:
+    """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone."""
     readable = node.pipelines.readable(request)
     start, length = cells_of(request, readable)
     reached = start
-    for offset, data, crc in _cells(node, request, readable, start, length):
-        _check(node, request, readable, offset, len(data), crc)
-        header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
-        wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
-        reached = offset + len(data)
+    try:
+        for offset, data, crc in _cells(node, request, readable, start, start + length):
+            _check(node, request, readable, offset, len(data), crc)
+            header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
+            wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
+            reached = offset + len(data)
+    except BlockError as error:
+        if error.code in _NOT_THERE:
+            node.pipelines.found_corrupt(request.container_id, request.local_id, reached)
+        raise
     if reached != start + length:
         raise BlockError(
             stream_errors.NOT_COMMITTED,
@@ -59,21 +67,26 @@ def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock) -
 
 
 def _cells(
-    node: Node, request: ReadBlock, readable: Readable, start: int, length: int
+    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, start: int, stop: int
 ) -> Iterable[tuple[int, memoryview, int]]:
-    if not length:
+    if readable.stored is not None and readable.stored < readable.length:
+        # A cell that is cut through has no checksum that it could be verified against.
+        stop = min(stop, readable.stored // readable.bytes_per_checksum * readable.bytes_per_checksum)
+    if stop <= start:
         return ()
     return node.blocks.read(
         request.container_id,
         request.local_id,
         start,
-        length,
+        stop - start,
         bytes_per_checksum=readable.bytes_per_checksum,
         end=readable.length,
     )
 
 
-def _check(node: Node, request: ReadBlock, readable: Readable, offset: int, length: int, crc: int) -> None:
+def _check(
+    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, offset: int, length: int, crc: int
+) -> None:
     cell, within = divmod(offset, readable.bytes_per_checksum)
     whole = min(readable.bytes_per_checksum, readable.length - offset)
     if not within and length == whole and _CHECKSUM.unpack_from(readable.checksums, cell * _CHECKSUM.size)[0] == crc:

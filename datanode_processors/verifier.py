@@ -5,7 +5,8 @@ What belongs here: one thread that verifies, one that fetches, and their bounded
 1. Every PutBlock that is applied here is verified: the block is flushed under the fsync policy, and its checksums are compared with the
    row's. Whoever waits for a block that is not known to be verified (after a restart) has it verified too.
 2. A block that fails is unhealthy and is fetched: cell by cell, only cells that differ, from every other member in turn; a cell is written
-   only if it has the row's checksum. Again after a pause that grows, as long as it is needed.
+   only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked for that one only. Again after a pause
+   that grows, as long as it is needed.
 3. A tombstone deletes the block; a closed container is closed in the store, and what lies beyond its blocks' committed lengths reclaimed.
 4. Nothing that follows from the log waits here for room: if a list is full, the pipeline is looked through as a whole later.
 """
@@ -22,6 +23,7 @@ from crc32c import crc32c
 
 from datanode_processors.block_service import blocks_of, containers_of, is_closed
 from datanode_processors.block_store import BlockStore
+from datanode_processors.block_writer import BlockWriter
 from datanode_processors.checksums import cell_count, cell_range, checksum_at, differing_cells
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
@@ -113,6 +115,10 @@ class Verifier:
     def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
         """Have a cell fetched whose bytes were read and are not the committed ones."""
         container_id, local_id = block_of_key(key)
+        with self._lock:
+            known = self._to_fetch.get((pipeline.partition, key))
+            if known is not None and cell in known.cells:
+                return  # somebody reads again what nobody has right: nothing is new
         self._blocks.forget_checksums(container_id, local_id)
         self._unhealthy(pipeline, key, f"block {container_id}/{local_id}: cell {cell} has wrong bytes", cell)
 
@@ -178,13 +184,15 @@ class Verifier:
         """Return the cells that this node does not have as they are committed; raises BlockError."""
         blocks = self._blocks
         blocks.committed(container_id, local_id, row.length)
-        stored = blocks.flush(container_id, local_id)
-        if stored >= row.length:
-            found = blocks.checksums(container_id, local_id, row.length, row.bytes_per_checksum)
-            if found == row.checksums:
-                return []
-        length = min(stored, row.length)
-        found = blocks.checksums(container_id, local_id, length, row.bytes_per_checksum) or b""
+        length = min(blocks.flush(container_id, local_id), row.length)
+        while (found := blocks.checksums(container_id, local_id, length, row.bytes_per_checksum)) is None:
+            # Reading them has shown that there are fewer bytes: the file was cut behind the store's back, or the disk fails.
+            left = blocks.written_length(container_id, local_id)
+            if left >= length:
+                raise BlockError(codes.FAILED, f"block {container_id}/{local_id}: its {length} bytes cannot be read")
+            length = left
+        if length == row.length and found == row.checksums:
+            return []
         whole = length if length == row.length else length - length % row.bytes_per_checksum
         count = cell_count(whole, row.bytes_per_checksum)
         mine = found[: 4 * count]
@@ -292,39 +300,59 @@ class Verifier:
                     f"block {container_id}/{local_id}: committed bytes are not to be had ({'; '.join(reasons) or 'no peer'})",
                 )
             try:
-                self._fetch_from(member.address, pipeline.partition, (container_id, local_id), row, wrong)
-                forced.difference_update(wrong)
+                self._fetch_from(member.address, pipeline.partition, (container_id, local_id), row, wrong, forced)
             except BlockError as error:
                 reasons.append(f"{member.datanode}: {error}")
 
     def _fetch_from(
-        self, address: str, partition: int, block: tuple[int, int], row: BlockRow, wrong: list[int]
+        self, address: str, partition: int, block: tuple[int, int], row: BlockRow, wrong: list[int], forced: set[int]
     ) -> None:
-        container_id, local_id = block
+        """Take cells from one peer, those that came out of ``forced`` too; raises BlockError if some did not come."""
         cell_bytes = row.bytes_per_checksum
+        refused: BlockError | None = None
+        fetched: set[int] = set()
+        runs = list(runs_of(wrong))
         with (
             Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer,
             self._blocks.open_writer(*block, wrong[0] * cell_bytes, cell_bytes, repair=True) as writer,
         ):
-            for first, last in runs_of(wrong):
+            while runs:
+                first, last = runs.pop(0)
+                if refused is not None and first * cell_bytes > self._blocks.written_length(*block):
+                    break  # it would leave a gap
                 start, end = first * cell_bytes, min((last + 1) * cell_bytes, row.length)
                 request = ReadBlock(
-                    partition=partition, container_id=container_id, local_id=local_id, offset=start, length=end - start,
+                    partition=partition, container_id=block[0], local_id=block[1], offset=start, length=end - start,
                     bcs_id=0, committed_only=False,
                 )  # fmt: skip
-                for offset, data, _ in peer.read_block(request):
-                    cell = offset // cell_bytes
-                    size = cell_range(cell, row.length, cell_bytes)[1]
-                    if offset % cell_bytes or len(data) < size or size <= 0:
-                        raise BlockError(
-                            codes.NOT_COMMITTED, f"{len(data)} bytes at {offset}, where {size} were needed"
-                        )
-                    crc = crc32c(data[:size])
-                    if crc != checksum_at(row.checksums, cell):
-                        raise BlockError(codes.CHECKSUM_MISMATCH, f"its bytes at {offset} are not the committed ones")
-                    writer.write(offset, data[:size], crc)
-                    self.fetched_bytes += size
+                try:
+                    self._fetch_run(peer, writer, request, row, fetched)
+                except BlockError as error:
+                    at = error.offset // cell_bytes
+                    if error.code != codes.CHECKSUM_MISMATCH or not first <= at <= last:
+                        raise
+                    # The peer's cell is damaged too; what lies behind it may be right all the same.
+                    refused = error
+                    if at < last:
+                        runs.insert(0, (at + 1, last))
             writer.flush()
+        forced.difference_update(fetched)
+        if refused is not None:
+            raise refused
+
+    def _fetch_run(self, peer: Peer, writer: BlockWriter, request: ReadBlock, row: BlockRow, fetched: set[int]) -> None:
+        """Write the cells of a request as they come from a peer, and add their numbers to ``fetched``."""
+        for offset, data, _ in peer.read_block(request):
+            cell = offset // row.bytes_per_checksum
+            size = cell_range(cell, row.length, row.bytes_per_checksum)[1]
+            if offset % row.bytes_per_checksum or len(data) < size or size <= 0:
+                raise BlockError(codes.NOT_COMMITTED, f"{len(data)} bytes at {offset}, where {size} were needed")
+            crc = crc32c(data[:size])
+            if crc != checksum_at(row.checksums, cell):
+                raise BlockError(codes.CHECKSUM_MISMATCH, f"its bytes at {offset} are not the committed ones")
+            writer.write(offset, data[:size], crc)
+            self.fetched_bytes += size
+            fetched.add(cell)
 
 
 def runs_of(cells: list[int]) -> Iterator[tuple[int, int]]:

@@ -7,7 +7,10 @@ What belongs here: which block and replica a byte is read from. The rules:
 2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
    replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
    followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised.
-3. A reader that reads on asks for more at once, twice as much each time, ``read_ahead_bytes`` at most; what was asked
+3. A replica whose block is unhealthy refuses it as a whole, so the healthy ones are read. If none is left, those that have
+   refused are asked again for what they have that is right (SalvageBlock), each until its first bad cell; for what lies
+   behind that all are asked anew. Nobody is remembered as bad: each may be the only one to have a later cell.
+4. A reader that reads on asks for more at once, twice as much each time, ``read_ahead_bytes`` at most; what was asked
    for waits in the sockets' buffers. One packet is held here.
 """
 
@@ -24,15 +27,17 @@ from producers.key_streams import KeyStreams
 from producers.stream_options import StreamOptions
 from producers.topology import nearest_first
 from schemas.codec import encode
-from schemas.datanode import Member, ReadBlock
+from schemas.datanode import Member, ReadBlock, SalvageBlock
 from schemas.packets import CELL_BYTES, Kind
 from schemas.rows import BlockLocation
-from schemas.stream_errors import BAD_FRAME, NOT_COMMITTED
+from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
 
 MAX_ROUNDS = 3
 FIRST_PAUSE_MS = 100
 FIRST_READ_BYTES = 4 * CELL_BYTES
 """What a reader asks for at first, unless it wants more."""
+DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
+"""How a replica refuses a block of which it may have other bytes."""
 DRAIN_BYTES = 4 * CELL_BYTES
 """An answer of which no more than this is left is read to its end, so that its connection can be kept."""
 
@@ -145,35 +150,51 @@ class _BlockReader:
                 known = {member.datanode for member in members}
                 holders = self._streams.directory.holders(self.location.container_id)
                 members += [member for member in holders if member.datanode not in known]
+            damaged: list[Member] = []
             for member in self._in_order(members):
-                error = self._try_replica(pipeline, member, cell, offset + wanted)
+                error = self._ask(pipeline, member, cell, offset + wanted)
                 if error is None:
-                    self._preferred = member
                     return
-                self._failovers += 1
-                self._drop()
-                if member is self._preferred:
-                    self._preferred = None
+                if error.status in DAMAGED:
+                    damaged.append(member)
+            # Who reads one replica only wants to know whether it is whole.
+            for member in damaged if self._replica is None else []:
+                error = self._ask(pipeline, member, cell, offset + wanted, salvage=True)
+                if error is None:
+                    return
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
+
+    def _ask(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool = False
+    ) -> DatanodeError | None:
+        """As :meth:`_try_replica`, and remember who answered."""
+        error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
+        if error is None:
+            self._preferred = member
+            return None
+        self._failovers += 1
+        self._drop()
+        if member is self._preferred:
+            self._preferred = None
+        return error
 
     def _in_order(self, given: list[Member]) -> list[Member]:
         members = nearest_first(random.sample(given, len(given)), self._options.rack)
         return sorted(members, key=lambda member: member != self._preferred)
 
-    def _try_replica(self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int) -> DatanodeError | None:
+    def _try_replica(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool
+    ) -> DatanodeError | None:
         """Ask a replica for cells from ``cell`` on, and take the first packet of its answer."""
         reads_on = cell == self._next and cell > 0
         self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
         end = min(max(wanted_end, cell + self._ahead), self.location.length)
-        request = ReadBlock(
-            partition=pipeline.partition, container_id=self.location.container_id, local_id=self.location.local_id,
-            offset=cell, length=end - cell, bcs_id=self.location.bcs_id, committed_only=True,
-        )  # fmt: skip
+        request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
         connection: Connection | None = None
         for fresh in (False, True):
             try:
                 connection = self._streams.datanodes.borrow(member, fresh=fresh)
-                connection.doing = f"ReadBlock of {self.location.container_id}/{self.location.local_id}"
+                connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
                 connection.send(Kind.REQUEST, encode(request))
             except DatanodeError as error:
                 if connection is not None:
@@ -187,6 +208,17 @@ class _BlockReader:
                 return failure
             self._drop()
         return None
+
+    def _request(self, partition: int, offset: int, length: int, *, salvage: bool) -> ReadBlock | SalvageBlock:
+        container_id, local_id, bcs_id = self.location.container_id, self.location.local_id, self.location.bcs_id
+        if salvage:
+            return SalvageBlock(
+                partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+            )  # fmt: skip
+        return ReadBlock(
+            partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+            committed_only=True,
+        )  # fmt: skip
 
     def _try_receive(self, connection: Connection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the answer under way."""

@@ -43,7 +43,7 @@ _TOP_LEVEL: tuple[type, ...] = (
     messages.Rejected, messages.AuditReport, messages.Verdict,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow,
     datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
-    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.WriteChunk,
+    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock, datanode.WriteChunk,
     datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
     datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat, datanode.BlockReport, datanode.BlockRow,

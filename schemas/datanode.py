@@ -132,6 +132,18 @@ class ReadBlock:
 
 
 @record
+class SalvageBlock:
+    """Asks for bytes of a block that no replica has whole: an unhealthy one answers too, up to its first bad cell."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    offset: int
+    length: int
+    bcs_id: int
+
+
+@record
 class WriteChunk:
     """The old way: a chunk's bytes through the log."""
 

@@ -13,7 +13,7 @@ What frames mean
     - A stream: OPEN, answered by ACK; DATA, each where the one before ends, ``sequence`` rising; END, answered by ACK with END's
       ``sequence``. ACKs in between are cumulative: one may stand for many packets. ``stream`` is the client's to choose and comes
       back in every answer. ERROR ends the stream, and the datanode closes the connection.
-    - A request: REQUEST, answered by REPLY or ERROR with its ``stream`` and ``sequence``. A ReadBlock is answered by DATA frames of one
+    - A request: REQUEST, answered by REPLY or ERROR with its ``stream`` and ``sequence``. A ReadBlock or SalvageBlock is answered by DATA frames of one
       checksum cell each (``offset`` is the cell's in the block) and END, whose ``offset`` is the end of the last cell; or by ERROR,
       also after some cells. The connection goes on.
 

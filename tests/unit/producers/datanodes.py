@@ -29,6 +29,7 @@ from schemas.datanode import (
     BlockWatched,
     ChunkWritten,
     PutBlock,
+    SalvageBlock,
     WatchBlock,
     WriteChunk,
 )
@@ -96,6 +97,12 @@ class Pipelines:
         self.name = name
         self.blocks = blocks
         self.corrupt = []
+        self.unhealthy = set()
+        """(container, local id) of blocks that are refused as a whole; nothing is ever repaired."""
+        self.notices = False
+        """Whether a block counts as unhealthy once a damaged cell of it was read, as with real datanodes."""
+        self.reads = []
+        """ReadBlock and SalvageBlock as they came."""
         self.watches = 0
         self.deaf = False
         """Whether watches are never satisfied here."""
@@ -148,15 +155,23 @@ class Pipelines:
         return store.checksums(watch.container_id, watch.local_id, put.length) == put.checksums
 
     def readable(self, request):
+        self.reads.append(request)
         log = self.log(request.partition)
         row = log.rows.get((request.container_id, request.local_id))
         if row is None or request.bcs_id > log.index:
             raise BlockError(stream_errors.NOT_COMMITTED, f"block {request.local_id} at {request.bcs_id}")
-        put = row[0]
-        return Readable(length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums)
+        put, written = row[0], self.blocks.store.written_length(request.container_id, request.local_id)
+        unhealthy = (request.container_id, request.local_id) in self.unhealthy or written < put.length
+        if unhealthy and not isinstance(request, SalvageBlock):
+            raise BlockError(stream_errors.NOT_COMMITTED, f"block {request.local_id} is being repaired here")
+        return Readable(
+            length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums, stored=written
+        )
 
     def found_corrupt(self, container_id, local_id, offset):
         self.corrupt.append((local_id, offset))
+        if self.notices:
+            self.unhealthy.add((container_id, local_id))
 
 
 class Blocks:
@@ -221,6 +236,8 @@ class OmNode(Node):
     def respond(self, target):
         if target.startswith("/v1/pipelines"):
             return 200, json.dumps(self.world.pipelines_answer()).encode()
+        if target.startswith("/v1/containers/"):  # nobody but the members holds any
+            return 200, json.dumps({"replicas": []}).encode()
         return super().respond(target)
 
 

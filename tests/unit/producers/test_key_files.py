@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import os
 import random
 import threading
 import time
@@ -13,6 +14,7 @@ from producers.async_client import AsyncClient
 from producers.errors import DatanodeError, RequestFailed, StratologError
 from producers.key_files import KeyInput, KeyOutput
 from producers.key_reader import KeyReader
+from schemas.datanode import SalvageBlock
 from schemas.packets import CELL_BYTES
 
 from .datanodes import KIB, World
@@ -418,8 +420,135 @@ def test_with_every_replica_damaged_the_error_names_the_block(make):
     world.members()[0].blocks.damage(world.key().blocks[0], 0, b"damage")
     with (
         world.client.open("/v/b/k") as file,
-        pytest.raises(DatanodeError, match="CHECKSUM_MISMATCH: dn11: ReadBlock of"),
+        pytest.raises(
+            DatanodeError,
+            match=r"CHECKSUM_MISMATCH: dn11: SalvageBlock of 257/1: block 257/1: 65536 bytes at offset 0 ",
+        ),
     ):
+        file.read()
+
+
+def damage(world, cells, key="k"):
+    """Damage these cells of a key's only block on its members, one list for each; all of them know that theirs is unhealthy."""
+    (block,) = world.key(key).blocks
+    for node, damaged in zip(world.members(), cells, strict=True):
+        for cell in damaged:
+            node.blocks.damage(block, cell * CELL_BYTES + 5, b"damage")
+        if damaged:
+            node.pipelines.unhealthy.add((block.container_id, block.local_id))
+    return block
+
+
+def salvages(world):
+    return [
+        request for node in world.members() for request in node.pipelines.reads if isinstance(request, SalvageBlock)
+    ]
+
+
+DIFFERENT = [
+    ([2, 9], [5, 12], [7]),
+    ([0, 1, 2, 3], [4, 5, 6, 7, 8], [9, 10, 11, 12, 13, 14]),
+    ([0, 2, 4, 6, 8, 10, 12, 14], [1, 5, 9, 13], [3, 7, 11]),
+    ([3, 4], [4, 5], [3, 5]),
+]
+
+
+@pytest.mark.parametrize("cells", DIFFERENT)
+@pytest.mark.parametrize("known", [True, False])
+def test_replicas_that_are_damaged_in_different_cells_are_read_as_one(make, cells, known):
+    """15 cells; each is right on one replica at least."""
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    damage(world, cells)
+    for round_number in range(4):
+        if not known:
+            for node in world.members():
+                node.pipelines.notices = True
+                node.pipelines.unhealthy.clear()
+        with world.client.open("/v/b/k") as file:
+            assert file.read() == data
+        chance = random.Random(round_number)
+        with world.client.open("/v/b/k") as file:
+            for _ in range(10):
+                offset, size = chance.randrange(len(data)), chance.randrange(300 * KIB)
+                assert file.pread(size, offset) == data[offset : offset + size]
+    assert salvages(world)
+
+
+def test_replicas_without_their_ends_give_what_they_have(make):
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    block = damage(world, ([11], [], [3, 8]))
+    first, second, third = world.members()
+    for node, left in ((first, 12 * CELL_BYTES + 7), (second, 9 * CELL_BYTES)):
+        os.truncate(node.blocks.path(block), left)
+        with node.blocks.store._held(block.container_id, block.local_id) as file:
+            file._end_at(left)
+    for _ in range(4):
+        with world.client.open("/v/b/k") as file:
+            assert file.read() == data
+    assert third.pipelines.reads
+
+
+def test_a_healthy_replica_is_read_though_a_damaged_one_is_nearer(make):
+    world = make(rack="/near")
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    damage(world, ([14], [], [3]))
+    near, healthy, _ = world.members()
+    world.racks[near.name] = "/near"
+    for node in world.members():
+        node.pipelines.reads.clear()
+    for offset in (0, 5 * CELL_BYTES, 14 * CELL_BYTES):
+        with world.client.open("/v/b/k") as file:
+            assert file.pread(3 * CELL_BYTES, offset) == data[offset : offset + 3 * CELL_BYTES]
+    assert salvages(world) == []
+    assert healthy.pipelines.reads
+
+
+def test_a_cell_that_is_damaged_everywhere_is_named_and_all_others_are_read(make):
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    block = damage(world, ([4, 6], [4, 9], [4]))
+    named = rf"CHECKSUM_MISMATCH: dn1\d: SalvageBlock of {block.container_id}/{block.local_id}: .* at offset {4 * CELL_BYTES} "
+    with world.client.open("/v/b/k") as file:
+        assert file.read(4 * CELL_BYTES) == data[: 4 * CELL_BYTES]
+        for size, offset in ((1, 4 * CELL_BYTES), (2, 5 * CELL_BYTES - 1), (2 * CELL_BYTES, 3 * CELL_BYTES)):
+            with pytest.raises(DatanodeError, match=named):
+                file.pread(size, offset)
+        assert file.pread(len(data), 5 * CELL_BYTES) == data[5 * CELL_BYTES :]
+        assert file.pread(4 * CELL_BYTES, 0) == data[: 4 * CELL_BYTES]
+        file.seek(0)
+        with pytest.raises(DatanodeError, match=named):
+            file.read()
+
+
+def test_who_reads_one_replica_sees_that_it_is_damaged(make):
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    damage(world, ([4], [5], [6]))
+    for replica in range(3):
+        reader = KeyReader(world.client.streams, world.key().blocks, replica=replica)
+        with pytest.raises(DatanodeError, match="NOT_COMMITTED"):
+            reader.read_into(memoryview(bytearray(10)), 0)
+        reader.close()
+    assert salvages(world) == []
+
+
+def test_members_that_are_gone_are_not_asked_to_salvage(make):
+    world = make()
+    data = some_bytes(900 * KIB)
+    world.put(data)
+    damage(world, ([], [5], [6]))
+    world.members()[0].stop()
+    assert world.get() == data
+    for node in world.members()[1:]:
+        node.stop()
+    with world.client.open("/v/b/k") as file, pytest.raises(DatanodeError, match=r"UNREACHABLE: dn1\d"):
         file.read()
 
 
