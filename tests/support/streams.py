@@ -37,6 +37,7 @@ from schemas.datanode import (
     PutBlock,
     ReadBlock,
     Route,
+    SalvageBlock,
 )
 from schemas.packets import Frame, Kind, encode_frame, encode_header
 
@@ -95,7 +96,7 @@ class Taking:
             raise RuntimeError("a defect")
         raise BlockError(stream_errors.INVALID_REQUEST, f"{type(request).__name__} is not for this datanode")
 
-    def readable(self, request: ReadBlock) -> Readable:
+    def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
         put = self.committed.get(request.local_id)
         if put is None:
             raise BlockError(stream_errors.NO_SUCH_BLOCK, f"no block {request.container_id}/{request.local_id}")
