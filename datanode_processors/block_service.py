@@ -240,12 +240,8 @@ class BlockService:
 
     def _delete_blocks(self, request: DeleteBlocks, transaction: Transaction, _: int) -> BlocksDeleted:
         self._pipeline(transaction)
-        if len(request.blocks) > MAX_DELETED_BLOCKS:
-            raise BlockError(
-                codes.INVALID_REQUEST, f"{len(request.blocks)} blocks to delete; at most {MAX_DELETED_BLOCKS} at once"
-            )
+        check_deletion(request)
         for block in request.blocks:
-            check_block(self._partition, block.container_id, block.local_id)
             key = block_key(block.container_id, block.local_id)
             row = block_row(transaction, key)
             if row is not None and row.deleted:
@@ -311,6 +307,16 @@ def check_put_block(request: PutBlock) -> None:
         check_list(request.checksums, request.length, request.bytes_per_checksum)
     except ValueError as error:
         raise BlockError(codes.INVALID_REQUEST, f"{name}: {error}") from error
+
+
+def check_deletion(request: DeleteBlocks) -> None:
+    """Raise BlockError (INVALID_REQUEST) for a DeleteBlocks that is wrong in itself."""
+    if len(request.blocks) > MAX_DELETED_BLOCKS:
+        raise BlockError(
+            codes.INVALID_REQUEST, f"{len(request.blocks)} blocks to delete; at most {MAX_DELETED_BLOCKS} at once"
+        )
+    for block in request.blocks:
+        check_block(request.partition, block.container_id, block.local_id)
 
 
 def check_chunk(request: WriteChunk) -> None:

@@ -26,6 +26,7 @@ from schemas.record import record
 CONTAINERS = "containers"
 CLOSED_MARK = "closed"
 ROWS_FILE = "rows"
+NEW_ROWS_FILE = "rows.new"
 IMPORTING = ".import-"
 _BLOCK = ".block"
 
@@ -179,7 +180,7 @@ class Containers:
         if container is None or container.usage().blocks:
             return
         try:
-            for name in (ROWS_FILE, CLOSED_MARK):
+            for name in (ROWS_FILE, NEW_ROWS_FILE, CLOSED_MARK):
                 (container.path / name).unlink(missing_ok=True)
             container.path.rmdir()
         except FileNotFoundError:

@@ -6,7 +6,8 @@ Rules:
     - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database. What
       may be read of it, and what that must be, its rows say: length, checksums and index; its files may have been damaged since.
     - A copy that a member of its pipeline is asked to fetch is there already: its own replica answers.
-    - Deleted blocks of a copy are deleted like any: DeleteBlocks that reaches a node which has only a copy goes to its file.
+    - Blocks of a copy are deleted by a DeleteBlocks to the node that has it: their rows become tombstones, then their files go. The last one takes
+      the copy with it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,20 @@ from collections.abc import Iterator
 from datanode_processors.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
-from datanode_processors.transfer import import_container, stored_rows
+from datanode_processors.transfer import import_container, replace_rows, stored_rows
 from replicated_db.logs import Note
 from schemas import stream_errors as codes
-from schemas.block_rows import block_key, block_of_key, decode_block_row
-from schemas.datanode import Accepted, BlockRow, ContainerBlocks, FetchContainer, ListContainer, ReadBlock
+from schemas.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
+from schemas.datanode import (
+    Accepted,
+    BlockRow,
+    BlocksDeleted,
+    ContainerBlocks,
+    DeleteBlocks,
+    FetchContainer,
+    ListContainer,
+    ReadBlock,
+)
 
 KEY_BYTES = 16
 MAX_SOURCES = 16
@@ -42,6 +52,7 @@ class Copies:
         self._cluster = cluster
         self._note = note
         self._lock = threading.Lock()
+        self._deleting = threading.Lock()
         self._fetching: set[int] = set()
         self._known: OrderedDict[int, dict[int, bytes]] = OrderedDict()
 
@@ -105,6 +116,42 @@ class Copies:
         for _, data, _ in peer.read_block(request):
             yield data
 
+    def delete(self, request: DeleteBlocks) -> BlocksDeleted:
+        """Delete blocks of copies; again if need be, as a file may have stayed behind. Raises BlockError.
+
+        NO_SUCH_PIPELINE if one of the containers is not here: the request is for its pipeline, of which this node knows nothing.
+        """
+        by_container: dict[int, list[int]] = {}
+        for block in request.blocks:
+            by_container.setdefault(block.container_id, []).append(block.local_id)
+        bcs_id = 0
+        with self._deleting:
+            for container_id in by_container:
+                self._require(container_id)
+            for container_id, local_ids in by_container.items():
+                bcs_id = max(bcs_id, self._delete(container_id, local_ids))
+        return BlocksDeleted(bcs_id=bcs_id)
+
+    def _delete(self, container_id: int, local_ids: list[int]) -> int:
+        """Delete blocks of one copy; return the highest index of their rows."""
+        rows = dict(self.rows(container_id))
+        held = {local_id: decode_block_row(rows[local_id]) for local_id in local_ids if local_id in rows}
+        for local_id, row in held.items():
+            tombstone = BlockRow(
+                bcs_id=row.bcs_id, length=row.length, bytes_per_checksum=0, checksums=b"", deleted=True
+            )
+            rows[local_id] = encode_block_row(tombstone)
+        if not all(row.deleted for row in held.values()):
+            # First the rows: a block without its file would be damaged, a file without its row is garbage.
+            replace_rows(
+                self._blocks, container_id, [(block_key(container_id, one), rows[one]) for one in sorted(rows)]
+            )
+        with self._lock:
+            self._known.pop(container_id, None)
+        for local_id in held:
+            self._blocks.delete(container_id, local_id)
+        return max((row.bcs_id for row in held.values()), default=0)
+
     # -- what they hold --------------------------------------------------------------------------------------------
 
     def rows(self, container_id: int) -> dict[int, bytes]:
@@ -128,13 +175,17 @@ class Copies:
 
     def listed(self, container_id: int) -> ContainerBlocks:
         """Return a copy's rows; raises BlockError."""
+        rows = self._require(container_id)
+        blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
+        return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
+
+    def _require(self, container_id: int) -> dict[int, bytes]:
         rows = self.rows(container_id)
         if not rows:
             raise BlockError(
                 codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}"
             )
-        blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
-        return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
+        return rows
 
 
 def closed_rows(listed: object) -> list[bytes]:

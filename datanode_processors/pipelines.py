@@ -22,6 +22,7 @@ from datanode_processors.block_service import (
     blocks_of,
     check_block,
     check_chunk,
+    check_deletion,
     check_members,
     check_put_block,
     containers_of,
@@ -53,10 +54,12 @@ from schemas.datanode import (
     Accepted,
     BlockInfo,
     BlockRow,
+    BlocksDeleted,
     CloseContainer,
     ClosePipeline,
     ContainerBlocks,
     ContainerRow,
+    DeleteBlocks,
     FetchContainer,
     Forwarded,
     GetBlock,
@@ -261,6 +264,8 @@ class Pipelines:
             return self._execute(unwrap(request), forward=False)
         if isinstance(request, OpenPipeline):
             return self._open(request)
+        if isinstance(request, DeleteBlocks) and request.partition not in self._pipelines:
+            return self._delete_copies(request)
         if isinstance(request, LOG_REQUESTS):
             return self._execute(request, forward=True)
         if isinstance(request, WatchBlock):
@@ -399,6 +404,10 @@ class Pipelines:
                 detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs"
             )
         return self.copies.fetch(request)
+
+    def _delete_copies(self, request: DeleteBlocks) -> BlocksDeleted:
+        check_deletion(request)
+        return self.copies.delete(request)
 
     def _list_container(self, request: ListContainer) -> ContainerBlocks:
         check_block(request.partition, request.container_id, 1)

@@ -28,7 +28,7 @@ from crc32c import crc32c
 from datanode_processors.block_file import Buffer, block_error, write_fully
 from datanode_processors.block_store import BlockStore
 from datanode_processors.checksums import CellChecksums, check_list, checksum_at
-from datanode_processors.containers import CLOSED_MARK, ROWS_FILE, block_name
+from datanode_processors.containers import CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE, block_name
 from datanode_processors.errors import BlockError
 from schemas.block_rows import block_key, block_of_key, decode_block_row
 from schemas.codec import Undecodable
@@ -163,6 +163,21 @@ def _row(container_id: int, key: bytes, value: bytes) -> BlockRow:
 def _write_row(file: BinaryIO, key: bytes, value: bytes) -> None:
     head = _HEAD.pack(key, len(value)) + value
     file.write(head + _CRC.pack(crc32c(head)))
+
+
+def replace_rows(store: BlockStore, container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    """Put other (key, row)s, ascending, in place of those of a copy, all or none; raises BlockError DISK_FULL, FAILED."""
+    folder = store.container_folder(container_id)
+    try:
+        with (folder / NEW_ROWS_FILE).open("wb") as file:
+            for key, value in rows:
+                _write_row(file, key, value)
+            file.flush()
+            store.fsyncs.file(file.fileno())
+        (folder / NEW_ROWS_FILE).replace(folder / ROWS_FILE)
+        store.fsyncs.directory(folder)
+    except OSError as error:
+        raise block_error(error, "replace the rows of", folder) from error
 
 
 def stored_rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:

@@ -379,6 +379,21 @@ def test_a_closed_container_is_copied_to_a_datanode_that_is_no_member(nodes: Dat
     assert refused(lambda: nodes.read("dn3", gone, 1)).code == codes.BLOCK_DELETED
     again = FetchContainer(partition=3, container_id=gone.container_id, sources=[nodes.address("dn3")])
     assert "already" in nodes.ask("dn3", again).detail
+    # Deleted from the copy, as the Object Manager has it done before it forgets a block.
+    folder = nodes.block_file("dn3", nodes.block(3, 1)).parent
+    kept = sorted(path.name for path in folder.iterdir())
+    first, second = (BlockId(container_id=gone.container_id, local_id=number) for number in (1, 2))
+    nodes.ask("dn3", DeleteBlocks(partition=3, blocks=[first]))
+    assert len(list(folder.iterdir())) == len(kept) - 1
+    assert refused(lambda: nodes.read("dn3", nodes.block(3, 1), 1)).code == codes.BLOCK_DELETED
+    assert nodes.read("dn3", nodes.block(3, 2), 100_000) == blocks[nodes.block(3, 2)]
+    nodes.stop("dn3")
+    nodes.start("dn3")
+    assert refused(lambda: nodes.read("dn3", nodes.block(3, 1), 1)).code == codes.BLOCK_DELETED
+    nodes.ask("dn3", DeleteBlocks(partition=3, blocks=[first, second]))
+    assert not folder.exists()
+    assert refused(lambda: nodes.ask("dn3", DeleteBlocks(partition=3, blocks=[second]))).code == codes.NO_SUCH_PIPELINE
+    assert nodes.read("dn2", nodes.block(3, 2), 100_000) == blocks[nodes.block(3, 2)], "its pipeline has it still"
 
 
 def test_members_report_equal_digests_of_what_their_disks_hold(nodes: Datanodes, block: Block):
