@@ -180,7 +180,11 @@ class Containers:
         if container is None or container.usage().blocks:
             return
         try:
-            for name in (ROWS_FILE, NEW_ROWS_FILE, CLOSED_MARK):
+            for name in (
+                CLOSED_MARK,
+                NEW_ROWS_FILE,
+                ROWS_FILE,
+            ):  # rows last: without them a copy could not be emptied again
                 (container.path / name).unlink(missing_ok=True)
             container.path.rmdir()
         except FileNotFoundError:

@@ -55,6 +55,7 @@ class Copies:
         self._deleting = threading.Lock()
         self._fetching: set[int] = set()
         self._known: OrderedDict[int, dict[int, bytes]] = OrderedDict()
+        self._deletions = 0
 
     def fetch(self, request: FetchContainer) -> Accepted:
         """Copy a container from the first source that has it whole; returns when it is here. Raises BlockError."""
@@ -119,22 +120,29 @@ class Copies:
     def delete(self, request: DeleteBlocks) -> BlocksDeleted:
         """Delete blocks of copies; again if need be, as a file may have stayed behind. Raises BlockError.
 
-        NO_SUCH_PIPELINE if one of the containers is not here: the request is for its pipeline, of which this node knows nothing.
+        NO_SUCH_PIPELINE if none of the containers is here: the request is for its pipeline, of which this node knows nothing.
         """
         by_container: dict[int, list[int]] = {}
         for block in request.blocks:
             by_container.setdefault(block.container_id, []).append(block.local_id)
-        bcs_id = 0
+        indexes: list[int] = []
+        failure: BlockError | None = None
         with self._deleting:
-            for container_id in by_container:
-                self._require(container_id)
             for container_id, local_ids in by_container.items():
-                bcs_id = max(bcs_id, self._delete(container_id, local_ids))
-        return BlocksDeleted(bcs_id=bcs_id)
+                try:
+                    indexes.append(self._delete(container_id, local_ids))
+                except BlockError as error:  # one that is damaged must not keep the others
+                    if failure is None or error.code != codes.NO_SUCH_PIPELINE:
+                        failure = error
+        if failure is not None and (failure.code != codes.NO_SUCH_PIPELINE or not indexes):
+            raise failure
+        return BlocksDeleted(bcs_id=max(indexes, default=0))
 
     def _delete(self, container_id: int, local_ids: list[int]) -> int:
         """Delete blocks of one copy; return the highest index of their rows."""
-        rows = dict(self.rows(container_id))
+        rows = self._stored(container_id)
+        if not rows:
+            raise self._not_here(container_id)
         held = {local_id: decode_block_row(rows[local_id]) for local_id in local_ids if local_id in rows}
         for local_id, row in held.items():
             tombstone = BlockRow(
@@ -146,11 +154,17 @@ class Copies:
             replace_rows(
                 self._blocks, container_id, [(block_key(container_id, one), rows[one]) for one in sorted(rows)]
             )
-        with self._lock:
-            self._known.pop(container_id, None)
+        self._forget(container_id)
         for local_id in held:
             self._blocks.delete(container_id, local_id)
+        self._forget(container_id)  # with its last block the copy has gone
         return max((row.bcs_id for row in held.values()), default=0)
+
+    def _forget(self, container_id: int) -> None:
+        """Have rows read anew, also by who is reading them now."""
+        with self._lock:
+            self._known.pop(container_id, None)
+            self._deletions += 1
 
     # -- what they hold --------------------------------------------------------------------------------------------
 
@@ -160,13 +174,22 @@ class Copies:
             if (known := self._known.get(container_id)) is not None:
                 self._known.move_to_end(container_id)
                 return known
-        found = {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
-        if found:
-            with self._lock:
+            deletions = self._deletions
+        found = self._stored(container_id)
+        with self._lock:
+            if found and deletions == self._deletions:
                 self._known[container_id] = found
                 while len(self._known) > MAX_KNOWN:
                     self._known.popitem(last=False)
         return found
+
+    def _stored(self, container_id: int) -> dict[int, bytes]:
+        return {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
+
+    def _not_here(self, container_id: int) -> BlockError:
+        return BlockError(
+            codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}"
+        )
 
     def block(self, container_id: int, local_id: int) -> BlockRow | None:
         """Return a block's row in a copy, None if there is none here."""
@@ -175,17 +198,11 @@ class Copies:
 
     def listed(self, container_id: int) -> ContainerBlocks:
         """Return a copy's rows; raises BlockError."""
-        rows = self._require(container_id)
-        blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
-        return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
-
-    def _require(self, container_id: int) -> dict[int, bytes]:
         rows = self.rows(container_id)
         if not rows:
-            raise BlockError(
-                codes.NO_SUCH_PIPELINE, f"datanode {self._node} has no replica or copy of container {container_id}"
-            )
-        return rows
+            raise self._not_here(container_id)
+        blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
+        return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
 
 
 def closed_rows(listed: object) -> list[bytes]:

@@ -37,8 +37,10 @@ REST_MS = 2_000
 """Between two looks at a table that had nothing to do."""
 
 
-Place = tuple[int, str]
-"""A pipeline's partition and an empty name, or the name of a datanode that holds a copy without being a member."""
+Place = tuple[int, str, int]
+"""A pipeline's partition, an empty name and -1; or its partition, the name of a datanode that holds a copy without being a member, and the container.
+
+Each container of a copy is a place of its own: one that is damaged there must not keep the others."""
 
 
 class BlockDeletion:
@@ -63,7 +65,7 @@ class BlockDeletion:
     def turn(self, picture: Picture) -> None:
         """Go through the next rows: ask for deletions, propose the purge of what is deleted."""
         now_ms = self._clock.elapsed_ms()
-        if now_ms < self._rest_until_ms:
+        if now_ms < self._rest_until_ms or not picture.settled:  # who holds a copy may not have been heard of yet
             return
         rows = self._next_rows()
         if not rows:
@@ -105,7 +107,7 @@ class BlockDeletion:
             if len(chosen) >= MAX_BLOCKS and key != chosen[-1][0]:
                 break
             chosen.append((key, block))
-        partition, name = place
+        partition, name, _ = place
         row = next((row for row in picture.pipelines if row.partition == partition), None)
         if name:
             member: Datanode | None = picture.member(name)
@@ -149,9 +151,9 @@ def places(picture: Picture, block: BlockLocation) -> list[Place]:
     row = next((row for row in picture.pipelines if row.partition == partition), None)
     found = picture.containers.get(block.container_id)
     if row is None or found is None:
-        return [(partition, "")]
+        return [(partition, "", -1)]
     copies = found.held_by - {one.datanode for one in row.members}
-    return [(partition, ""), *((partition, name) for name in sorted(copies))]
+    return [(partition, "", -1), *((partition, name, block.container_id) for name in sorted(copies))]
 
 
 def partition_of(block: BlockLocation) -> int:

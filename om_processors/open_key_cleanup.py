@@ -3,7 +3,9 @@
 Ozone's OpenKeyCleanupService, with ``ozone.om.open.key.expire.threshold`` as the setting ``open_key_expire_threshold_ms``. Rules:
     - A row goes by ExpireOpenKeys alone, through the log. The request names the time before which a row must have been modified, and its
       handler looks at the row again: what is committed meanwhile, or given a block, is left alone.
-    - A row is modified by CreateKey and AllocateBlock. A client that writes into one block for longer than the threshold loses its session.
+    - A row is modified by CreateKey and AllocateBlock. A client that needs longer than the threshold for the blocks that it was given at once (up
+      to PREALLOCATED_BLOCKS) loses its session.
+    - Time is the log's: of the last batch, and what has passed since on this node, never the wall clock's.
     - Nothing is proposed before the shard's feature level is OPEN_KEY_EXPIRY.
     - Where it stopped is remembered here, not in the log: the next leader begins at the first row, which changes nothing.
     - Bounds: MAX_ROWS rows of MAX_BYTES a turn (a single one may be larger), so one request a turn, each TURN_S; after the table's end
@@ -49,19 +51,32 @@ class OpenKeyCleanup:
         self._after = b""
         """The last row that was looked at; empty: the next one is the first."""
         self._rest_until_ms = 0
+        self._log_time_ms = -1
+        self._log_time_seen_ms = 0
+        """When, since boot, the time of the last batch was first seen here."""
 
     def turn(self) -> None:
         """Look at the next rows, and propose that those of them expire which are older than the threshold."""
         now_ms = self._clock.elapsed_ms()
+        log_time_ms = self._log_time(now_ms)
         if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
             return
         found = self._next_rows()
         if not self._after:
             self._rest_until_ms = now_ms + min(REST_MS, self._expire_threshold_ms)
-        before_ms = self._clock.wall_ms() - self._expire_threshold_ms
+        before_ms = log_time_ms - self._expire_threshold_ms
         rows = [key for key, value in found if tables.decode_key(value).modification_time_ms < before_ms]
         if rows:
             self._expire(rows, before_ms)
+
+    def _log_time(self, now_ms: int) -> int:
+        """Return what time it is in the shard's log, or a little less; ``now_ms`` since boot.
+
+        Rows are stamped with it. The wall clock may be set while a node leads, and would end sessions of clients that live.
+        """
+        if (last_ms := self._replica.position.timestamp_ms) != self._log_time_ms:
+            self._log_time_ms, self._log_time_seen_ms = last_ms, now_ms
+        return last_ms + now_ms - self._log_time_seen_ms
 
     def _next_rows(self) -> list[tuple[bytes, bytes]]:
         """Return rows behind the last one that was looked at, and remember the last of these; nothing is behind the table's last row."""

@@ -268,7 +268,7 @@ cdef class Array(Codec):
         self.item = item
 
     cdef int write(self, object value, Out* out) except -1:
-        cdef list items = value if type(value) is list else list(<tuple?>value)
+        cdef list items = value if isinstance(value, list) else list(<tuple?>value)
         if items:
             put_varint(out, <uint64_t>len(items) << 1)
             for item in items:

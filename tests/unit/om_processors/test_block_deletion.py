@@ -63,8 +63,8 @@ class Case:
         self.world.do(CommitKey(**PLACE, key=name, session_id=session.session_id, size=100 * blocks))
         self.world.do(DeleteKey(**PLACE, key=name))
 
-    def picture(self) -> Picture:
-        fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
+    def picture(self, listened_ms: int = TIMEOUT_MS) -> Picture:
+        fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=1 - listened_ms)
         for name in ("dn1", "dn2"):
             reports = [report(number, leading=name == "dn2") for number in sorted(self.following)]
             fleet.hear(heartbeat(name, pipelines=reports), 1)
@@ -106,6 +106,15 @@ def test_rows_go_once_every_pipeline_has_deleted():
     case.post.answer()
     case.turn()
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=case.rows())]
+
+
+def test_nothing_is_deleted_before_each_holder_of_a_copy_has_had_time_to_be_heard():
+    case = Case()
+    case.key("a", 1)
+    case.deletion.turn(case.picture(TIMEOUT_MS - 1))
+    assert case.post.sent == []
+    case.deletion.turn(case.picture())
+    assert len(case.post.sent) == 1
 
 
 def test_a_pipeline_that_nobody_follows_keeps_its_rows_and_no_others():

@@ -22,6 +22,18 @@ PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 THRESHOLD_MS = 10_000_000
 
 
+class Log:
+    """The time of the shard's log: the clock's, unless it stands."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+        self.stands_at_ms: int | None = None
+
+    @property
+    def timestamp_ms(self) -> int:
+        return self.clock.now_ms if self.stands_at_ms is None else self.stands_at_ms
+
+
 class Case:
     """A shard and its cleanup; what is proposed is executed when the test says so."""
 
@@ -30,7 +42,10 @@ class Case:
         self.clock = ManualClock(now_ms=self.world.now_ms, elapsed=1)
         self.proposed: list[ExpireOpenKeys] = []
         self.willing = True
-        self.replica = SimpleNamespace(store=self.world.tables, state=SimpleNamespace(feature_level=OPEN_KEY_EXPIRY))
+        self.log = Log(self.clock)
+        self.replica = SimpleNamespace(
+            store=self.world.tables, state=SimpleNamespace(feature_level=OPEN_KEY_EXPIRY), position=self.log
+        )
         self.notes: list[str] = []
         replica: Any = self.replica
         proposer: Any = self
@@ -93,6 +108,31 @@ def test_an_open_key_stays_until_it_is_older_than_the_threshold():
     case.turn()
     assert case.proposed == [ExpireOpenKeys(shard=0, modified_before_ms=opened_ms + REST_MS, rows=[row])]
     assert case.names() == []
+
+
+def test_a_wall_clock_that_jumps_ends_nothing():
+    case = Case()
+    case.open("k")
+    case.log.stands_at_ms = case.clock.now_ms
+    case.turn()
+    case.clock.now_ms += 10 * THRESHOLD_MS
+    case.clock.elapsed += REST_MS
+    case.turn()
+    assert case.proposed == []
+
+
+def test_in_a_shard_without_writes_time_goes_on_too():
+    case = Case()
+    case.open("k")
+    opened_ms = case.log.stands_at_ms = case.clock.now_ms
+    case.turn()
+    case.clock.elapsed += THRESHOLD_MS
+    case.turn()
+    assert case.proposed == []
+    case.clock.elapsed += REST_MS
+    case.cleanup.turn()
+    (body,) = case.proposed
+    assert body.modified_before_ms == opened_ms + REST_MS
 
 
 def test_nothing_is_proposed_before_the_feature_level():
