@@ -54,6 +54,7 @@ PROBE = """
 
 def run(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment["CFLAGS"] = "-O0"  # nothing here asks how fast the codec is, and optimising it takes most of the build
     return subprocess.run(
         [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
