@@ -68,7 +68,8 @@ class Failure:
 class IngestSummary:
     """What an ingest did. ``requests`` are those for volumes, buckets, createKey and commitKey.
 
-    Latencies are those of createKey and commitKey; where bytes were written, those of whole files.
+    ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; where bytes were written,
+    those of whole files.
     ``failures`` and ``skipped`` name the first ones; ``failed_files`` and ``skipped_files`` count them all.
     """
 
@@ -178,6 +179,7 @@ class _Ingest:
         self.skipped: list[Skipped] = []
         self.histogram = Histogram()
         self.writing_s = 0.0
+        self.writing_requests = 0
 
     def through(self, begin: Begin) -> IngestSummary:
         """Take all three phases."""
@@ -204,6 +206,7 @@ class _Ingest:
     def write_keys(self, begin: Begin) -> None:
         """Read and write each file; returns when each has been committed, skipped or failed."""
         begun_s = time.monotonic()
+        before = self.requests
         try:
             for found in walk(self.root, self.leave_out):
                 self._write(found, begin)
@@ -214,6 +217,7 @@ class _Ingest:
                 while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
                     self.tell_progress()
         self.writing_s = time.monotonic() - begun_s
+        self.writing_requests = self.requests - before
         self.tell_progress(last=True)
 
     def _write(self, found: FoundFile | Skipped, begin: Begin) -> None:
@@ -284,7 +288,7 @@ class _Ingest:
             bytes=self.key_bytes,
             requests=self.requests,
             seconds=round(self.writing_s, 3),
-            requests_per_second=round(self.histogram.count / max(self.writing_s, 1e-9), 1),
+            requests_per_second=round(self.writing_requests / max(self.writing_s, 1e-9), 1),
             p50_ms=round(self.histogram.percentile_ms(50), 3),
             p99_ms=round(self.histogram.percentile_ms(99), 3),
             max_ms=round(self.histogram.max_ms, 3),

@@ -37,6 +37,7 @@ def test_every_file_is_on_each_replica(world, tree):
     summary = ingest_contents(world.client, tree, placement=PLACEMENT, writers=3, leave_out=["left"])
     taken = {name: size for name, size in SIZES.items() if not name.startswith("left/")}
     assert (summary.keys, summary.failed_files, summary.bytes) == (len(taken), 0, sum(taken.values()))
+    assert summary.requests_per_second * summary.seconds == pytest.approx(2 * len(taken), rel=0.2), "not files/s"
     listed = {key: info for (_, _, key), info in world.cluster.keys.items()}
     assert {key: info.metadata[SHA256] for key, info in listed.items()} == {
         name: hashlib.sha256((tree / name).read_bytes()).hexdigest() for name in taken
