@@ -180,11 +180,8 @@ class Containers:
         if container is None or container.usage().blocks:
             return
         try:
-            for name in (
-                CLOSED_MARK,
-                NEW_ROWS_FILE,
-                ROWS_FILE,
-            ):  # rows last: without them a copy could not be emptied again
+            # The rows last: without them a copy could not be emptied again.
+            for name in (CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE):
                 (container.path / name).unlink(missing_ok=True)
             container.path.rmdir()
         except FileNotFoundError:

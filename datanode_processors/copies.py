@@ -130,19 +130,23 @@ class Copies:
         with self._deleting:
             for container_id, local_ids in by_container.items():
                 try:
-                    indexes.append(self._delete(container_id, local_ids))
+                    index = self._delete(container_id, local_ids)
                 except BlockError as error:  # one that is damaged must not keep the others
-                    if failure is None or error.code != codes.NO_SUCH_PIPELINE:
-                        failure = error
-        if failure is not None and (failure.code != codes.NO_SUCH_PIPELINE or not indexes):
+                    failure = error
+                    continue
+                if index is not None:
+                    indexes.append(index)
+        if failure is not None:
             raise failure
+        if by_container and not indexes:
+            raise self._not_here(min(by_container))
         return BlocksDeleted(bcs_id=max(indexes, default=0))
 
-    def _delete(self, container_id: int, local_ids: list[int]) -> int:
-        """Delete blocks of one copy; return the highest index of their rows."""
+    def _delete(self, container_id: int, local_ids: list[int]) -> int | None:
+        """Delete blocks of one copy; return the highest index of their rows, None if there is no copy here."""
         rows = self._stored(container_id)
         if not rows:
-            raise self._not_here(container_id)
+            return None
         held = {local_id: decode_block_row(rows[local_id]) for local_id in local_ids if local_id in rows}
         for local_id, row in held.items():
             tombstone = BlockRow(

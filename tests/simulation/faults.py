@@ -24,6 +24,7 @@ from schemas.messages import (
     DeleteKey,
     ExpireOpenKeys,
     Finalize,
+    LeaderRequest,
     LogDigestBase,
     Prepare,
     PurgeBlocks,
@@ -169,31 +170,25 @@ class Faults:
         self._done("log of older software", f"at level {level}")
 
     def purge(self, number: int) -> None:
-        """Rows of deletedTable are to be forgotten: some that are there, and perhaps one that is not."""
-        world = self.world
-        client = world.clients[number % len(world.clients)]
-        there = sorted(key for cf, key in world.truth.rows if cf == DELETED_TABLE)
-        first = (number >> 2) % max(len(there), 1)
-        rows = there[first : first + (number >> 8) % 4]
-        if number >> 12 & 1:
-            rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{number >> 15 << 8}".encode())
-        if client.begun >= FIRST_CALLS:
-            world.begin(client, PurgeBlocks(shard=0, rows=rows))
+        """Rows of deletedTable are to be forgotten."""
+        self._operate(number, PurgeBlocks(shard=0, rows=self._some_rows(DELETED_TABLE, number, number >> 15 << 8)))
 
     def expire_open_keys(self, number: int) -> None:
-        """Open keys are to expire: some that are there, and perhaps one that is not; of a time that lies in the future for some clocks."""
-        world = self.world
-        client = world.clients[number % len(world.clients)]
-        there = sorted(key for cf, key in world.truth.rows if cf == OPEN_KEY_TABLE)
+        """Open keys are to expire; of a time that lies in the future for some clocks."""
+        rows = self._some_rows(OPEN_KEY_TABLE, number, number >> 15 << 8 | 255)
+        before_ms = self.world.truth.timestamp_ms + (-SECOND_MS, -20, 0, 0, 0, SECOND_MS)[(number >> 15) % 6]
+        self._operate(number, ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=rows))
+
+    def _some_rows(self, table: str, number: int, absent_id: int) -> list[bytes]:
+        """Return keys of a table's rows: some that are there, and perhaps one that is not."""
+        there = sorted(key for cf, key in self.world.truth.rows if cf == table)
         first = (number >> 2) % max(len(there), 1)
         rows = there[first : first + (number >> 8) % 4]
         if number >> 12 & 1:
-            rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{number >> 15 << 8 | 255}".encode())
-        before_ms = world.truth.timestamp_ms + (-SECOND_MS, -20, 0, 0, 0, SECOND_MS)[(number >> 15) % 6]
-        if client.begun >= FIRST_CALLS:
-            world.begin(client, ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=rows))
+            rows.append(f"/{VOLUME}/{BUCKETS[0]}/{KEYS[number >> 13 & 3]}/{absent_id}".encode())
+        return rows
 
-    def _operate(self, number: int, body: ShardCommand) -> None:
+    def _operate(self, number: int, body: ShardCommand | LeaderRequest) -> None:
         client = self.world.clients[number % len(self.world.clients)]
         if client.begun >= FIRST_CALLS:
             self.world.begin(client, body)
