@@ -1,8 +1,9 @@
 """Blocks through three datanodes and a broker on this machine: the four ways of writing, beside a plain produce of the same bytes.
 
-    python -m benchmarks.datanode [--rounds 3] [--mib 256] [--only base clients ...] [--fsync close] [--full]
+    python -m benchmarks.datanode [--brokers 1] [--rounds 3] [--mib 256] [--only base clients ...] [--fsync close] [--full]
 
-Everything is real and runs here: a broker, three datanodes, 16 clients, each a process of its own; there is no Object Manager. All points
+Everything is real and runs here: one broker or three, three datanodes, 16 clients, each a process of its own; there is no Object Manager.
+With three brokers the log has three replicas, two of them in sync before a record is acknowledged, as has the topic of the plain produce. All points
 are measured in turn, round after round, on one running set of processes, so that their ratios hold whatever else the machine does; a
 point's figures are medians of its rounds. A base point (one client, a chain, blocks of 64 MiB, packets of 64 KiB) is changed in one
 respect at a time. Blocks are deleted after each measurement. Nothing is asserted.
@@ -48,7 +49,7 @@ from replicated_db.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
 from schemas.datanode import BlockId, DeleteBlocks
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
-from tests.support.datanodes import CLUSTER, Block, Datanodes
+from tests.support.datanodes import CLUSTER, Block, Datanodes, create_topics
 from tests.support.stack import LocalKafka
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -67,8 +68,8 @@ ONE_LEADS = (1, 2, 3, 4)
 SPREAD = (5, 6, 7, 8)
 """Partitions of the pipelines that ``leaders`` compares."""
 FLUSH_BYTES = MIB
-COPIES = 4
-"""How often a byte comes into the page cache at most: in three block files, and in the log."""
+REPLICAS = 3
+"""Of each block; a byte comes into the page cache once for each at most, and once for each replica of the log."""
 ASK_S = 1.0
 WATCHDOG_MS = 3_000
 START_AFTER_S = 0.05
@@ -156,7 +157,8 @@ class System:
         self.warm_to: Path | None = None
         """File that is written and deleted before each measurement."""
         self.processes = {name: psutil.Process(process.pid) for name, process in nodes.processes.items()}
-        self.processes["broker"] = psutil.Process(kafka.processes[1].pid)
+        brokers = {f"broker{number}": psutil.Process(process.pid) for number, process in kafka.processes.items()}
+        self.processes.update(brokers)
 
     # -- counting
 
@@ -281,7 +283,7 @@ class System:
             commands = [plain] * point.clients
         else:
             leader = self.nodes.wait_leader(partitions[0])
-        self.warm(COPIES * blocks * point.clients * point.block_mib * MIB)
+        self.warm((REPLICAS + len(self.kafka.processes)) * blocks * point.clients * point.block_mib * MIB)
         self.reset_peaks()
         before, cpu_before = self.counts(partitions), self.cpu_s()
         answers = self.together(commands)
@@ -513,6 +515,7 @@ def measure_recovery(system: System, arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Start everything, measure, print, stop it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--brokers", type=int, choices=(1, 3), default=1, help="and replicas of the log")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count: a broker's JVM needs them")
     parser.add_argument("--mib", type=int, default=256, help="written for one sample, at least a block a client")
@@ -531,8 +534,12 @@ def main() -> None:
     count = max(count, 4 if "leaders" in arguments.only else 1)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stratolog-bench-", dir=arguments.folder)))
-        kafka = stack.enter_context(LocalKafka(folder / "kafka", jvm=LONG_RUN_JVM))
-        kafka.admin.create_topics([NewTopic(PLAIN_TOPIC, 1, 1, config=dict(LOG_SETTINGS))])[PLAIN_TOPIC].result(30)
+        kafka = stack.enter_context(LocalKafka(folder / "kafka", brokers=arguments.brokers, jvm=LONG_RUN_JVM))
+        in_sync = {"min.insync.replicas": "2"} if arguments.brokers > 1 else {}
+        plain = NewTopic(PLAIN_TOPIC, 1, arguments.brokers, config={**LOG_SETTINGS, **in_sync})
+        kafka.admin.create_topics([plain])[PLAIN_TOPIC].result(30)
+        # Before the datanodes would: with as many replicas as there are brokers.
+        create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
         nodes = Datanodes(folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS)
         stack.enter_context(nodes)
         nodes.open_pipeline(0)

@@ -42,8 +42,9 @@ def place_group(config: DatanodeConfig, group: str, replicas: Mapping[int, Repli
     )  # fmt: skip
 
 
-def follow(app: faust.App, partition: int) -> None:
-    """Fetch a pipeline's log, and its members' reports; its replica must be there. On any thread."""
+def follow(app: faust.App, loops: Mapping[int, LeaderLoop], partition: int) -> None:
+    """Fetch a pipeline's log, and its members' reports; its replica and its loop must be there. On any thread."""
+    follower.rest_while_leading(app, DN_LOG, loops[partition])
     transport: Any = app.transport
     transport.follow(DN_LOG, partition)
     transport.follow(DN_AUDIT, partition)

@@ -15,6 +15,9 @@ and only what is said for BEYOND_END_WAIT_S without a pause is an error.
 A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
 and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
 
+A partition whose leader is in this process and at work *rests* (:meth:`FollowerTransport.rest`): the leader's thread applies all that could be
+fetched. It is woken at the position that the replica has then.
+
 A transport with ``placed`` bears that the topics grow while it runs: what is behind so many partitions was added after the group was placed, so
 the group has no offset for it, and it is read from its beginning.
 """
@@ -106,9 +109,23 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         for tp in assigned:
             if not transport.is_placed(tp):
                 consumer.seek(TopicPartition(*tp), 0)
-        if paused := [TopicPartition(*tp) for tp in assigned if not transport.follows(tp)]:
+        if paused := [TopicPartition(*tp) for tp in assigned if transport.rests(tp) or not transport.follows(tp)]:
             consumer.pause(*paused)
         await super().on_partitions_assigned(assigned, generation_id)
+
+    def turn(self, tp: TP, offset: int) -> None:
+        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset``. On any thread."""
+        self.thread_loop.call_soon_threadsafe(self._turn, TopicPartition(*tp), offset)
+
+    def _turn(self, tp: TopicPartition, offset: int) -> None:
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        if tp not in consumer.assignment():
+            return  # the assignment finds what the transport says
+        if transport.rests(tp):
+            consumer.pause(tp)
+        elif transport.follows(tp):
+            consumer.seek(tp, offset)
+            consumer.resume(tp)
 
     async def resume(self, tp: TP) -> None:
         """Fetch a partition from where the group was placed; on any thread."""
@@ -148,8 +165,12 @@ class _Consumer(aiokafka.Consumer):
 
     def verify_event_path(self, now: float, tp: TP) -> None:
         """Look whether a partition that is followed gets on."""
-        if self.transport.follows(tp):
+        if self.transport.follows(tp) and not self.transport.rests(tp):
             super().verify_event_path(now, tp)
+
+    def turn(self, tp: TP, offset: int) -> None:
+        """Rest or wake a partition."""
+        self._thread.turn(tp, offset)
 
     async def follow(self, tp: TP) -> None:
         """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
@@ -190,12 +211,37 @@ class FollowerTransport(aiokafka.Transport):
         self.fatal = fatal
         self._lock = Lock()
         self._follows = None if follows is None else set(follows)
+        self._resting: set[tuple[str, int]] = set()
         self._placed = placed
 
-    def follows(self, tp: TP) -> bool:
+    def follows(self, tp: TP | TopicPartition) -> bool:
         """Whether a partition is fetched."""
         with self._lock:
             return self._follows is None or (tp.topic, tp.partition) in self._follows
+
+    def rests(self, tp: TP | TopicPartition) -> bool:
+        """Whether a partition is not fetched for now."""
+        with self._lock:
+            return (tp.topic, tp.partition) in self._resting
+
+    def rest(self, topic: str, partition: int) -> None:
+        """Fetch a partition no more until it is woken. May be called from any thread, at any time."""
+        with self._lock:
+            self._resting.add((topic, partition))
+        self._turn(topic, partition, 0)
+
+    def wake(self, topic: str, partition: int, offset: int) -> None:
+        """Fetch a partition again, from ``offset`` on (records before it may come too). May be called from any thread, at any time."""
+        with self._lock:
+            if (topic, partition) not in self._resting:
+                return
+            self._resting.remove((topic, partition))
+        self._turn(topic, partition, offset)
+
+    def _turn(self, topic: str, partition: int, offset: int) -> None:
+        app: Any = self.app
+        if app._consumer is not None and app.loop.is_running():
+            app._consumer.turn(TP(topic, partition), offset)
 
     def is_placed(self, tp: TP | TopicPartition) -> bool:
         """Whether the group was given an offset for a partition."""

@@ -3,8 +3,8 @@
 Rules:
     - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start and its offsets
       are set before the worker starts; there is no offset reset.
-    - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded; once it
-      leads no more, what it had left undone is read from the log.
+    - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded, and are not
+      even fetched (:func:`rest_while_leading`); once it leads no more, what it had left undone is read from the log.
     - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
     - A process that holds replicas of some partitions only fetches those alone (``FollowerTransport.follow``).
 """
@@ -126,6 +126,20 @@ def place_group(
         raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
 
 
+def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
+    """Have the follower of an app fetch nothing of a log while the loop that leads it here appends: its thread applies all that comes."""
+    transport: Any = app.transport
+    shard = loop.replica.identity.shard
+
+    def turn(rests: bool) -> None:
+        if rests:
+            transport.rest(topic, shard)
+        else:
+            transport.wake(topic, shard, loop.replica.read_offset + 1)
+
+    loop.follower_may_rest = turn
+
+
 class Follower:
     """Applies the log, and listens to the other members' reports. The mappings may grow while it runs."""
 
@@ -146,6 +160,8 @@ class Follower:
         """Subscribe the app to the log and to the reports."""
         log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw")
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
+        for loop in self._loops.values():
+            rest_while_leading(app, self._feed.log_topic, loop)
 
         @app.agent(log, name="apply")
         async def apply(stream: Any) -> None:

@@ -40,6 +40,9 @@ MAX_CLOCK_SKEW_MS = 60_000
 PIPELINE_BATCH = 100
 """With a batch in flight, another is sealed only once it holds this many requests (or is full)."""
 
+QUIET_MS = 2_000
+"""A leader that has appended nothing for so long would not notice another one's claim."""
+
 MAX_WAITING_TICKS = 10_000
 REMEMBERED_CLAIMS = 64
 NONCE_RANGE = (10, 40)
@@ -127,6 +130,11 @@ class LeaderLoop:
         self._turned_ms = 0
         self._held: Sequence[Proposal] = ()
         self.leading = False
+        self.follower_may_rest: Callable[[bool], None] = lambda _: None
+        """Told, on the shard's thread: True when this loop appends, so that it applies all that comes and finds what others append before its
+        own next record; False when it has appended nothing for QUIET_MS, or leads no more."""
+        self._rests = False
+        self._appended_ms = 0
         self.batches = 0
         self.requests = 0
 
@@ -317,6 +325,13 @@ class LeaderLoop:
             self._barriers_and_ticks(leader, appender)
             if leader.in_flight < self._limits.max_in_flight:
                 self._fill(leader, appender, intake, busy=busy)
+            if self._rests and not leader.in_flight and self._turned_ms - self._appended_ms > QUIET_MS:
+                self._let_rest(False)
+
+    def _let_rest(self, rests: bool) -> None:
+        if rests is not self._rests:
+            self._rests = rests
+            self.follower_may_rest(rests)
 
     def _fill(self, leader: Leader, appender: Appender, intake: Intake, *, busy: bool) -> None:
         """Execute what has queued; seal unless it pays to wait for more."""
@@ -381,6 +396,8 @@ class LeaderLoop:
         for append in appends:
             if append is not None:
                 appender.append(append.token, append.value)
+                self._appended_ms = self._turned_ms
+                self._let_rest(True)
 
     def _poll(self, leader: Leader, appender: Appender, wait_s: float) -> None:
         for report in appender.poll(wait_s):
@@ -424,5 +441,6 @@ class LeaderLoop:
             waiting = [*self._ticks, *(future for _, futures in self._ticking for future in futures)]
             self._ticks.clear()
             self._ticking.clear()
+        self._let_rest(False)
         for future in waiting:
             future.set_exception(NotLeading(f"shard {self.replica.identity.shard} lost its leader"))

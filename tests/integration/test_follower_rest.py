@@ -1,0 +1,123 @@
+"""A follower leaves a partition alone while its leader is at work in the same process, on a real broker (``faust_transport``)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import NewTopic
+
+from replicated_db.follower import make_app, place_group
+from stratolog.local.processes import free_ports, wait_until
+from tests.support.stack import LocalKafka
+
+pytestmark = pytest.mark.integration
+
+LOG, AUDIT = "rest.log", "rest.audit"
+RESTING, OTHER = 0, 1
+
+
+class Fetched:
+    """A follower's app on a thread of its own, which notes what it is given."""
+
+    def __init__(self, kafka: LocalKafka, folder: Path, name: str) -> None:
+        self.offsets: dict[int, list[int]] = {RESTING: [], OTHER: []}
+        self.errors: list[BaseException] = []
+        self.app = make_app(
+            name, bootstrap_servers=kafka.bootstrap_servers, host="127.0.0.1", port=free_ports(1)[0], data_dir=folder,
+            fatal=self.errors.append,
+        )  # fmt: skip
+        place_group(kafka.bootstrap_servers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2)
+        self.transport: Any = self.app.transport
+        topic = self.app.topic(LOG, value_serializer="raw", key_serializer="raw")
+
+        @self.app.agent(topic)
+        async def note(stream: Any) -> None:
+            async for event in stream.events():
+                self.offsets[event.message.partition].append(event.message.offset)
+
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self.app.start())
+        self._loop.run_forever()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.app.stop(), self._loop).result(30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def append(kafka_broker: LocalKafka) -> Callable[[int, int], None]:
+    topics = [NewTopic(LOG, 2, 1), NewTopic(AUDIT, 2, 1)]
+    for created in kafka_broker.admin.create_topics(topics).values():
+        created.result(30)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "linger.ms": 0})
+
+    def append_some(partition: int, count: int) -> None:
+        for _ in range(count):
+            producer.produce(LOG, b"record", partition=partition)
+        assert producer.flush(30) == 0
+
+    return append_some
+
+
+@pytest.fixture
+def fetched(kafka_broker: LocalKafka, append: object, tmp_path: Path, request: Any) -> Iterator[Fetched]:
+    follower = Fetched(kafka_broker, tmp_path, f"follower-{request.node.name}")
+    yield follower
+    follower.stop()
+    assert not follower.errors
+
+
+def test_a_resting_partition_is_not_fetched_and_wakes_at_the_offset_it_is_given(
+    fetched: Fetched, append: Callable[[int, int], None]
+):
+    append(RESTING, 5)
+    append(OTHER, 5)
+    fetched.start()
+    assert wait_until(lambda: [len(one) for one in fetched.offsets.values()] == [5, 5], 60)
+
+    fetched.transport.rest(LOG, RESTING)
+    append(OTHER, 1)
+    assert wait_until(lambda: len(fetched.offsets[OTHER]) == 6, 30)  # what was fetched before the rest has come by now
+    append(RESTING, 20)
+    append(OTHER, 5)
+    assert wait_until(lambda: len(fetched.offsets[OTHER]) == 11, 30)
+    assert fetched.offsets[RESTING] == list(range(5))
+
+    fetched.transport.wake(LOG, RESTING, 15)
+    append(RESTING, 1)
+    assert wait_until(lambda: fetched.offsets[RESTING][-1:] == [25], 30)
+    assert fetched.offsets[RESTING] == [*range(5), *range(15, 26)]
+
+    # Turned about quickly, the last word counts.
+    for _ in range(10):
+        fetched.transport.rest(LOG, RESTING)
+        fetched.transport.wake(LOG, RESTING, 26)
+    append(RESTING, 3)
+    assert wait_until(lambda: fetched.offsets[RESTING][-1:] == [28], 30)
+
+
+def test_a_partition_that_rests_before_the_follower_starts(fetched: Fetched, append: Callable[[int, int], None]):
+    fetched.transport.rest(LOG, RESTING)
+    fetched.start()
+    append(OTHER, 1)
+    assert wait_until(lambda: len(fetched.offsets[OTHER]) >= 1, 60)
+    assert fetched.offsets[RESTING] == []
+
+    fetched.transport.wake(LOG, RESTING, 0)
+    append(RESTING, 1)
+    assert wait_until(lambda: len(fetched.offsets[RESTING]) >= 1, 30)
+    assert fetched.offsets[RESTING][0] == 0
