@@ -208,7 +208,7 @@ class Leader:
         building = self._building or self._open(elapsed_ms)
         if proposal.position is not None:
             building.position = proposal.position
-        refusal, message, row = None, "", None
+        key = row = None
         if proposal.client_id:
             key = retry_key(proposal.client_id, proposal.call_id)
             row = self._overlay.get(RETRY, key)
@@ -216,27 +216,30 @@ class Leader:
                 return self._repeat(proposal, key, row[HASH_BYTES:])
         if not building.requests and self.state.prepared is None:
             self._remove_old_rows(building)  # now, when an index is certain: without one no row may change
-        if proposal.client_id:
-            if row is not None:
-                refusal, message = Refusal.CALL_ID_REUSED, "the call id was used for another request"
-            elif is_expired(proposal.first_sent_at_ms, building.timestamp_ms):
-                refusal, message = Refusal.EXPIRED, f"first sent at {proposal.first_sent_at_ms} ms"
-            elif is_below_floor(self._overlay.get, proposal.client_id, proposal.call_id):
-                refusal, message = Refusal.EXPIRED, BELOW_FLOOR
-            self._answered.hear(proposal.client_id, proposal.answered_below)
-        if refusal is None and self.state.prepared is not None and not proposal.begins_batch:
+        refused = None if key is None else self._why_refused(proposal, building, row)
+        if refused is None and self.state.prepared is not None and not proposal.begins_batch:
             # Expired by the clock, so it was let in; but not by the time of the batch, which was opened earlier.
             return self._refuse_prepared(proposal)
         index = self.index + 1
-        recorded = refusal is None
-        if refusal is None:
+        if refused is None:
             response = self._run(proposal, building, index)
         else:
-            response = self._service.refuse(proposal, refusal, message, index)
+            response = self._service.refuse(proposal, *refused, index)
         self.index = index
-        building.answer(proposal, response, index, recorded=recorded)
-        if recorded and proposal.client_id:
-            self._overlay.set(RETRY, proposal.client_id + proposal.call_id, proposal.request_hash + response)
+        building.answer(proposal, response, index, recorded=refused is None)
+        if refused is None and key is not None:
+            self._overlay.set(RETRY, key, proposal.request_hash + response)
+        return None
+
+    def _why_refused(self, proposal: Proposal, building: Building, row: bytes | None) -> tuple[Refusal, str] | None:
+        """Judge a call that is not a repeated one; ``row`` is what its id has in the retry cache."""
+        self._answered.hear(proposal.client_id, proposal.answered_below)
+        if row is not None:
+            return Refusal.CALL_ID_REUSED, "the call id was used for another request"
+        if is_expired(proposal.first_sent_at_ms, building.timestamp_ms):
+            return Refusal.EXPIRED, f"first sent at {proposal.first_sent_at_ms} ms"
+        if is_below_floor(self._overlay.get, proposal.client_id, proposal.call_id):
+            return Refusal.EXPIRED, BELOW_FLOOR
         return None
 
     def _refuses(self, proposal: Proposal, elapsed_ms: int) -> bool:
