@@ -16,7 +16,7 @@ A transport with ``follows`` fetches the named partitions alone: the group's one
 and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
 
 A partition whose leader is in this process and at work *rests* (:meth:`FollowerTransport.rest`): the leader's thread applies all that could be
-fetched. It is woken at the position that the replica has then.
+fetched. It is woken at the position that the replica has then (``next_offset``).
 
 A transport with ``placed`` bears that the topics grow while it runs: what is behind so many partitions was added after the group was placed, so
 the group has no offset for it, and it is read from its beginning.
@@ -25,7 +25,8 @@ the group has no offset for it, and it is read from its beginning.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import Future
 from threading import Lock
 from typing import Any
 
@@ -113,18 +114,19 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             consumer.pause(*paused)
         await super().on_partitions_assigned(assigned, generation_id)
 
-    def turn(self, tp: TP, offset: int) -> None:
-        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset``. On any thread."""
-        self.thread_loop.call_soon_threadsafe(self._turn, TopicPartition(*tp), offset)
+    async def turn(self, tp: TP, offset: int | None) -> None:
+        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset`` on."""
+        await self.call_thread(self._turn, TopicPartition(*tp), offset)
 
-    def _turn(self, tp: TopicPartition, offset: int) -> None:
+    async def _turn(self, tp: TopicPartition, offset: int | None) -> None:
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         if tp not in consumer.assignment():
             return  # the assignment finds what the transport says
         if transport.rests(tp):
             consumer.pause(tp)
         elif transport.follows(tp):
-            consumer.seek(tp, offset)
+            if offset is not None:
+                consumer.seek(tp, offset)
             consumer.resume(tp)
 
     async def resume(self, tp: TP) -> None:
@@ -140,7 +142,12 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         committed = await consumer.seek_to_committed()
         for tp, offset in committed.items():
-            if offset == 0 or (offset is None and not transport.is_placed(tp)):
+            # What rested while its leader was at work is far behind for the group.
+            following = transport.next_offset(tp)
+            if following is not None and offset is not None and following > offset:
+                consumer.seek(tp, following)
+                committed[tp] = following
+            elif offset == 0 or (offset is None and not transport.is_placed(tp)):
                 consumer.seek(tp, 0)
         return committed
 
@@ -168,9 +175,13 @@ class _Consumer(aiokafka.Consumer):
         if self.transport.follows(tp) and not self.transport.rests(tp):
             super().verify_event_path(now, tp)
 
-    def turn(self, tp: TP, offset: int) -> None:
+    async def turn(self, tp: TP) -> None:
         """Rest or wake a partition."""
-        self._thread.turn(tp, offset)
+        offset = None if self.transport.rests(tp) else self.transport.next_offset(tp)
+        if offset is not None:
+            # Faust takes what it was not given for a gap, and lists it number by number when it commits.
+            self._read_offset[tp] = self._committed_offset[tp] = offset
+        await self._thread.turn(tp, offset)
 
     async def follow(self, tp: TP) -> None:
         """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
@@ -212,6 +223,8 @@ class FollowerTransport(aiokafka.Transport):
         self._lock = Lock()
         self._follows = None if follows is None else set(follows)
         self._resting: set[tuple[str, int]] = set()
+        self.next_offset: Callable[[TP | TopicPartition], int | None] = lambda _: None
+        """From where on a partition is wanted, None if the group's offset will do; to be set before the app starts."""
         self._placed = placed
 
     def follows(self, tp: TP | TopicPartition) -> bool:
@@ -228,20 +241,34 @@ class FollowerTransport(aiokafka.Transport):
         """Fetch a partition no more until it is woken. May be called from any thread, at any time."""
         with self._lock:
             self._resting.add((topic, partition))
-        self._turn(topic, partition, 0)
+        self._turn(topic, partition)
 
-    def wake(self, topic: str, partition: int, offset: int) -> None:
-        """Fetch a partition again, from ``offset`` on (records before it may come too). May be called from any thread, at any time."""
+    def wake(self, topic: str, partition: int) -> None:
+        """Fetch a partition again, from ``next_offset`` on (records before it may come too). May be called from any thread, at any time."""
         with self._lock:
             if (topic, partition) not in self._resting:
                 return
             self._resting.remove((topic, partition))
-        self._turn(topic, partition, offset)
+        self._turn(topic, partition)
 
-    def _turn(self, topic: str, partition: int, offset: int) -> None:
+    def _turn(self, topic: str, partition: int) -> None:
+        if (consumer := self._consumer()) is not None:
+            self._run(consumer.turn(TP(topic, partition)))
+
+    def _consumer(self) -> Any:
+        """Return Faust's consumer, None before it runs: then the assignment will find what is said here."""
         app: Any = self.app
-        if app._consumer is not None and app.loop.is_running():
-            app._consumer.turn(TP(topic, partition), offset)
+        # In this order: the loop of an app that has not started yet would be the asking thread's.
+        return app._consumer if app._consumer is not None and app.loop.is_running() else None
+
+    def _run(self, turning: Coroutine[Any, Any, None]) -> None:
+        def done(future: Future[None]) -> None:
+            # A partition that is not woken would stand still, and nobody would know why.
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not self.app.should_stop:
+                self.fatal(error)
+
+        asyncio.run_coroutine_threadsafe(turning, self.app.loop).add_done_callback(done)
 
     def is_placed(self, tp: TP | TopicPartition) -> bool:
         """Whether the group was given an offset for a partition."""
@@ -253,6 +280,5 @@ class FollowerTransport(aiokafka.Transport):
             if self._follows is None or (topic, partition) in self._follows:
                 return
             self._follows.add((topic, partition))
-        app: Any = self.app
-        if app._consumer is not None and app.loop.is_running():
-            asyncio.run_coroutine_threadsafe(app._consumer.follow(TP(topic, partition)), app.loop)
+        if (consumer := self._consumer()) is not None:
+            self._run(consumer.follow(TP(topic, partition)))

@@ -135,7 +135,7 @@ def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
         if rests:
             transport.rest(topic, shard)
         else:
-            transport.wake(topic, shard, loop.replica.read_offset + 1)
+            transport.wake(topic, shard)
 
     loop.follower_may_rest = turn
 
@@ -160,6 +160,8 @@ class Follower:
         """Subscribe the app to the log and to the reports."""
         log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw")
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
+        transport: Any = app.transport
+        transport.next_offset = self._next_offset
         for loop in self._loops.values():
             rest_while_leading(app, self._feed.log_topic, loop)
 
@@ -176,6 +178,11 @@ class Follower:
             async for event in stream.events():
                 message = event.message
                 self._guard(self.hear, message.key, dict(message.headers or ()), message.value)
+
+    def _next_offset(self, tp: Any) -> int | None:
+        """Return from where on a partition is wanted: behind what its replica has read; None for reports."""
+        replica = self._replicas.get(tp.partition) if tp.topic == self._feed.log_topic else None
+        return None if replica is None else replica.read_offset + 1
 
     def _guard(self, act: Callable[..., None], *arguments: Any) -> None:
         try:

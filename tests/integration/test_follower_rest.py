@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
@@ -33,7 +33,9 @@ class Fetched:
             fatal=self.errors.append,
         )  # fmt: skip
         place_group(kafka.bootstrap_servers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2)
-        self.transport: Any = self.app.transport
+        self.transport: Any = cast("Any", self.app.transport)
+        self.wanted = 0
+        self.transport.next_offset = self.next_offset
         topic = self.app.topic(LOG, value_serializer="raw", key_serializer="raw")
 
         @self.app.agent(topic)
@@ -43,6 +45,9 @@ class Fetched:
 
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+
+    def next_offset(self, tp: Any) -> int | None:
+        return self.wanted if (tp.topic, tp.partition) == (LOG, RESTING) else None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -97,15 +102,17 @@ def test_a_resting_partition_is_not_fetched_and_wakes_at_the_offset_it_is_given(
     assert wait_until(lambda: len(fetched.offsets[OTHER]) == 11, 30)
     assert fetched.offsets[RESTING] == list(range(5))
 
-    fetched.transport.wake(LOG, RESTING, 15)
+    fetched.wanted = 15
+    fetched.transport.wake(LOG, RESTING)
     append(RESTING, 1)
     assert wait_until(lambda: fetched.offsets[RESTING][-1:] == [25], 30)
     assert fetched.offsets[RESTING] == [*range(5), *range(15, 26)]
 
     # Turned about quickly, the last word counts.
+    fetched.wanted = 26
     for _ in range(10):
         fetched.transport.rest(LOG, RESTING)
-        fetched.transport.wake(LOG, RESTING, 26)
+        fetched.transport.wake(LOG, RESTING)
     append(RESTING, 3)
     assert wait_until(lambda: fetched.offsets[RESTING][-1:] == [28], 30)
 
@@ -117,7 +124,7 @@ def test_a_partition_that_rests_before_the_follower_starts(fetched: Fetched, app
     assert wait_until(lambda: len(fetched.offsets[OTHER]) >= 1, 60)
     assert fetched.offsets[RESTING] == []
 
-    fetched.transport.wake(LOG, RESTING, 0)
+    fetched.transport.wake(LOG, RESTING)
     append(RESTING, 1)
     assert wait_until(lambda: len(fetched.offsets[RESTING]) >= 1, 30)
     assert fetched.offsets[RESTING][0] == 0
