@@ -260,6 +260,8 @@ _COMMON: Mapping[str, str] = {
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
     "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES + 1024 * 1024),
     "replica.fetch.response.max.bytes": str(2 * MAX_MESSAGE_BYTES),
+    # An idle controller appends a record this often, by default twice a second: a third of an idle broker's processor time.
+    "metadata.max.idle.interval.ms": "5000",
     # A broker that was killed is given up, and may register again, after this.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
