@@ -19,6 +19,10 @@ PACKAGE_ROOT = Path(__file__).resolve().parent.parent
 ARROW_RECORDS = 256
 """Rows handed to Python at once: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
 
+CODEGEN_FIELDS = 5_000
+"""More fields than any frame of ours has, nested ones counted: beyond the limit (100 by default) Spark does not compile a stage as a whole once, but
+has each task of each micro-batch compile its projections anew, which reads Hadoop's configuration again for each record type."""
+
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -81,6 +85,7 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
         # The stateful operator's partitions are part of its checkpoint: adaptive execution must not merge them.
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
+        "spark.sql.codegen.maxFields": str(CODEGEN_FIELDS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
         "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
         # A delta file a micro-batch instead of a whole snapshot.

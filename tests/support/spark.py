@@ -23,7 +23,9 @@ APPENDED_AT = datetime(2025, 6, 15, 15, 6, 40, tzinfo=UTC)
 @functools.cache
 def spark() -> SparkSession:
     folder = Path(tempfile.mkdtemp(prefix="stratolog-spark-"))
-    session = build_session(SparkSettings(jars=tuple(spark_jars()), work_dir=folder, app_name="tests"))
+    # One task at a time: each has a Python worker, and starting those takes longer than what they do here.
+    settings = SparkSettings(jars=tuple(spark_jars()), work_dir=folder, app_name="tests", master="local[1]")
+    session = build_session(settings)
 
     def stop() -> None:
         session.stop()
