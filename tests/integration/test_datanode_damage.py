@@ -100,7 +100,7 @@ def salvage(nodes: Datanodes, name: str, block: Block, offset: int, length: int)
         length=length, bcs_id=0,
     )  # fmt: skip
     with Peer(nodes.address(name), own="test", cluster=CLUSTER, timeout_s=REQUEST_TIMEOUT_S) as peer:
-        return b"".join(bytes(data) for _, data, _ in peer.read_block(request))  # type: ignore[arg-type]
+        return b"".join(bytes(data) for _, data, _ in peer.read_block(request))
 
 
 def refused(act: Callable[[], object]) -> BlockError:
