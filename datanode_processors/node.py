@@ -126,7 +126,9 @@ class Datanode:
 
     def start(self) -> None:
         """Begin elections, verification and heartbeats."""
-        self.pipelines.start(partial(follow, self.app), self.heartbeats.changed, self.reports.barrier)
+        self.pipelines.start(
+            partial(follow, self.app), self.heartbeats.changed, self.reports.barrier, self.scrubber.pace.took
+        )
         self.heartbeats.start()
         if self.config.block_scrub_interval_ms:
             self._scrubbing.start()
