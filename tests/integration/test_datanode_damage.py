@@ -288,7 +288,7 @@ def test_the_scrubber_finds_damage_in_a_copy_and_has_it_repaired(
     blocks, _ = copied(nodes, 60 + fault_round)
     with monkeypatch.context() as scrubbing:
         scrubbing.setitem(nodes.options, "block_scrub_interval_ms", 300)
-        nodes.stop("dn4")
+        nodes.kill("dn4")
         nodes.start("dn4")
     first, second = blocks
     nodes.wait("a look", lambda: copies(nodes).get("unconfirmed") == 0)
@@ -310,7 +310,7 @@ def test_the_scrubber_finds_damage_in_a_copy_and_has_it_repaired(
     damage(nodes, "dn2", first, [9])
     fetch(nodes, first.container_id, "dn1", "dn2")
     nodes.wait("all is right again", lambda: is_mended(nodes, first, blocks[first]))
-    nodes.stop("dn4")
+    nodes.kill("dn4")
     nodes.start("dn4")
 
 
