@@ -37,6 +37,7 @@ class CopySources:
         """Read the file, as far as it can be understood."""
         self._path = path
         self._lock = Lock()
+        self._writing = Lock()
         self._sources = _read(path)
         self._changed = False
 
@@ -58,6 +59,10 @@ class CopySources:
 
     def save(self, is_here: Callable[[int], bool]) -> None:
         """If anything has changed, forget containers that are not here and replace the file. Raises OSError."""
+        with self._writing:
+            self._save(is_here)
+
+    def _save(self, is_here: Callable[[int], bool]) -> None:
         with self._lock:
             if not self._changed:
                 return

@@ -245,12 +245,12 @@ class CopyUpkeep:
             while (task := self._next()) is not None:
                 container_id, local_id = task
                 if task == SAVE:
-                    self._save()
+                    self.save()
                 elif local_id is None:
                     self._look(container_id)
                 else:
                     self._repair((container_id, local_id))
-            self._save()
+            self.save()
         except BaseException as error:
             if not self._stopping:
                 self._fatal(error)
@@ -265,14 +265,15 @@ class CopyUpkeep:
                 self._lock.wait(IDLE_WAIT_S if due_s is None else min(IDLE_WAIT_S, max(0.0, due_s - now_s)))
         return None
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write whom to ask about copies; a disk that is full is noted, for it is a hint. On any thread."""
         with self._lock:
             self._saved_s = time.monotonic()
         here = set(self.here())
         try:
             # Asked once more: a copy may have come since.
             self._sources.save(lambda container_id: container_id in here or self._copies.is_here(container_id))
-        except OSError as error:  # a full disk: it is a hint
+        except OSError as error:
             self._note(f"the sources of copies are not written: {error.strerror}")
 
     @contextmanager

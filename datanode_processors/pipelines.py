@@ -427,8 +427,11 @@ class Pipelines:
             return Accepted(
                 detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs"
             )
+        known = self.copies.is_here(request.container_id)
         answer = self.copies.fetch(request)
         self.upkeep.named(request.container_id, request.sources)
+        if not known:  # a copy that was taken is one whose holder knows whom to ask, killed the next moment or not
+            self.upkeep.save()
         return answer
 
     def _delete_copies(self, request: DeleteBlocks) -> BlocksDeleted:
