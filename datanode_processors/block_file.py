@@ -122,6 +122,27 @@ class BlockFile:
             self.exists = self.loaded = True
             self._settled = False
 
+    def forget_checksums(self) -> None:
+        """Believe nothing of what was written: the file was found to hold other bytes. One that was cut or removed ends where it ends now.
+
+        Call with ``lock``; raises BlockError FAILED.
+        """
+        self.cells.forget(0, self.written)
+        if not self.exists or self.writer is not None:  # a writer holds the file by its descriptor: it ends first
+            return
+        try:
+            found = os.stat(self.path).st_size
+        except FileNotFoundError:
+            self._counted(blocks=-1)
+            self.exists = self._linked = False
+            found = 0
+        except OSError as error:
+            raise block_error(error, "look at", self.path) from error
+        if found < self.file_bytes:
+            self._resize(found)
+            self.durable = min(self.durable, found)
+            self.cells.cut(min(self.written, found))
+
     def look_again(self) -> None:
         """Have the next ``load`` look at the file, if there was none so far."""
         with self.lock:

@@ -314,9 +314,12 @@ class BlockStore:
                 self._readers -= 1
 
     def forget_checksums(self, container_id: int, local_id: int) -> None:
-        """Read a block again before its checksums are told: its file has been found to hold other bytes than were written."""
+        """Read a block again before its checksums are told: its file has been found to hold other bytes than were written.
+
+        A file that was cut or removed has the length from then on that it has. Raises BlockError FAILED.
+        """
         with self._held(container_id, local_id) as block, block.lock:
-            block.cells.forget(0, block.written)
+            block.forget_checksums()
 
     # --------------------------------------------------------------------------------------- following the log
 
@@ -337,9 +340,10 @@ class BlockStore:
             block.cut(length)
             block.flush()
 
-    def delete(self, container_id: int, local_id: int) -> None:
-        """Remove a block, and its container's directory if it was the last; ends its stream if there is one. Idempotent.
+    def delete(self, container_id: int, local_id: int, *, drop: bool = True) -> None:
+        """Remove a block, and with ``drop`` its container's directory if it was the last; ends its stream if there is one. Idempotent.
 
+        Without ``drop`` a copy keeps its rows though none of its files is left: of blocks that are to be repaired.
         Not fsynced: a file that is back after a loss of power is garbage, which ``blocks`` lists. Raises BlockError FAILED.
         """
         with self._held(container_id, local_id) as block:
@@ -348,6 +352,18 @@ class BlockStore:
                 while len(self._deleted) > MAX_REMEMBERED_DELETIONS:
                     self._deleted.popitem(last=False)
             block.delete()
+        if drop:
+            self.drop_if_empty(container_id)
+
+    def recount(self, container_id: int) -> None:
+        """Count a closed container's files anew, of which some were cut, removed or restored. Raises BlockError FAILED."""
+        try:
+            self._containers.recount(container_id)
+        except OSError as error:
+            raise block_error(error, "count", self._containers.path(container_id)) from error
+
+    def drop_if_empty(self, container_id: int) -> None:
+        """Remove a container's directory, its mark and its rows if no block is left in it. Raises BlockError FAILED."""
         try:
             self._containers.drop_if_empty(container_id)
         except OSError as error:

@@ -17,6 +17,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -111,6 +112,9 @@ class Containers:
                 container = Container(folder, int(entry.name))
                 container.read_directory()
                 self._known[container.container_id] = container
+                if not container.closed:  # emptied, and interrupted then: it would be in the way of a copy
+                    with suppress(OSError):  # what is left there is nobody's, and no reason not to start
+                        self.drop_if_empty(container.container_id)
         count.directory(folder.parent)
         count.directory(folder)
         for container in self._known.values():
@@ -173,6 +177,13 @@ class Containers:
         self._count.directory(self.folder)
         container.read_directory()
         container.linked = True
+
+    def recount(self, container_id: int) -> None:
+        """Count what is there of a container anew, while nobody writes to it. Raises OSError."""
+        container = self.peek(container_id)
+        if container is not None:
+            with suppress(FileNotFoundError):
+                container.read_directory()
 
     def drop_if_empty(self, container_id: int) -> None:
         """Remove a container's directory if no block is left in it. Raises OSError."""

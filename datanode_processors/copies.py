@@ -6,20 +6,21 @@ Rules:
     - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database. What
       may be read of it, and what that must be, its rows say: length, checksums and index; its files may have been damaged since.
     - A copy that a member of its pipeline is asked to fetch is there already: its own replica answers.
-    - Blocks of a copy are deleted by a DeleteBlocks to the node that has it: their rows become tombstones, then their files go. The last one takes
-      the copy with it.
+    - Blocks of a copy are deleted by a DeleteBlocks to the node that has it, or when a member says that they are deleted (``copy_upkeep``):
+      their rows become tombstones, then their files go; on a full disk the other way round. The last one takes the copy with it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from datanode_processors.block_store import BlockStore
+from datanode_processors.copy_sources import MAX_SOURCES
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
-from datanode_processors.transfer import import_container, replace_rows, stored_rows
+from datanode_processors.transfer import check_rows, has_rows, import_container, replace_rows, stored_rows
 from replicated_db.logs import Note
 from schemas import stream_errors as codes
 from schemas.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
@@ -35,7 +36,6 @@ from schemas.datanode import (
 )
 
 KEY_BYTES = 16
-MAX_SOURCES = 16
 MAX_FETCHING = 2
 """Containers fetched at once."""
 PEER_TIMEOUT_S = 30.0
@@ -64,7 +64,7 @@ class Copies:
             raise BlockError(
                 codes.INVALID_REQUEST, f"{len(request.sources)} sources of a container; 1 to {MAX_SOURCES}"
             )
-        if self.rows(container_id):
+        if self.is_here(container_id):
             return Accepted(detail=f"container {container_id} is here already")
         with self._lock:
             if container_id in self._fetching or len(self._fetching) >= MAX_FETCHING:
@@ -82,9 +82,10 @@ class Copies:
             try:
                 with Peer(source, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
                     listed = peer.request(ListContainer(partition=request.partition, container_id=request.container_id))
-                    imported = import_container(
-                        self._blocks, request.container_id, self._received(peer, request, closed_rows(listed))
-                    )
+                    rows = closed_rows(listed)
+                    if all(decode_block_row(one[KEY_BYTES:]).deleted for one in rows):
+                        return Accepted(detail=f"container {request.container_id}: all its blocks are deleted")
+                    imported = import_container(self._blocks, request.container_id, self._received(peer, request, rows))
             except BlockError as error:
                 reasons.append(f"{source}: {error}")
                 continue
@@ -142,27 +143,45 @@ class Copies:
             raise self._not_here(min(by_container))
         return BlocksDeleted(bcs_id=max(indexes, default=0))
 
-    def _delete(self, container_id: int, local_ids: list[int]) -> int | None:
+    def _delete(self, container_id: int, local_ids: Collection[int]) -> int | None:
         """Delete blocks of one copy; return the highest index of their rows, None if there is no copy here."""
-        rows = self._stored(container_id)
+        rows = self.stored(container_id)
         if not rows:
             return None
-        held = {local_id: decode_block_row(rows[local_id]) for local_id in local_ids if local_id in rows}
-        for local_id, row in held.items():
-            tombstone = BlockRow(
-                bcs_id=row.bcs_id, length=row.length, bytes_per_checksum=0, checksums=b"", deleted=True
-            )
-            rows[local_id] = encode_block_row(tombstone)
-        if not all(row.deleted for row in held.values()):
+        held = {local_id: rows[local_id] for local_id in local_ids if local_id in rows}
+        fresh = {local_id: row for local_id, row in held.items() if not row.deleted}
+        left = {**rows, **{local_id: _tombstone(row) for local_id, row in fresh.items()}}
+        last = all(row.deleted for row in left.values())
+        try:
             # First the rows: a block without its file would be damaged, a file without its row is garbage.
-            replace_rows(
-                self._blocks, container_id, [(block_key(container_id, one), rows[one]) for one in sorted(rows)]
-            )
+            if fresh:
+                self._replace_rows(container_id, left)
+        except BlockError as error:
+            if error.code != codes.DISK_FULL:
+                raise
+            # Then the other way round, or a full disk could never be emptied. Should the rows stay behind, the blocks are missing here
+            # until they are deleted again: the Object Manager asks until it is answered, and members tell (copy_upkeep).
+            self._remove(container_id, held, last=last)
+            if not last:
+                self._replace_rows(container_id, left)
+        else:
+            self._remove(container_id, held, last=last)
         self._forget(container_id)
-        for local_id in held:
-            self._blocks.delete(container_id, local_id)
-        self._forget(container_id)  # with its last block the copy has gone
         return max((row.bcs_id for row in held.values()), default=0)
+
+    def _replace_rows(self, container_id: int, rows: Mapping[int, BlockRow]) -> None:
+        encoded = [(block_key(container_id, local_id), encode_block_row(rows[local_id])) for local_id in sorted(rows)]
+        replace_rows(self._blocks, container_id, encoded)
+        self._forget(container_id)
+
+    def _remove(self, container_id: int, local_ids: Iterable[int], *, last: bool) -> None:
+        """Remove files, and with those of the ``last`` blocks the copy."""
+        for local_id in local_ids:
+            self._blocks.delete(container_id, local_id, drop=False)
+        if last:
+            self._blocks.recount(container_id)  # a file that was lost must not keep it
+            self._blocks.drop_if_empty(container_id)
+            self._forget(container_id)
 
     def _forget(self, container_id: int) -> None:
         """Have rows read anew, also by who is reading them now."""
@@ -172,14 +191,18 @@ class Copies:
 
     # -- what they hold --------------------------------------------------------------------------------------------
 
+    def is_here(self, container_id: int) -> bool:
+        """Return whether there is a copy here, be it damaged."""
+        return has_rows(self._blocks, container_id) or self._blocks.is_closed(container_id)
+
     def rows(self, container_id: int) -> dict[int, bytes]:
-        """Return the rows of a copy by local id; empty if there is none."""
+        """Return the rows of a copy by local id; empty if there is none. Raises BlockError FAILED if they are damaged."""
         with self._lock:
             if (known := self._known.get(container_id)) is not None:
                 self._known.move_to_end(container_id)
                 return known
             deletions = self._deletions
-        found = self._stored(container_id)
+        found = {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
         with self._lock:
             if found and deletions == self._deletions:
                 self._known[container_id] = found
@@ -187,8 +210,35 @@ class Copies:
                     self._known.popitem(last=False)
         return found
 
-    def _stored(self, container_id: int) -> dict[int, bytes]:
-        return {block_of_key(key)[1]: value for key, value in stored_rows(self._blocks, container_id)}
+    def stored(self, container_id: int) -> dict[int, BlockRow]:
+        """Return the rows of a copy as they are on the disk now; empty if there is none. Raises BlockError FAILED if they are damaged."""
+        return {block_of_key(key)[1]: decode_block_row(value) for key, value in stored_rows(self._blocks, container_id)}
+
+    def restore_rows(self, container_id: int, rows: list[bytes]) -> None:
+        """Put rows as ListContainer gave them in place of damaged ones; raises BlockError INVALID_REQUEST, DISK_FULL, FAILED."""
+        pairs = [(one[:KEY_BYTES], one[KEY_BYTES:]) for one in rows]
+        check_rows(container_id, pairs)
+        with self._deleting:
+            replace_rows(self._blocks, container_id, pairs)
+            self._forget(container_id)
+
+    def recount(self, container_id: int) -> None:
+        """Count a copy's files anew, of which some were lost or restored. Raises BlockError FAILED."""
+        with self._deleting:
+            self._blocks.recount(container_id)
+
+    def drop_if_deleted(self, container_id: int) -> bool:
+        """Remove a copy all of whose blocks are deleted, and files that deletions left behind in others; return whether it has gone.
+
+        Raises BlockError FAILED.
+        """
+        with self._deleting:
+            rows = self.stored(container_id)
+            deleted = [local_id for local_id, row in rows.items() if row.deleted]
+            last = bool(rows) and len(deleted) == len(rows)
+            there = {local_id for local_id, _ in self._blocks.blocks(container_id)}
+            self._remove(container_id, there.intersection(deleted), last=last)
+        return last
 
     def _not_here(self, container_id: int) -> BlockError:
         return BlockError(
@@ -207,6 +257,10 @@ class Copies:
             raise self._not_here(container_id)
         blocks = [block_key(container_id, local_id) + rows[local_id] for local_id in sorted(rows)]
         return ContainerBlocks(container_id=container_id, closed=True, blocks=blocks)
+
+
+def _tombstone(row: BlockRow) -> BlockRow:
+    return BlockRow(bcs_id=row.bcs_id, length=row.length, bytes_per_checksum=0, checksums=b"", deleted=True)
 
 
 def closed_rows(listed: object) -> list[bytes]:

@@ -95,6 +95,7 @@ class Heartbeats:
 
     def _containers(self) -> list[ContainerReport]:
         unhealthy = {block_of_key(key)[0] for pipeline in self._pipelines.all() for key in list(pipeline.unhealthy)}
+        unhealthy |= self._pipelines.upkeep.unhealthy_containers()
         reports = [
             ContainerReport(
                 container_id=usage.container_id, partition=usage.container_id % PARTITIONS, closed=usage.closed,

@@ -127,8 +127,9 @@ class Datanode:
     def start(self) -> None:
         """Begin elections, verification and heartbeats."""
         self.pipelines.start(
-            partial(follow, self.app, self.pipelines.loops), self.heartbeats.changed, self.reports.barrier
-        )
+            partial(follow, self.app, self.pipelines.loops), self.heartbeats.changed, self.reports.barrier,
+            self.scrubber.pace.took,
+        )  # fmt: skip
         self.heartbeats.start()
         if self.config.block_scrub_interval_ms:
             self._scrubbing.start()

@@ -14,7 +14,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
 from schemas import stream_errors
 from schemas.codec import encode
-from schemas.datanode import ReadBlock
+from schemas.datanode import ReadBlock, SalvageBlock
 from schemas.packets import BadFrame, Frame, Kind, encode_frame
 
 CONNECT_TIMEOUT_S = 5.0
@@ -59,7 +59,7 @@ class Peer:
             raise self._unexpected(frame)
         return read_record(frame)
 
-    def read_block(self, request: ReadBlock) -> Iterator[tuple[int, memoryview, int]]:
+    def read_block(self, request: ReadBlock | SalvageBlock) -> Iterator[tuple[int, memoryview, int]]:
         """Yield (offset, bytes, CRC32C) of the cells that hold what is asked for; the bytes are good until the next one.
 
         Each has its checksum. Raises BlockError. The connection can be used again only once all cells were taken.

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
+from heapq import merge
+from operator import itemgetter
 from typing import Any
 
 from datanode_processors.block_service import (
@@ -31,6 +33,8 @@ from datanode_processors.block_service import (
 from datanode_processors.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.copies import Copies
+from datanode_processors.copy_sources import SOURCES_FILE
+from datanode_processors.copy_upkeep import CopyUpkeep
 from datanode_processors.errors import BlockError
 from datanode_processors.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
 from datanode_processors.pipeline import Pipeline
@@ -115,6 +119,11 @@ class Pipelines:
             blocks, node=config.node, cluster=config.cluster, note=note, fatal=fatal, changed=self._told
         )
         self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
+        self.upkeep = CopyUpkeep(
+            blocks, self.copies, node=config.node, cluster=config.cluster, sources_file=config.data_dir / SOURCES_FILE,
+            is_own=lambda container_id: container_id % PARTITIONS in self._pipelines,
+            interval_s=config.block_scrub_interval_ms / 1000, note=note, fatal=fatal, changed=self._told,
+        )  # fmt: skip
         self.replicas: dict[int, Replica] = {}
         self.loops: dict[int, LeaderLoop] = {}
         self.follower_logs: dict[int, Log] = {}
@@ -128,11 +137,13 @@ class Pipelines:
             self._add(opened)
 
     def start(
-        self, follow: Callable[[int], None], changed: Callable[[], None], scanned: Callable[[Pipeline, Position], None]
-    ) -> None:
+        self, follow: Callable[[int], None], changed: Callable[[], None], scanned: Callable[[Pipeline, Position], None],
+        read: Callable[[int], None],
+    ) -> None:  # fmt: skip
         """Begin elections.
 
-        ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new, ``scanned`` of scrub barriers.
+        ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new, ``scanned`` of scrub barriers,
+        ``read`` of the bytes of copies that are read in the background; it may sleep.
         """
         self._scanned = scanned
         self._follow = follow
@@ -140,6 +151,7 @@ class Pipelines:
         for partition in list(self._pipelines):
             follow(partition)
         self.verifier.start()
+        self.upkeep.start(read)
         self._watching.start()
 
     def stop(self) -> None:
@@ -150,6 +162,7 @@ class Pipelines:
         for pipeline in self.all():
             pipeline.join(DRAIN_S)
         self.verifier.stop()
+        self.upkeep.stop()
 
     def close(self) -> None:
         """Close the stores."""
@@ -161,6 +174,11 @@ class Pipelines:
     def forwarded(self) -> int:
         """Requests sent on to a leader."""
         return self._leaders.sent
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes fetched from peers to repair blocks here."""
+        return self.verifier.fetched_bytes + self.upkeep.fetched_bytes
 
     def all(self) -> list[Pipeline]:
         """Return the pipelines by partition."""
@@ -240,7 +258,10 @@ class Pipelines:
         pipeline.applied()
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
-        """Yield (partition, container id, local id, row) of what is committed here behind a place, in the order of places."""
+        """Yield (partition, container id, local id, row) of what is committed here behind a place, copies too, in the order of places."""
+        return merge(self._own_blocks(after), self.upkeep.committed_blocks(after), key=itemgetter(0, 1, 2))
+
+    def _own_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
         for pipeline in self.all():
             if after is not None and pipeline.partition < after[0]:
                 continue
@@ -252,7 +273,10 @@ class Pipelines:
     def repair(self, partition: int, container_id: int, local_id: int, cells: list[int]) -> None:
         """Have cells fetched that the scrubber found bad."""
         pipeline = self._pipelines.get(partition)
-        if pipeline is not None:
+        if pipeline is None:
+            reason = f"the copy of block {container_id}/{local_id} here is damaged in {len(cells)} cells"
+            self.upkeep.damaged(container_id, local_id, reason)
+        else:
             for cell in cells:
                 self.verifier.repair(pipeline, block_key(container_id, local_id), cell)
 
@@ -403,11 +427,19 @@ class Pipelines:
             return Accepted(
                 detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs"
             )
-        return self.copies.fetch(request)
+        known = self.copies.is_here(request.container_id)
+        answer = self.copies.fetch(request)
+        self.upkeep.named(request.container_id, request.sources)
+        if not known:  # a copy that was taken is one whose holder knows whom to ask, killed the next moment or not
+            self.upkeep.save()
+        return answer
 
     def _delete_copies(self, request: DeleteBlocks) -> BlocksDeleted:
         check_deletion(request)
-        return self.copies.delete(request)
+        try:
+            return self.copies.delete(request)
+        finally:
+            self.upkeep.deleted(request.blocks)
 
     def _list_container(self, request: ListContainer) -> ContainerBlocks:
         check_block(request.partition, request.container_id, 1)
@@ -491,10 +523,11 @@ class Pipelines:
                 codes.NOT_COMMITTED, f"{name}: the copy here is of index {row.bcs_id}, not {request.bcs_id}"
             )
         written = self._blocks.written_length(request.container_id, request.local_id)
-        if written < row.length and not isinstance(request, SalvageBlock):
-            raise BlockError(
-                codes.NOT_COMMITTED, f"{name}: the copy here has {written} of {row.length} bytes, it is damaged"
-            )
+        if written < row.length:
+            reason = f"{name}: the copy here has {written} of {row.length} bytes, it is damaged"
+            self.upkeep.damaged(request.container_id, request.local_id, reason)
+            if not isinstance(request, SalvageBlock):
+                raise BlockError(codes.NOT_COMMITTED, reason)
         return _committed(row, written)
 
     def _stored(self, name: str, request: ReadBlock, row: BlockRow | None) -> Readable:
@@ -510,17 +543,26 @@ class Pipelines:
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
         """Take note that the cell at ``offset`` has not its checksum, or is missing.
 
-        It is fetched from a peer, the block is unhealthy until then. A copy has no peers here: that it is damaged is only logged.
+        It is fetched from a peer, the block is unhealthy until then.
         """
         pipeline = self._pipelines.get(container_id % PARTITIONS)
         if pipeline is None:
-            self._note(f"the copy of block {container_id}/{local_id} here is damaged at {offset}")
+            self._found_corrupt_copy(container_id, local_id, offset)
             return
         key = block_key(container_id, local_id)
         row = block_row(pipeline.store, key)
         if row is None or row.deleted or offset >= row.length:
             return
         self.verifier.repair(pipeline, key, offset // row.bytes_per_checksum)
+
+    def _found_corrupt_copy(self, container_id: int, local_id: int, offset: int) -> None:
+        try:
+            row = self.copies.block(container_id, local_id)
+        except BlockError:  # its rows are damaged too: the next look or scrub says so
+            return
+        if row is not None and not row.deleted and offset < row.length:
+            reason = f"the copy of block {container_id}/{local_id} here is damaged at {offset}"
+            self.upkeep.damaged(container_id, local_id, reason)
 
 
 def _committed(row: BlockRow, written: int) -> Readable:

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from crc32c import crc32c
 
@@ -63,7 +63,8 @@ def bad_cells(
     found: list[int] = []
     cell, cells = 0, cell_count(row.length, row.bytes_per_checksum)
     while cell < cells:
-        for number, crc in _read(store, container_id, local_id, row, cell, read):
+        # Of a file that was cut every cell fails: one line in the log says it.
+        for number, crc in _read(store, container_id, local_id, row, cell, read, quiet=bool(found)):
             if crc != checksum_at(row.checksums, number):
                 found.append(number)
             cell = number + 1
@@ -81,6 +82,8 @@ def _read(
     cell: int,
     read: Callable[[int], None],
     last: int | None = None,
+    *,
+    quiet: bool = False,
 ) -> Iterator[tuple[int, int]]:
     """Iterate over (cell, CRC32C) from a cell on, to before the ``last``, as far as the bytes can be read."""
     size = row.bytes_per_checksum
@@ -102,7 +105,7 @@ def _read(
     except BlockError as error:
         if error.code == OVERLOADED:
             raise
-        if error.code != NO_SUCH_BLOCK:
+        if error.code != NO_SUCH_BLOCK and not quiet:
             logger.error("block %d/%d, cell %d: %s", container_id, local_id, cell, error)
 
 
@@ -153,17 +156,19 @@ def read_checksums(
 
 
 class Pace:
-    """Keeps an average rate by sleeping, and never makes up for more than a second of idleness."""
+    """Keeps an average rate by sleeping, and never makes up for more than a second of idleness. Threads that share it share the rate."""
 
     def __init__(self, bytes_per_second: int, stop: Event) -> None:
         self._rate = bytes_per_second
         self._stop = stop
+        self._lock = Lock()
         self._due = time.monotonic()
 
     def took(self, size: int) -> None:
         """``size`` bytes were read: sleep until they were due, or until stopped."""
-        self._due = max(self._due, time.monotonic() - MAX_PAUSE_S) + size / self._rate
-        while (wait := self._due - time.monotonic()) > 0 and not self._stop.wait(min(wait, MAX_PAUSE_S)):
+        with self._lock:
+            self._due = due = max(self._due, time.monotonic() - MAX_PAUSE_S) + size / self._rate
+        while (wait := due - time.monotonic()) > 0 and not self._stop.wait(min(wait, MAX_PAUSE_S)):
             pass
 
 
@@ -200,7 +205,8 @@ class Scrubber:
         self._file = cursor_file
         self._round_s = round_s
         self._stop = Event()
-        self._pace = Pace(bytes_per_second, self._stop)
+        self.pace = Pace(bytes_per_second, self._stop)
+        """For all that reads blocks in the background: the rate is one."""
         self._saved_at = time.monotonic()
         self.cursor: Place | None = read_cursor(cursor_file)
         self._rounds = self._done = self._bytes = self._bad = self._errors = 0
@@ -260,7 +266,7 @@ class Scrubber:
 
     def _took(self, size: int) -> None:
         self._bytes += size
-        self._pace.took(size)
+        self.pace.took(size)
 
     def _save(self, cursor: Place | None) -> None:
         self._saved_at = time.monotonic()

@@ -49,19 +49,23 @@ class DatanodeStatus:
         self._prepared = prepared
 
     def health(self) -> tuple[int, Json]:
-        """Return 200 if every pipeline here is healthy, else 503 with what is not."""
+        """Return 200 if every pipeline and every copy here is healthy, else 503 with what is not."""
         reports = [pipeline.report() for pipeline in self._pipelines.all()]
         faults = {str(report.partition): report.fault for report in reports if not report.healthy}
-        return (503, {"status": "unhealthy", "pipelines": faults}) if faults else (200, {"status": "ok"})
+        damaged = self._pipelines.upkeep.named_damage()
+        if not faults and not damaged:
+            return 200, {"status": "ok"}
+        return 503, {"status": "unhealthy", "pipelines": faults, "copies": damaged}
 
     def status(self) -> Json:
-        """Return the datanode, its pipelines, its streams and its store."""
+        """Return the datanode, its pipelines, its copies, its streams and its store."""
         config, containers, streams = self._config, self._blocks.containers(), self._streams()
         return {
             "datanode": config.node, "cluster": config.cluster, "address": config.address,
             "http_address": config.http_address, "rack": config.rack, "pid": os.getpid(),
             "upgrade_prepared": self._prepared(),
             "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
+            "copies": self._pipelines.upkeep.status(),
             "streams": {
                 "connections": streams.connections, "active": streams.streams, "opened": streams.streams_opened,
                 "completed": streams.streams_completed, "failed": streams.streams_failed,
@@ -74,7 +78,7 @@ class DatanodeStatus:
                 "containers": len(containers), "closed_containers": sum(one.closed for one in containers),
                 "blocks": sum(one.blocks for one in containers), "file_fsyncs": self._blocks.fsyncs.files,
                 "directory_fsyncs": self._blocks.fsyncs.directories,
-                "fetched_bytes": self._pipelines.verifier.fetched_bytes,
+                "fetched_bytes": self._pipelines.fetched_bytes,
             },
             "forwarded_requests": self._pipelines.forwarded, "heartbeats": self._heartbeats(),
         }  # fmt: skip
@@ -89,7 +93,7 @@ class DatanodeStatus:
                 f'stratolog_datanode_{name}{{datanode="{node}",partition="{pipeline.partition}"}} {value(pipeline)}'
                 for pipeline in self._pipelines.all()
             ]
-        streams = self._streams()
+        streams, upkeep = self._streams(), self._pipelines.upkeep
         for name, kind, text, figure in (
             ("connections", "gauge", "Connections now.", streams.connections),
             ("streams", "gauge", "Streams now.", streams.streams),
@@ -100,7 +104,9 @@ class DatanodeStatus:
             ("requests_total", "counter", "Requests answered.", streams.requests),
             ("packets_total", "counter", "Packets taken.", streams.packets),
             ("forwarded_requests_total", "counter", "Requests sent on to a leader.", self._pipelines.forwarded),
-            ("fetched_bytes_total", "counter", "Bytes fetched from peers.", self._pipelines.verifier.fetched_bytes),
+            ("fetched_bytes_total", "counter", "Bytes fetched from peers.", self._pipelines.fetched_bytes),
+            ("copies", "gauge", "Containers of pipelines that the datanode is no member of.", len(upkeep.here())),
+            ("unhealthy_copy_blocks", "gauge", "Blocks of copies that are damaged here.", upkeep.unhealthy_blocks()),
             ("file_fsyncs_total", "counter", "fsyncs of block files.", self._blocks.fsyncs.files),
             ("used_bytes", "gauge", "Bytes of all block files.", self._blocks.used_bytes()),
             ("free_bytes", "gauge", "Bytes that may be written.", self._blocks.free_bytes()),

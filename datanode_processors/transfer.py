@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO, TypeAlias
@@ -166,18 +167,35 @@ def _write_row(file: BinaryIO, key: bytes, value: bytes) -> None:
 
 
 def replace_rows(store: BlockStore, container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
-    """Put other (key, row)s, ascending, in place of those of a copy, all or none; raises BlockError DISK_FULL, FAILED."""
+    """Put other (key, row)s, ascending, in place of those of a copy, all or none; raises BlockError DISK_FULL, FAILED.
+
+    What they need may come out of the disk's reserve: they are few bytes, and without them nothing could be deleted from a full disk.
+    """
     folder = store.container_folder(container_id)
+    fresh = folder / NEW_ROWS_FILE
     try:
-        with (folder / NEW_ROWS_FILE).open("wb") as file:
+        with fresh.open("wb") as file:
             for key, value in rows:
                 _write_row(file, key, value)
             file.flush()
             store.fsyncs.file(file.fileno())
-        (folder / NEW_ROWS_FILE).replace(folder / ROWS_FILE)
+        fresh.replace(folder / ROWS_FILE)
         store.fsyncs.directory(folder)
     except OSError as error:
+        with suppress(OSError):  # half of it must not keep the room that others lack
+            fresh.unlink(missing_ok=True)
         raise block_error(error, "replace the rows of", folder) from error
+
+
+def has_rows(store: BlockStore, container_id: int) -> bool:
+    """Return whether a container has a file of rows, right or damaged."""
+    return (store.container_folder(container_id) / ROWS_FILE).exists()
+
+
+def check_rows(container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise BlockError INVALID_REQUEST unless (key, row)s may be those of a container."""
+    for key, value in rows:
+        _row(container_id, key, value)
 
 
 def stored_rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:

@@ -16,15 +16,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-
-from crc32c import crc32c
 
 from datanode_processors.block_service import blocks_of, containers_of, is_closed
 from datanode_processors.block_store import BlockStore
-from datanode_processors.block_writer import BlockWriter
-from datanode_processors.checksums import cell_count, cell_range, checksum_at, differing_cells
+from datanode_processors.cell_fetch import bytes_of, fetch_cells
+from datanode_processors.checksums import cell_count, differing_cells
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
 from datanode_processors.pipeline import Pipeline
@@ -40,8 +38,6 @@ FIRST_PAUSE_S = 0.25
 LAST_PAUSE_S = 15.0
 PEER_TIMEOUT_S = 10.0
 IDLE_WAIT_S = 1.0
-RUN_CELLS = 64
-"""Cells that are asked for at once: a peer's answer that breaks off has then brought something."""
 
 
 @dataclass(slots=True)
@@ -308,66 +304,19 @@ class Verifier:
         self, address: str, partition: int, block: tuple[int, int], row: BlockRow, wrong: list[int], forced: set[int]
     ) -> None:
         """Take cells from one peer, those that came out of ``forced`` too; raises BlockError if some did not come."""
-        cell_bytes = row.bytes_per_checksum
-        refused: BlockError | None = None
+
+        def ask(offset: int, length: int) -> ReadBlock:
+            return ReadBlock(
+                partition=partition, container_id=block[0], local_id=block[1], offset=offset, length=length, bcs_id=0,
+                committed_only=False,
+            )  # fmt: skip
+
         fetched: set[int] = set()
-        runs = list(runs_of(wrong))
-        with (
-            Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer,
-            self._blocks.open_writer(*block, wrong[0] * cell_bytes, cell_bytes, repair=True) as writer,
-        ):
-            while runs:
-                first, last = runs.pop(0)
-                if refused is not None and first * cell_bytes > self._blocks.written_length(*block):
-                    break  # it would leave a gap
-                start, end = first * cell_bytes, min((last + 1) * cell_bytes, row.length)
-                request = ReadBlock(
-                    partition=partition, container_id=block[0], local_id=block[1], offset=start, length=end - start,
-                    bcs_id=0, committed_only=False,
-                )  # fmt: skip
-                try:
-                    self._fetch_run(peer, writer, request, row, fetched)
-                except BlockError as error:
-                    at = error.offset // cell_bytes
-                    if error.code != codes.CHECKSUM_MISMATCH or not first <= at <= last:
-                        raise
-                    # The peer's cell is damaged too; what lies behind it may be right all the same.
-                    refused = error
-                    if at < last:
-                        runs.insert(0, (at + 1, last))
-            writer.flush()
+        try:
+            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+                refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
+        finally:
+            self.fetched_bytes += bytes_of(fetched, row)
         forced.difference_update(fetched)
         if refused is not None:
             raise refused
-
-    def _fetch_run(self, peer: Peer, writer: BlockWriter, request: ReadBlock, row: BlockRow, fetched: set[int]) -> None:
-        """Write the cells of a request as they come from a peer, and add their numbers to ``fetched``."""
-        for offset, data, _ in peer.read_block(request):
-            cell = offset // row.bytes_per_checksum
-            size = cell_range(cell, row.length, row.bytes_per_checksum)[1]
-            if offset % row.bytes_per_checksum or len(data) < size or size <= 0:
-                raise BlockError(codes.NOT_COMMITTED, f"{len(data)} bytes at {offset}, where {size} were needed")
-            crc = crc32c(data[:size])
-            if crc != checksum_at(row.checksums, cell):
-                raise BlockError(codes.CHECKSUM_MISMATCH, f"its bytes at {offset} are not the committed ones")
-            writer.write(offset, data[:size], crc)
-            self.fetched_bytes += size
-            fetched.add(cell)
-
-
-def runs_of(cells: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of runs of consecutive cells, RUN_CELLS long at most.
-
-    >>> list(runs_of([0, 1, 2, 5]))
-    [(0, 2), (5, 5)]
-    """
-    first = last = None
-    for cell in cells:
-        if last is not None and first is not None and cell == last + 1 and cell - first < RUN_CELLS:
-            last = cell
-            continue
-        if first is not None and last is not None:
-            yield first, last
-        first = last = cell
-    if first is not None and last is not None:
-        yield first, last

@@ -24,11 +24,13 @@ from om_processors.heartbeats import FleetView
 from om_processors.http_api import Answer, answered
 from om_processors.views import Json
 from replicated_db.replica import Replica
-from schemas.datanode import PipelineRow
+from schemas.datanode import Heartbeat, PipelineRow
 from schemas.result_codes import INVALID_REQUEST
 from schemas.sharding import SYSTEM_SHARD
 
 MAX_CONTAINER_ID = (1 << 63) - 1
+MAX_FAULTS = 20
+"""Damaged copies that are named of one datanode."""
 
 
 class FleetApi:
@@ -142,8 +144,16 @@ def datanode_json(node: Datanode, picture: Picture) -> Json:
         "containers": 0 if said is None else len(said.containers),
         "pipelines": [] if said is None else sorted(report.partition for report in said.pipelines),
         "open_pipelines": picture.pipelines_of(node.name),
-        "faults": [] if said is None else [one.fault for one in said.pipelines if not one.healthy],
+        "faults": [] if said is None else faults_of(said),
     }
+
+
+def faults_of(said: Heartbeat) -> list[str]:
+    """Return what a datanode says is wrong there: of its pipelines, and of copies, MAX_FAULTS of them."""
+    followed = {one.partition for one in said.pipelines}
+    damaged = [one.container_id for one in said.containers if not one.healthy and one.partition not in followed]
+    copies = [f"the copy of container {container_id} is damaged" for container_id in damaged[:MAX_FAULTS]]
+    return [*(one.fault for one in said.pipelines if not one.healthy), *copies]
 
 
 def _addresses(node: Datanode) -> Json:

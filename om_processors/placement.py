@@ -8,6 +8,8 @@ Rules:
     - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
     - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
       entering maintenance count as holders: they come back.
+    - Who holds a container without being a member of its pipeline is told whom to ask about it: to repair it, and to delete what was
+      deleted while it was away or was still fetching.
     - Nobody is believed dead before this node has listened for the whole time-out (``Picture.settled``).
 
 All decisions are repeated at each turn of the loop until the rows and heartbeats say that they are carried out: nothing is remembered
@@ -42,6 +44,8 @@ MAX_COPIES_PER_TURN = 20
 """Containers that one turn of the loop has copied."""
 MAX_COPIES_PER_DATANODE = 2
 """Containers that one turn has one datanode fetch."""
+MAX_SOURCES = 16
+"""Addresses that a datanode is given for one container, as many as it takes."""
 MAX_CLOSES_PER_TURN = 100
 LOAD_SLACK = 16
 """Streams that a pipeline's busiest member may have beyond the least busy pipeline's before it gets no blocks for a while."""
@@ -49,7 +53,7 @@ LOAD_SLACK = 16
 
 @record
 class Copy:
-    """A closed container is to be fetched by ``target`` from one of ``sources`` (addresses)."""
+    """A closed container is to be fetched by ``target``, or is held by it; ``sources`` (addresses) are who else has it."""
 
     container_id: int
     partition: int
@@ -275,6 +279,7 @@ def _targets(
             break
         sources = [picture.member(name) for name in sorted(container.healthy_on & container.closed_by)]
         addresses = tuple(node.heartbeat.address for node in sources if node.alive and node.heartbeat is not None)
+        addresses = addresses[:MAX_SOURCES]
         target = _target(picture, container, busy)
         if not addresses or target is None:
             continue
@@ -287,6 +292,39 @@ def _targets(
                 sources=addresses,
             )
         )
+    return found
+
+
+def copy_sources(picture: Picture) -> list[Copy]:
+    """Return for every copy, held by a living datanode that is no member of the pipeline, whom to ask about it.
+
+    First the living members that follow the pipeline, though they have deleted all of the container: they know of the deletions. Then the
+    other holders, damaged ones too: each may have right what another has not.
+    """
+    rows = {row.partition: row for row in picture.pipelines}
+    members: dict[int, list[str]] = {}
+    found = []
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None:
+            continue
+        if row.partition not in members:
+            members[row.partition] = [
+                one.datanode for one in row.members if picture.member(one.datanode).report(row.partition) is not None
+            ]
+        copies = sorted(container.closed_by - {one.datanode for one in row.members})
+        for name in copies:
+            asked = [picture.member(one) for one in (*members[row.partition], *copies) if one != name]
+            addresses = [node.heartbeat.address for node in asked if node.alive and node.heartbeat is not None]
+            if addresses and picture.member(name).alive:
+                found.append(
+                    Copy(
+                        container_id=container.container_id,
+                        partition=container.partition,
+                        target=name,
+                        sources=tuple(addresses[:MAX_SOURCES]),
+                    )
+                )
     return found
 
 

@@ -40,6 +40,10 @@ REMIND_MS = 10_000
 """An accepted message whose effect does not show in heartbeats is sent again after this time."""
 COPY_REMIND_MS = 120_000
 """The same for a copy that a datanode has begun, which takes as long as the container is large."""
+SOURCES_REMIND_MS = 3_600_000
+"""The same for who else holds a container, if it is the same still."""
+MAX_SOURCES_PER_TURN = 20
+"""Copies whose holders are told so in one turn: with a new leader all are."""
 MAX_REMEMBERED = 10_000
 GROW_PARTITIONS = 32
 """Partitions that dn.log is given more at once."""
@@ -64,6 +68,9 @@ class PlacementLoop(Background):
         self._replicas = min(placement.PIPELINE_REPLICAS, len(config.datanodes))
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
         """By message: when it may be sent again, and whether it was accepted."""
+        self._named: dict[tuple[int, str], tuple[bytes, tuple[str, ...], int]] = {}
+        """By container and holder of a copy: which of the holder's lives was told of which sources, and when that is said again. As many as
+        there are copies in the picture."""
         self._deletions = {
             shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
         }
@@ -105,6 +112,7 @@ class PlacementLoop(Background):
             # Asked first is the leader; a member that does not lead sends the request on.
             self._tell(("container", number), members[0], request)
         self._copy(picture)
+        self._name_sources(picture)
 
     def _create(self, create: CreatePipeline) -> None:
         key = ("create", create.partition)
@@ -124,6 +132,35 @@ class PlacementLoop(Background):
             )
             key = ("fetch", copy.container_id, copy.target)
             self._tell(key, target, request, FETCH_TIMEOUT_S)
+
+    def _name_sources(self, picture: Picture) -> None:
+        """Tell holders of copies whom to ask, when that has changed or they have started again."""
+        now_ms = self._clock.elapsed_ms()
+        before, self._named = self._named, {}
+        left = MAX_SOURCES_PER_TURN
+        for copy in placement.copy_sources(picture):
+            place = (copy.container_id, copy.target)
+            holder = picture.member(copy.target)
+            if holder.heartbeat is None:
+                continue
+            said = (holder.heartbeat.incarnation, copy.sources)
+            known = before.get(place)
+            if known is not None:
+                self._named[place] = known
+                if known[:2] == said and now_ms < known[2]:
+                    continue
+            request = FetchContainer(
+                partition=copy.partition, container_id=copy.container_id, sources=list(copy.sources)
+            )
+            if left and self._courier.send(
+                ("sources", *place), holder.heartbeat.address, request, done=partial(self._were_named, place, said)
+            ):
+                left -= 1
+                self._named[place] = *said, now_ms + RETRY_MS
+
+    def _were_named(self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]], answer: Any) -> None:  # noqa: ARG002
+        # Should a turn that goes on meanwhile overwrite it, the same is said once more.
+        self._named[place] = *said, self._clock.elapsed_ms() + SOURCES_REMIND_MS
 
     def _fetching(self) -> set[tuple[int, str]]:
         """Return (container, datanode) of the copies that are under way, or were begun a moment ago."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,11 @@ from crc32c import crc32c
 
 from datanode_processors.block_store import BlockStore
 from datanode_processors.checksums import checksums_of
+from datanode_processors.copies import Copies
 from datanode_processors.errors import BlockError
+from datanode_processors.transfer import import_container
+from schemas.block_rows import block_key, encode_block_row
+from schemas.datanode import BlockId, BlockRow, DeleteBlocks
 from schemas.stream_errors import DISK_FULL
 from tests.support.block_writing import BLOCKS, CELL, CONTAINER, content
 
@@ -205,3 +209,31 @@ def test_a_full_disk_keeps_what_it_has_and_takes_more_when_there_is_room(
     assert store.checksums(CONTAINER, 2, length + len(more)) == checksums_of(
         (content(2) * 8)[: length + len(more)], CELL
     )
+
+
+def test_blocks_of_a_copy_are_deleted_from_a_disk_without_a_byte_left(small_disk: Path) -> None:
+    """The rows that say so cannot be written: the bytes go first, and make room for them."""
+    store = BlockStore(small_disk)
+    data = {number: content(number)[: 300 * 1024] for number in (1, 2)}
+    rows = {
+        number: BlockRow(
+            bcs_id=1, length=len(one), bytes_per_checksum=CELL, checksums=checksums_of(one, CELL), deleted=False
+        )
+        for number, one in data.items()
+    }
+    import_container(
+        store, CONTAINER, [(block_key(CONTAINER, number), encode_block_row(rows[number]), [data[number]]) for number in rows]
+    )  # fmt: skip
+    with suppress(OSError), (small_disk / "others").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(small_disk).f_bavail == 0
+    copies = Copies(store, node="dn1", cluster="test", note=lambda *_, **__: None)
+    for number, left in ((1, [2]), (2, [])):
+        named = BlockId(container_id=CONTAINER, local_id=number)
+        copies.delete(DeleteBlocks(partition=CONTAINER % 256, blocks=[named]))
+        assert [local_id for local_id, _ in store.blocks(CONTAINER)] == left
+        if left:
+            assert copies.stored(CONTAINER)[1].deleted
+            assert copies.stored(CONTAINER)[2] == rows[2]
+    assert not store.container_folder(CONTAINER).exists()

@@ -1,4 +1,5 @@
 """Blocks whose bytes are damaged on the disks of all their replicas: what is right somewhere is read, what is right nowhere is named.
+Copies on a datanode outside the pipeline are damaged, repaired, and rid of what was deleted while their datanode was dead.
 
 Real processes, sockets, files and a real broker. A block is damaged by writing to its files. Datanodes repair themselves from each other
 within moments, so where that must not happen they are told wrong addresses of each other (:func:`strangers`).
@@ -12,14 +13,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
+from datanode_processors.copy_sources import SOURCES_FILE
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
 from producers.errors import DatanodeError
 from schemas import stream_errors as codes
-from schemas.datanode import CloseContainer, FetchContainer, ListContainer, OpenPipeline, SalvageBlock
+from schemas.datanode import (
+    BlockId,
+    CloseContainer,
+    DeleteBlocks,
+    FetchContainer,
+    ListContainer,
+    OpenPipeline,
+    SalvageBlock,
+)
 from schemas.packets import CELL_BYTES
 from tests.support.datanode_faults import Ledger, settle, unhealthy
 from tests.support.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
@@ -100,7 +111,7 @@ def salvage(nodes: Datanodes, name: str, block: Block, offset: int, length: int)
         length=length, bcs_id=0,
     )  # fmt: skip
     with Peer(nodes.address(name), own="test", cluster=CLUSTER, timeout_s=REQUEST_TIMEOUT_S) as peer:
-        return b"".join(bytes(data) for _, data, _ in peer.read_block(request))  # type: ignore[arg-type]
+        return b"".join(bytes(data) for _, data, _ in peer.read_block(request))
 
 
 def refused(act: Callable[[], object]) -> BlockError:
@@ -203,35 +214,121 @@ def test_a_cell_damaged_everywhere_is_named_and_all_others_are_read_and_repaired
     ledger.add_key(world, key, data)
 
 
+def copied(nodes: Datanodes, container: int) -> tuple[dict[Block, bytes], int]:
+    """Write two blocks, have their container closed and dn4, which is no member, copy it; return them and the index of the first."""
+    settle(nodes)
+    blocks = {nodes.block(PARTITION, number, container=container): some_bytes() for number in (1, 2)}
+    indexes = [nodes.write(block, data).bcs_id for block, data in blocks.items()]
+    number = next(iter(blocks)).container_id
+    nodes.ask(nodes.wait_leader(PARTITION), CloseContainer(partition=PARTITION, container_id=number))
+    listed = ListContainer(partition=PARTITION, container_id=number)
+    for name in MEMBERS:
+        nodes.wait(f"{name} closes it", lambda name=name: nodes.ask(name, listed).closed)  # type: ignore[misc]
+    fetch(nodes, number, "dn1")
+    return blocks, indexes[0]
+
+
+def fetch(nodes: Datanodes, container: int, *sources: str) -> None:
+    """Have dn4 fetch a container, or if it has it, tell it whom to ask."""
+    addresses = [nodes.address(name) for name in sources]
+    nodes.ask("dn4", FetchContainer(partition=PARTITION, container_id=container, sources=addresses))
+
+
+def copies(nodes: Datanodes) -> dict[str, Any]:
+    """Return what dn4 says of its copies."""
+    return dict((nodes.status("dn4") or {}).get("copies", {}))
+
+
+def is_mended(nodes: Datanodes, block: Block, data: bytes) -> bool:
+    path = nodes.block_file("dn4", block)
+    return path.exists() and path.read_bytes() == data and copies(nodes)["unhealthy_blocks"] == 0
+
+
 def test_a_copy_answers_with_verified_cells_of_its_committed_length_or_not_at_all(
     nodes: Datanodes, fault_round: int
 ) -> None:
-    """dn4 is no member; its copy is damaged and cut while it is down, so that nothing but the rows can tell."""
-    settle(nodes)
-    block, data = nodes.block(PARTITION, 1, container=30 + fault_round), some_bytes()
-    committed = nodes.write(block, data)
-    container = block.container_id
-    nodes.ask(nodes.wait_leader(PARTITION), CloseContainer(partition=PARTITION, container_id=container))
-    listed = ListContainer(partition=PARTITION, container_id=container)
-    nodes.wait("dn1 closes it", lambda: nodes.ask("dn1", listed).closed)
-    nodes.ask("dn4", FetchContainer(partition=PARTITION, container_id=container, sources=[nodes.address("dn1")]))
-    assert nodes.read("dn4", block, LENGTH, bcs_id=committed.bcs_id) == data
-    assert refused(lambda: nodes.read("dn4", block, 1, bcs_id=committed.bcs_id + 1)).code == codes.NOT_COMMITTED
+    """dn4 is no member; its copy is damaged and cut while it is down, so that nothing but the rows can tell. Its source is down, too."""
+    blocks, index = copied(nodes, 30 + fault_round)
+    block, data = next(iter(blocks.items()))
+    assert nodes.read("dn4", block, LENGTH, bcs_id=index) == data
+    assert refused(lambda: nodes.read("dn4", block, 1, bcs_id=index + 1)).code == codes.NOT_COMMITTED
+    nodes.kill("dn1")
     damage(nodes, "dn4", block, [3])
     error = refused(lambda: nodes.read("dn4", block, LENGTH))
     assert (error.code, error.offset) == (codes.CHECKSUM_MISMATCH, 3 * CELL_BYTES)
     assert nodes.read("dn4", block, LENGTH, offset=4 * CELL_BYTES) == data[4 * CELL_BYTES :]
+    (named,) = copies(nodes)["unhealthy"]
+    assert (named["container"], named["block"]) == (block.container_id, block.local_id)
+    assert nodes.get("dn4", "/health")["copies"] == copies(nodes)["unhealthy"]
     nodes.kill("dn4")
     os.truncate(nodes.block_file("dn4", block), 10 * CELL_BYTES + 5)
     nodes.start("dn4")
+    nodes.wait("it sees that at once", lambda: copies(nodes).get("unhealthy_blocks") == 1)
     assert refused(lambda: nodes.read("dn4", block, LENGTH)).code == codes.NOT_COMMITTED
     assert refused(lambda: nodes.read("dn4", block, 1)).code == codes.NOT_COMMITTED
     assert refused(lambda: salvage(nodes, "dn4", block, 0, LENGTH)).code == codes.CHECKSUM_MISMATCH
     assert salvage(nodes, "dn4", block, 4 * CELL_BYTES, 6 * CELL_BYTES) == data[4 * CELL_BYTES : 10 * CELL_BYTES]
     assert refused(lambda: salvage(nodes, "dn4", block, 10 * CELL_BYTES, 1)).code == codes.NOT_COMMITTED
+    # The Object Manager names another: what is wrong and what is missing comes from there.
+    fetch(nodes, block.container_id, "dn2")
+    nodes.wait("dn4 repairs its copy", lambda: is_mended(nodes, block, data))
+    assert nodes.read("dn4", block, LENGTH) == data
     nodes.kill("dn4")
     with nodes.block_file("dn4", block).open("wb") as file:
         file.write(data + b"more than was committed")
     nodes.start("dn4")
     assert nodes.read("dn4", block, LENGTH + 1000) == data
     assert refused(lambda: nodes.read("dn4", block, 1, offset=LENGTH + 1)).code == codes.INVALID_REQUEST
+
+
+def test_the_scrubber_finds_damage_in_a_copy_and_has_it_repaired(
+    nodes: Datanodes, monkeypatch: pytest.MonkeyPatch, fault_round: int
+) -> None:
+    """A bit turned over and a file removed, under a running datanode; nobody reads them."""
+    blocks, _ = copied(nodes, 60 + fault_round)
+    with monkeypatch.context() as scrubbing:
+        scrubbing.setitem(nodes.options, "block_scrub_interval_ms", 300)
+        nodes.kill("dn4")
+        nodes.start("dn4")
+    first, second = blocks
+    nodes.wait("a look", lambda: copies(nodes).get("unconfirmed") == 0)
+    damage(nodes, "dn4", first, [0, 17])
+    nodes.wait("the bits are turned back", lambda: is_mended(nodes, first, blocks[first]))
+    nodes.block_file("dn4", second).unlink()
+    nodes.wait("the file is back", lambda: is_mended(nodes, second, blocks[second]))
+    for block, data in blocks.items():
+        assert nodes.read("dn4", block, LENGTH) == data
+    # Where all have lost a cell, it says so, and goes on to.
+    for name in [*MEMBERS, "dn4"]:
+        damage(nodes, name, first, [9])
+    damage(nodes, "dn4", second, [9])
+    expected = bytearray(blocks[first])
+    expected[9 * CELL_BYTES + 99] ^= 0xFF
+    nodes.wait("one is named", lambda: [one["block"] for one in copies(nodes)["unhealthy"]] == [first.local_id])
+    nodes.wait("the other is mended", lambda: nodes.block_file("dn4", second).read_bytes() == blocks[second])
+    assert nodes.block_file("dn4", first).read_bytes() == expected
+    damage(nodes, "dn2", first, [9])
+    fetch(nodes, first.container_id, "dn1", "dn2")
+    nodes.wait("all is right again", lambda: is_mended(nodes, first, blocks[first]))
+    nodes.kill("dn4")
+    nodes.start("dn4")
+
+
+def test_a_holder_of_a_copy_that_was_dead_while_a_block_was_deleted_deletes_it_when_it_is_back(
+    nodes: Datanodes, fault_round: int
+) -> None:
+    blocks, _ = copied(nodes, 90 + fault_round)
+    gone, kept = blocks
+    nodes.wait("it knows its source", lambda: copies(nodes).get("unconfirmed") == 0)
+    hint = nodes.data_dir("dn4") / SOURCES_FILE
+    nodes.wait("it has written that down", lambda: hint.exists() and f'"{gone.container_id}"' in hint.read_text())
+    nodes.kill("dn4")
+    deletion = DeleteBlocks(
+        partition=PARTITION, blocks=[BlockId(container_id=gone.container_id, local_id=gone.local_id)]
+    )
+    nodes.ask(nodes.wait_leader(PARTITION), deletion)
+    assert nodes.block_file("dn4", gone).exists()
+    nodes.start("dn4")
+    nodes.wait("its bytes are gone", lambda: not nodes.block_file("dn4", gone).exists())
+    assert refused(lambda: nodes.read("dn4", gone, 1)).code == codes.BLOCK_DELETED
+    assert nodes.read("dn4", kept, LENGTH) == blocks[kept]

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from datanode_processors.errors import BlockError
+from datanode_processors.peer import Peer
 from producers.client import Client
+from schemas.datanode import BlockId, ReadBlock
 from schemas.messages import RetirePipeline, SetDatanodeState
+from schemas.stream_errors import CHECKSUM_MISMATCH
 from stratolog.connection import client_of
 from tests.support.stack import TestStack
 
@@ -101,6 +105,74 @@ def test_pipelines_appear_and_a_killed_datanode_is_replaced(stack: TestStack) ->
             assert victim not in holding(stack, number)
         assert read(client, "k1") == data
         assert stack.datanode(victim)["health"] == "DEAD"
+        block = next(block for block in info.blocks if block.container_id in held)
+        check_damaged_copy(stack, victim, BlockId(container_id=block.container_id, local_id=block.local_id))
+        check_missed_deletion(stack, client, victim, block.container_id)
+
+
+def holders(stack: TestStack, container: int) -> tuple[str, list[str]]:
+    """Return the holder of a copy, and the living members that have the container."""
+    row = pipeline_of(stack, container)
+    found = holding(stack, container)
+    (copier,) = set(found) - members(row)
+    return copier, sorted(set(found) & members(row))
+
+
+def flip(stack: TestStack, name: str, block: BlockId) -> None:
+    """Turn a byte of a block over on a datanode's disk."""
+    folder = stack.settings.data_dir / "datanodes" / name / "containers" / str(block.container_id)
+    with (folder / f"{block.local_id}.block").open("r+b") as file:
+        file.seek(99)
+        byte = file.read(1)[0]
+        file.seek(99)
+        file.write(bytes([byte ^ 0xFF]))
+
+
+def touch(stack: TestStack, name: str, block: BlockId) -> str:
+    """Read a block's first bytes at one datanode; return the code of the refusal, empty if they came."""
+    request = ReadBlock(
+        partition=block.container_id & 255, container_id=block.container_id, local_id=block.local_id, offset=0, length=1,
+        bcs_id=0, committed_only=True,
+    )  # fmt: skip
+    address = stack.datanode(name)["address"]
+    try:
+        with Peer(address, own="test", cluster=stack.settings.cluster, timeout_s=10) as peer:
+            return "" if list(peer.read_block(request)) else "EMPTY"
+    except BlockError as error:
+        return error.code
+
+
+def check_damaged_copy(stack: TestStack, victim: str, block: BlockId) -> None:
+    """A cell that is wrong on every living datanode: the copy counts for nothing. One that is right again mends it."""
+    copier, others = holders(stack, block.container_id)
+    assert victim not in (copier, *others)
+    for name in (copier, *others):
+        flip(stack, name, block)
+    assert touch(stack, copier, block) == CHECKSUM_MISMATCH
+    stack.wait("the copy does not count", lambda: copier not in holding(stack, block.container_id))
+    assert f"the copy of container {block.container_id} is damaged" in stack.datanode(copier)["faults"]
+    flip(stack, others[0], block)
+    stack.wait("all are right again", lambda: holding(stack, block.container_id) == sorted([copier, *others]))
+    stack.wait("it can be read", lambda: touch(stack, copier, block) == "")
+
+
+def check_missed_deletion(stack: TestStack, client: Client, victim: str, container: int) -> None:
+    """The holder of a copy dies, the container's blocks are deleted and forgotten; when it is back it deletes them, too."""
+    stack.start_datanode(victim)
+    stack.wait("it is back", lambda: stack.datanode(victim)["health"] == "HEALTHY")
+    copier = next(name for name in holding(stack, container) if name not in members(pipeline_of(stack, container)))
+    folder = stack.settings.data_dir / "datanodes" / copier / "containers" / str(container)
+    stack.kill_datanode(copier)
+    stack.wait("it is missed", lambda: stack.datanode(copier)["health"] == "DEAD")
+    client.delete_key("vol1", "bucket1", "k1")
+    stack.wait("nobody else has any of it", lambda: holding(stack, container) == [], 90)
+    assert list(folder.glob("*.block"))
+    stack.start_datanode(copier)
+    stack.wait("its copy is gone", lambda: not list(folder.glob("*.block")))
+
+
+def pipeline_of(stack: TestStack, container: int) -> dict[str, Any]:
+    return next(row for row in stack.pipelines() if row["partition"] == container & 255)
 
 
 def test_a_datanode_is_decommissioned_while_the_leader_dies(stack: TestStack) -> None:

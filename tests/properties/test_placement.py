@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -96,6 +98,39 @@ def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str
         assert cluster.states[lost] == IN_MAINTENANCE
         for found in picture.containers.values():
             assert len(found.held_by) == 3, "nothing is copied because of maintenance"
+
+
+@settings(max_examples=50, deadline=None)
+@given(racks=RACKS, data=st.data())
+def test_a_damaged_copy_is_replaced_and_nobody_fetches_from_it(racks: dict[str, str], data: st.DataObject):
+    cluster = SmallCluster(racks=racks)
+    cluster.settle(20)
+    for number, partition in enumerate(sorted(cluster.rows)):
+        cluster.write(1000 + number, partition)
+    cluster.down.add(data.draw(st.sampled_from(sorted(racks))))
+    picture = cluster.settle(30)
+    rows = cluster.rows
+    copied = [
+        (name, number)
+        for name, held in cluster.holds.items()
+        for number, one in held.items()
+        if name not in cluster.down and name not in [member.datanode for member in rows[one.partition].members]
+    ]
+    damaged = set(data.draw(st.lists(st.sampled_from(copied), unique=True))) if copied else set()
+    for name, number in damaged:
+        cluster.holds[name][number] = replace(cluster.holds[name][number], healthy=False)
+    cluster.beat()
+    for copy in placement.copies(cluster.picture()):
+        assert not {(source.removesuffix(":1"), copy.container_id) for source in copy.sources} & damaged
+    picture = cluster.settle(30)
+    serving = cluster.in_service()
+    for found in picture.containers.values():
+        if rows[found.partition].state == OPEN:
+            continue
+        bad = {name for name, number in damaged if number == found.container_id}
+        good = {node.name for node in placement.holders(picture, found)}
+        assert not good & bad
+        assert len(good) >= min(3, len(serving - bad))
 
 
 @settings(max_examples=100, deadline=None)

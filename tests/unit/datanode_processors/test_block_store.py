@@ -292,6 +292,33 @@ def test_what_is_found_shorter_on_disk_ends_there(store: BlockStore, tmp_path: P
 # ----------------------------------------------------------------------------------------------- fsync and space
 
 
+@pytest.mark.parametrize("left", [0, 3 * CELL, 3 * CELL + 5, None])
+def test_what_is_cut_or_removed_behind_its_back_is_known_once_it_is_said(store: BlockStore, left: int | None):
+    write(store, DATA)
+    path = store.container_folder(7) / "1.block"
+    if left is None:
+        path.unlink()
+    else:
+        os.truncate(path, left)
+    assert store.written_length(7, 1) == len(DATA), "nobody has said so yet"
+    store.forget_checksums(7, 1)
+    assert store.written_length(7, 1) == (left or 0)
+    with refused(codes.OUT_OF_ORDER):
+        store.open_writer(7, 1, (left or 0) + 1, CELL)
+    write(store, DATA[left or 0 :], left or 0)
+    assert read(store) == DATA
+    (usage,) = store.containers()
+    assert (usage.blocks, usage.used_bytes) == (1, len(DATA))
+
+
+def test_a_container_keeps_what_else_it_has_if_it_is_not_to_be_dropped(store: BlockStore):
+    write(store, DATA)
+    store.delete(7, 1, drop=False)
+    assert store.container_folder(7).exists()
+    store.drop_if_empty(7)
+    assert not store.container_folder(7).exists()
+
+
 def test_each_policy_counts_what_it_promises(tmp_path: Path):
     files: dict[str, list[int]] = {}
     for policy in ("close", "never", "packet"):

@@ -129,6 +129,24 @@ def test_flipped_bits_are_found_and_repaired(disk: Disk):
     assert len(disk.told) == 2
 
 
+def test_a_file_that_was_cut_takes_one_line_of_the_log(disk: Disk, caplog: pytest.LogCaptureFixture):
+    os.truncate(disk.path(5), CELL)
+    found = bad_cells(disk.store, 1, 5, row_of(disk.blocks[5]), no_wait)
+    assert found == list(range(1, cell_count(len(disk.blocks[5]), CELL)))
+    assert len(caplog.records) == 1
+
+
+def test_threads_that_share_a_pace_share_its_rate():
+    pace = Pace(1_000_000, threading.Event())
+    began = time.monotonic()
+    threads = [threading.Thread(target=pace.took, args=(100_000,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began >= 0.29
+
+
 def test_the_store_no_longer_vouches_for_what_was_found_bad(disk: Disk):
     disk.damage(2, 0)
     scrubber = Scrubber(disk.store, disk.committed, lambda *_: None, cursor_file=disk.folder / "cursor")

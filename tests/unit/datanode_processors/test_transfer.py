@@ -173,6 +173,20 @@ def test_an_interrupted_import_is_removed_at_start(target: BlockStore, tmp_path:
     assert folder(again) == []
 
 
+@pytest.mark.parametrize("left", [["rows"], []])
+def test_a_copy_whose_removal_was_interrupted_is_not_in_the_way_of_another(
+    source: BlockStore, target: BlockStore, tmp_path: Path, left: list[str]
+):
+    import_container(target, 9, export_container(source, 9, ROWS))
+    for name in os.listdir(target.container_folder(9)):
+        if name not in left:
+            (target.container_folder(9) / name).unlink()
+    again = BlockStore(tmp_path / "target")
+    assert folder(again) == []
+    import_container(again, 9, export_container(source, 9, ROWS))
+    assert folder(again) == ["9"]
+
+
 @pytest.mark.parametrize("at", [0, 17, 30, -1])
 def test_damaged_rows_are_not_believed(source: BlockStore, target: BlockStore, at: int):
     import_container(target, 9, export_container(source, 9, ROWS))

@@ -10,7 +10,7 @@ import pytest
 from om_processors import placement
 from om_processors.fleet import MAX_DATANODES, Fleet, Health, Picture
 from schemas.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
-from schemas.datanode_states import CLOSED, DATANODE_STATES, IN_SERVICE
+from schemas.datanode_states import CLOSED, DATANODE_STATES, DECOMMISSIONING, IN_SERVICE
 from schemas.rows import DatanodeRow
 from tests.support.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
@@ -171,6 +171,41 @@ def test_a_replica_that_is_not_closed_yet_is_no_reason_to_copy():
         heartbeat("dn3", containers=[container(5, closed=False)]), heartbeat("dn4"),
     ]  # fmt: skip
     assert placement.copies(picture_of(beats, [pipeline_row(0, NAMES)])) == []
+
+
+def test_a_damaged_copy_counts_for_nothing():
+    row = pipeline_row(0, NAMES, CLOSED)
+    beats = [
+        heartbeat("dn1", containers=[container(5)], pipelines=[report(0)]),
+        heartbeat("dn2", containers=[container(5)], pipelines=[report(0)]),
+        heartbeat("dn4", containers=[container(5, healthy=False)]), heartbeat("dn5"),
+    ]  # fmt: skip
+    picture = picture_of(beats, [row])
+    assert [node.name for node in placement.holders(picture, picture.containers[5])] == ["dn1", "dn2"]
+    (copy,) = placement.copies(picture)
+    assert (copy.target, copy.sources) == ("dn5", ("dn1:1", "dn2:1")), "neither is it a source, nor fetched anew"
+    leaving = {"dn1": DECOMMISSIONING}
+    assert placement.reached(picture_of(beats, [row], leaving)) == []
+    whole = [*beats[:2], heartbeat("dn4", containers=[container(5)]), heartbeat("dn5", containers=[container(5)])]
+    assert placement.copies(picture_of(whole, [row])) == []
+    assert len(placement.reached(picture_of(whole, [row], leaving))) == 1
+
+
+def test_holders_of_copies_are_told_whom_to_ask():
+    row = pipeline_row(0, NAMES, CLOSED)
+    beats = [
+        heartbeat("dn1", containers=[container(5)], pipelines=[report(0)]),
+        heartbeat("dn2", pipelines=[report(0)]),  # it has deleted all of it, and knows that
+        heartbeat("dn3"),
+        heartbeat("dn4", containers=[container(5, healthy=False)]), heartbeat("dn5", containers=[container(5)]),
+        heartbeat("dn6", containers=[container(5, closed=False)]),
+    ]  # fmt: skip
+    found = placement.copy_sources(picture_of(beats, [row]))
+    assert [(copy.container_id, copy.partition, copy.target, copy.sources) for copy in found] == [
+        (5, 0, "dn4", ("dn1:1", "dn2:1", "dn5:1")), (5, 0, "dn5", ("dn1:1", "dn2:1", "dn4:1")),
+    ]  # fmt: skip
+    assert placement.copy_sources(picture_of(beats[3:4], [row])) == []
+    assert placement.copy_sources(picture_of(beats, [])) == []
 
 
 def test_containers_that_come_in_turns_are_gathered():

@@ -1,0 +1,90 @@
+"""Whom to ask about a copy: addresses of datanodes that may hold its container, those that were named last first.
+
+Rules:
+    - They come with FetchContainer: those that it was fetched from, and whoever the Object Manager names later. Addresses are never
+      forgotten for being silent, but for newer ones beyond MAX_SOURCES.
+    - They are kept in a file, so that a datanode that starts can ask at once. It is a hint: one that is lost, old or unreadable costs the time
+      until the Object Manager says it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from threading import Lock
+
+SOURCES_FILE = "copy-sources.json"
+"""Its name in a datanode's folder."""
+MAX_SOURCES = 16
+"""Addresses of one container."""
+
+
+def merged(known: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
+    """Return the addresses that were named, then those that were known, each once, MAX_SOURCES at most.
+
+    >>> merged(["a:1", "b:1"], ["b:1", "c:1"])
+    ('b:1', 'c:1', 'a:1')
+    """
+    return tuple(dict.fromkeys([*named, *known]))[:MAX_SOURCES]
+
+
+class CopySources:
+    """For many threads. Bounded by the copies that are here: ``save`` forgets those that are not."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, as far as it can be understood."""
+        self._path = path
+        self._lock = Lock()
+        self._writing = Lock()
+        self._sources = _read(path)
+        self._changed = False
+
+    def add(self, container_id: int, addresses: Iterable[str]) -> bool:
+        """Take note of who may hold a container; return whether anything of that is new."""
+        with self._lock:
+            known = self._sources.get(container_id, ())
+            found = merged(known, addresses)
+            if found == known:
+                return False
+            self._sources[container_id] = found
+            self._changed = True
+            return True
+
+    def of(self, container_id: int) -> tuple[str, ...]:
+        """Return whom to ask about a container."""
+        with self._lock:
+            return self._sources.get(container_id, ())
+
+    def save(self, is_here: Callable[[int], bool]) -> None:
+        """If anything has changed, forget containers that are not here and replace the file. Raises OSError."""
+        with self._writing:
+            self._save(is_here)
+
+    def _save(self, is_here: Callable[[int], bool]) -> None:
+        with self._lock:
+            if not self._changed:
+                return
+            self._sources = {one: found for one, found in self._sources.items() if is_here(one)}
+            self._changed = False
+            listed = {str(container_id): list(found) for container_id, found in sorted(self._sources.items())}
+        try:
+            fresh = self._path.with_suffix(".new")
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(listed, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._path)
+        except OSError:
+            with self._lock:
+                self._changed = True
+            raise
+
+
+def _read(path: Path) -> dict[int, tuple[str, ...]]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {int(number): merged((), map(str, addresses)) for number, addresses in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}

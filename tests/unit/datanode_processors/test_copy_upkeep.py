@@ -1,0 +1,433 @@
+"""Copies are kept right: damage is found and repaired, what members deleted is deleted, and nothing else is.
+
+Real pipelines, stores and stream servers over sockets; only the replica of a member's database is a dict.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from datanode_processors import copies, copy_upkeep
+from datanode_processors.errors import BlockError
+from datanode_processors.heartbeats import Heartbeats
+from datanode_processors.scrubber import Place, Scrubber
+from datanode_processors.status import DatanodeStatus
+from datanode_processors.transfer import import_container, replace_rows
+from schemas import stream_errors as codes
+from schemas.datanode import BlockId, BlockRow, ContainerReport, DeleteBlocks, FetchContainer, ListContainer
+from tests.support.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, TIMEOUT_S, Node, row_of
+
+OTHER = BLOCK + 1
+SHORT = DATA[: 2 * CELL + 5]
+COPY = f"the copy of block {CONTAINER}/{BLOCK} here"
+Run = Callable[..., Node]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_upkeep, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(copy_upkeep, "AWAY_S", 0.05)
+    monkeypatch.setattr(copy_upkeep, "SAVE_S", 0.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Makes members ``dn1``… that have two blocks in a closed container, and others that have what they fetch."""
+    made: list[Node] = []
+
+    def begin(name: str, *, member: bool = True) -> Node:
+        node = Node(name, tmp_path, member=member)
+        made.append(node)
+        if member:
+            node.write()
+            node.write(SHORT, OTHER)
+            node.replica.put(row_of(SHORT), OTHER)
+            node.replica.close()
+            node.store.close_container(CONTAINER)
+        else:
+            node.pipelines.upkeep.start(lambda _: None)
+        return node
+
+    yield begin
+    for node in made:
+        stop(node)
+
+
+def stop(node: Node) -> None:
+    node.pipelines.upkeep.stop()
+    node.stop()
+
+
+def fetch(node: Node, *sources: Node) -> None:
+    request = FetchContainer(
+        partition=PARTITION, container_id=CONTAINER, sources=[source.address for source in sources]
+    )
+    node.pipelines.handle(request)
+
+
+def eventually(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not what():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.01)
+
+
+def status(node: Node) -> Any:
+    return node.pipelines.upkeep.status()
+
+
+def is_settled(node: Node) -> bool:
+    return bool(status(node)["unconfirmed"] == 0)
+
+
+def is_whole(node: Node) -> bool:
+    return status(node)["unhealthy_blocks"] == 0 and node.path.exists() and node.path.read_bytes() == DATA
+
+
+def healthy(node: Node) -> bool:
+    """Return what heartbeats say of the copy."""
+    beats: Any = SimpleNamespace(_pipelines=node.pipelines, _blocks=node.store)
+    reports: list[ContainerReport] = Heartbeats._containers(beats)
+    assert [(report.container_id, report.closed) for report in reports] == [(CONTAINER, True)]
+    return reports[0].healthy
+
+
+def scrubber(node: Node) -> Scrubber:
+    return Scrubber(
+        node.store, node.pipelines.committed_blocks, node.pipelines.repair, cursor_file=node.path.parent.parent / "cursor"
+    )  # fmt: skip
+
+
+def delete_at(node: Node, local_id: int) -> None:
+    """Have a member's rows say that a block is deleted, as if the log did."""
+    node.replica.put(BlockRow(bcs_id=BCS_ID + 1, length=0, bytes_per_checksum=0, checksums=b"", deleted=True), local_id)
+    node.store.delete(CONTAINER, local_id)
+
+
+# ------------------------------------------------------------------------------------------------------- scrubbing
+
+
+def test_the_scrubber_reads_copies_too_and_what_it_finds_is_repaired(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    found = scrubber(node)
+    found.scrub_round()
+    assert (found.counts.blocks, found.counts.bytes, found.counts.bad_cells) == (2, len(DATA) + len(SHORT), 0)
+    node.damage(3, 8)
+    found.scrub_round()
+    assert found.counts.bad_cells == 2
+    eventually(lambda: is_whole(node))
+    assert healthy(node)
+    assert f"{COPY} is damaged in 2 cells" in node.notes
+    assert f"{COPY} is repaired: 2 cells" in node.notes
+    assert node.pipelines.fetched_bytes == 2 * CELL
+
+
+def test_the_scrubber_goes_on_behind_its_cursor_through_pipelines_and_copies_in_the_order_of_places(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    pipelines: Any = node.pipelines
+    own = [(number, number, 1, row_of()) for number in (1, 2, 5)]
+    pipelines._own_blocks = lambda after: (one for one in own if after is None or one[:3] > after)
+    places = [one[:3] for one in node.pipelines.committed_blocks(None)]
+    copied: list[Place] = [(PARTITION, CONTAINER, BLOCK), (PARTITION, CONTAINER, OTHER)]
+    assert places == [(1, 1, 1), (2, 2, 1), *copied, (5, 5, 1)]
+    for number, place in enumerate(places):
+        assert [one[:3] for one in node.pipelines.committed_blocks(place)] == places[number + 1 :]
+
+
+@pytest.mark.parametrize("left", [0, 5 * CELL, 5 * CELL + 77, None])
+def test_a_file_that_is_cut_or_removed_is_restored(run: Run, left: int | None) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    if left is None:
+        node.path.unlink()
+    else:
+        os.truncate(node.path, left)
+    scrubber(node).scrub_round()
+    eventually(lambda: is_whole(node))
+    assert node.read() == (DATA, None)
+    usage = next(one for one in node.store.containers() if one.container_id == CONTAINER)
+    assert (usage.blocks, usage.used_bytes) == (2, len(DATA) + len(SHORT))
+
+
+@pytest.mark.parametrize("left", [5 * CELL, None])
+def test_damage_that_happens_while_the_datanode_is_down_is_found_when_it_starts(run: Run, left: int | None) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    if left is None:
+        node.path.unlink()
+    else:
+        os.truncate(node.path, left)
+    again = run("dn4", member=False)
+    eventually(lambda: is_whole(again))
+
+
+def test_a_reader_finds_damage_and_a_copy_that_is_damaged_elsewhere_helps(run: Run) -> None:
+    member, other, node = run("dn1"), run("dn5", member=False), run("dn4", member=False)
+    fetch(other, member)
+    fetch(node, member, other)
+    member.damage(2)
+    other.pipelines.upkeep.stop()
+    other.damage(5, 7)
+    node.damage(2, 5)
+    assert node.read()[1] is not None
+    eventually(lambda: is_whole(node))
+
+
+# ------------------------------------------------------------------------------------- what nobody has right any more
+
+
+def test_what_nobody_has_right_is_named_and_all_else_is_repaired(run: Run) -> None:
+    nodes = [run("dn1"), run("dn2")]
+    node = run("dn4", member=False)
+    fetch(node, *nodes)
+    for one in nodes:
+        one.damage(4)
+    node.damage(1, 4, 9)
+    expected = bytearray(DATA)
+    expected[4 * CELL + 9] ^= 1
+    scrubber(node).scrub_round()
+    eventually(lambda: node.path.read_bytes() == expected)
+    assert not healthy(node)
+    (named,) = status(node)["unhealthy"]
+    eventually(lambda: "1 cells, the first is 4" in status(node)["unhealthy"][0]["reason"])
+    assert (named["container"], named["block"]) == (CONTAINER, BLOCK)
+    noted = len(node.notes)
+    for _ in range(50):
+        assert node.read(4 * CELL, 1)[1] is not None
+        assert node.salvage(4 * CELL, 1)[1] is not None
+    assert len(node.notes) - noted <= 1, "not one for each read"
+    assert node.read(5 * CELL, len(DATA)) == (DATA[5 * CELL :], None)
+    nodes[1].damage(4)  # the same bit again: it is right
+    eventually(lambda: is_whole(node))
+    assert healthy(node)
+
+
+def test_a_copy_whose_sources_are_gone_is_unhealthy_until_others_are_named(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    stop(member)
+    node.damage(2)
+    scrubber(node).scrub_round()
+    eventually(lambda: any("trying again" in note for note in node.notes))
+    assert not healthy(node)
+    fetch(node, run("dn2"))
+    eventually(lambda: is_whole(node))
+    assert healthy(node)
+
+
+def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    pipelines: Any = node.pipelines
+    config = node.pipelines._config
+    told = DatanodeStatus(config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False)
+    assert told.health() == (200, {"status": "ok"})
+    member.damage(2)
+    node.damage(2)
+    scrubber(node).scrub_round()
+    code, said = told.health()
+    assert (code, said["copies"][0]["block"]) == (503, BLOCK)
+    assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1' in told.metrics()
+    assert told.status()["copies"]["containers"] == 1
+
+
+def test_more_damage_than_is_known_by_block_is_repaired_by_container(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_upkeep, "MAX_DAMAGED", 0)
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    stop(member)
+    node.damage(2)
+    (node.path.parent / f"{OTHER}.block").unlink()
+    scrubber(node).scrub_round()
+    assert status(node)["unhealthy_blocks"] == 1
+    assert not healthy(node)
+    fetch(node, run("dn2"))
+    eventually(lambda: is_whole(node))
+    assert (node.path.parent / f"{OTHER}.block").read_bytes() == SHORT
+
+
+@pytest.mark.parametrize("how", ["damaged", "removed"])
+def test_rows_that_cannot_be_read_come_from_a_source(run: Run, how: str) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    rows = node.path.parent / "rows"
+    right = rows.read_bytes()
+    if how == "damaged":
+        rows.write_bytes(right[:30] + bytes([right[30] ^ 1]) + right[31:])
+    else:
+        rows.unlink()
+    node.damage(1)
+    again = run("dn4", member=False)
+    eventually(lambda: rows.exists() and rows.read_bytes() == right)
+    eventually(lambda: is_whole(again))
+    assert any("are taken from dn1" in note for note in again.notes)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_damaged_where_a_cell_is_right_in_the_end_if_anybody_has_it(run: Run, seed: int) -> None:
+    chance = random.Random(seed)
+    sources = [run("dn1"), run("dn2")]
+    node = run("dn4", member=False)
+    fetch(node, *sources)
+    bad = {one.name: {cell for cell in range(CELLS) if chance.random() < 0.4} for one in [*sources, node]}
+    for one in [*sources, node]:
+        one.damage(*bad[one.name])
+    lost = set.intersection(*bad.values())
+    expected = bytearray(DATA)
+    for cell in lost:
+        expected[cell * CELL + 9] ^= 1
+    scrubber(node).scrub_round()
+    eventually(lambda: node.path.read_bytes() == expected)
+    eventually(lambda: healthy(node) == (not lost))
+
+
+# ------------------------------------------------------------------------------------------------------- deletions
+
+
+def test_a_holder_that_was_down_deletes_what_members_have_deleted(run: Run) -> None:
+    members = [run("dn1"), run("dn2")]
+    node = run("dn4", member=False)
+    fetch(node, *members)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    delete_at(members[1], BLOCK)  # dn1 is behind
+    again = run("dn4", member=False)
+    eventually(lambda: not again.path.exists())
+    eventually(lambda: any("1 blocks of the copy here are deleted, as dn2 has" in note for note in again.notes))
+    found, error = again.read()
+    assert (found, error and error.code) == (b"", codes.BLOCK_DELETED)
+    assert again.store.written_length(CONTAINER, OTHER) == len(SHORT)
+    assert healthy(again)
+
+
+def test_a_block_that_is_deleted_while_its_container_is_fetched_goes_afterwards(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+
+    def import_and_delete(*arguments: Any) -> Any:
+        imported = import_container(*arguments)
+        delete_at(member, BLOCK)
+        return imported
+
+    monkeypatch.setattr(copies, "import_container", import_and_delete)
+    fetch(node, member)
+    eventually(lambda: not node.path.exists())
+    assert node.store.written_length(CONTAINER, OTHER) == len(SHORT)
+
+
+def test_a_copy_goes_with_its_last_block(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    delete_at(member, BLOCK)
+    delete_at(member, OTHER)
+    fetch(node, member)
+    eventually(lambda: not node.path.parent.exists())
+    eventually(lambda: node.store.containers() == [])
+    fetch(node, member)
+    assert not node.path.parent.exists(), "there is nothing to fetch"
+
+
+def test_nobody_but_a_member_with_a_tombstone_has_anything_deleted(run: Run) -> None:
+    member, node, other = run("dn1"), run("dn4", member=False), run("dn5", member=False)
+    fetch(node, member)
+    fetch(other, member)
+    eventually(lambda: is_settled(node) and is_settled(other))
+    # A copy's tombstone is not a member's.
+    other.pipelines.handle(DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)]))
+    # A member without a row that was committed is not right, whatever has come to it.
+    member.replica.store.tables["blockTable"].pop(next(iter(member.replica.store.tables["blockTable"])))
+    fetch(node, other, member)
+    eventually(lambda: any("dn1 has no row of 1 blocks" in note for note in node.notes))
+    stop(member)
+    stop(other)
+    stop(node)
+    again = run("dn4", member=False)
+    time.sleep(0.5)
+    assert not is_settled(again)
+    assert is_whole(again)
+    assert again.read() == (DATA, None)
+
+
+def test_a_deletion_that_was_interrupted_is_completed(run: Run) -> None:
+    """The rows say that a block is deleted, its file stayed behind; or the other way round, as on a full disk."""
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    before = (node.path.parent / "rows").read_bytes()
+    delete_at(member, BLOCK)
+    node.pipelines.handle(DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)]))
+    after = (node.path.parent / "rows").read_bytes()
+    for rows, data in ((after, DATA), (before, None)):
+        stop(node)
+        (node.path.parent / "rows").write_bytes(rows)
+        if data is not None:
+            node.path.write_bytes(data)
+        node = run("dn4", member=False)
+        eventually(lambda node=node: is_settled(node) and not node.path.exists())  # type: ignore[misc]
+        eventually(lambda node=node: healthy(node))  # type: ignore[misc]
+        assert node.pipelines.handle(ListContainer(partition=PARTITION, container_id=CONTAINER)).blocks
+        found, error = node.read()
+        assert (found, error and error.code) == (b"", codes.BLOCK_DELETED)
+
+
+def test_damage_of_a_block_that_is_deleted_is_nobodys(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    stop(member)
+    node.damage(2)
+    scrubber(node).scrub_round()
+    assert not healthy(node)
+    node.pipelines.handle(DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)]))
+    eventually(lambda: healthy(node))
+
+
+def test_a_copy_that_has_lost_a_file_keeps_its_rows_when_another_block_is_deleted(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    stop(member)
+    node.path.unlink()
+    scrubber(node).scrub_round()
+    node.pipelines.handle(DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=OTHER)]))
+    assert not healthy(node)
+    fetch(node, run("dn2"))
+    eventually(lambda: is_whole(node))
+
+
+def test_rows_for_which_there_is_no_room_do_not_keep_a_block(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    calls: list[bool] = []
+
+    def replace(*arguments: Any) -> None:
+        calls.append(node.path.exists())
+        if node.path.exists() or len(calls) < 5:
+            raise BlockError(codes.DISK_FULL, "no room")
+        replace_rows(*arguments)
+
+    monkeypatch.setattr(copies, "replace_rows", replace)
+    request = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    with pytest.raises(BlockError, check=lambda error: error.code == codes.DISK_FULL):
+        node.pipelines.handle(request)
+    assert calls == [True, False]
+    assert not node.path.exists()
+    with pytest.raises(BlockError):
+        node.pipelines.handle(request)
+    node.pipelines.handle(request)
+    assert node.read()[1].code == codes.BLOCK_DELETED  # type: ignore[union-attr]
+    eventually(lambda: healthy(node))
