@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from schemas.block_rows import block_key, encode_block_row
 from schemas.datanode import BlockId, BlockRow, DeleteBlocks
 from schemas.stream_errors import DISK_FULL
 from tests.support.block_writing import BLOCKS, CELL, CONTAINER, content
+from tests.support.pausing import pause
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 
@@ -141,8 +141,7 @@ def test_a_loss_of_power_takes_only_what_was_not_said_to_be_stored(
     with mounted(str(disk_image), tmp_path / "before", "-o", "loop,commit=300") as folder:
         writing = Writing(folder / "data", fsync, fault_round)
         time.sleep(chance.uniform(0, 0.5))
-        writing.process.send_signal(signal.SIGSTOP)
-        time.sleep(0.1)  # whatever system call it was in has ended
+        pause(writing.process.pid)  # whatever system call it was in has ended
         shutil.copyfile(disk_image, copy)
         writing.kill()
         said = writing.said()

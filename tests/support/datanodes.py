@@ -49,6 +49,7 @@ from schemas.datanode import (
 from schemas.packets import CELL_BYTES, Kind
 from schemas.topics import BOUNDED_RETENTION_MS, DN_AUDIT, DN_HEARTBEATS, DN_LOG, LOG_SETTINGS, MAX_MESSAGE_BYTES
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
+from tests.support.pausing import pause
 from tests.support.stack import LocalKafka
 from tests.support.streams import Client
 
@@ -190,8 +191,8 @@ class Datanodes:
             raise AssertionError(f"{name} did not stop\n{self.logs()}")
 
     def pause(self, name: str) -> None:
-        """SIGSTOP."""
-        assert self.processes[name].signal(signal.SIGSTOP)
+        """SIGSTOP; returns once the datanode has stopped."""
+        pause(self.processes[name].pid)
 
     def resume(self, name: str) -> None:
         """SIGCONT."""

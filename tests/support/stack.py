@@ -37,6 +37,7 @@ from stratolog.local.stack import (
 from stratolog.local.topics import ensure_topics
 from stratolog.settings import Settings
 from stratolog.settings_values import DatanodeAddress, NodeAddress
+from tests.support.pausing import pause
 
 DEFAULT_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1
@@ -92,14 +93,8 @@ class LocalKafka:
         self.processes.pop(number).kill()
 
     def pause_broker(self, number: int) -> None:
-        """SIGSTOP; returns once each of the broker's threads has stopped, as the signal takes its time."""
-        self.processes[number].signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.processes[number].pid}/task")
-
-        def stopped() -> bool:
-            return all((one / "stat").read_text().rpartition(")")[2].split()[0] in "Tt" for one in threads.iterdir())
-
-        assert wait_until(stopped, DEFAULT_TIMEOUT_S, interval_s=0.001)
+        """SIGSTOP; returns once the broker has stopped."""
+        pause(self.processes[number].pid)
 
     def resume_broker(self, number: int) -> None:
         self.processes[number].signal(signal.SIGCONT)
@@ -246,8 +241,9 @@ class TestStack:
             raise AssertionError(f"{name} did not stop in {timeout_s:.0f} s\n{self.logs()}")
 
     def pause_node(self, name: str) -> None:
-        """SIGSTOP."""
-        assert self.nodes[name].signal(signal.SIGSTOP), f"{name} is gone\n{self.logs()}"
+        """SIGSTOP; returns once the node has stopped."""
+        assert self.nodes[name].is_running(), f"{name} is gone\n{self.logs()}"
+        pause(self.nodes[name].pid)
 
     def resume_node(self, name: str) -> None:
         """SIGCONT."""

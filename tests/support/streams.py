@@ -151,9 +151,6 @@ class NodeProcess:
     def bytes_of(self, block: int = 1) -> bytes:
         return (self.folder / CONTAINERS / str(CONTAINER) / block_name(block)).read_bytes()
 
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
     def stop(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 import socket
 import threading
 import time
@@ -22,6 +21,7 @@ from schemas import stream_errors
 from schemas.codec import encode
 from schemas.datanode import Accepted, BlockCommitted, CloseContainer, GetBlock, Hello, PutBlock, ReadBlock
 from schemas.packets import HEADER_BYTES, MAX_PACKET_BYTES, Kind, encode_frame
+from tests.support.pausing import pause
 from tests.support.streams import (
     CELL,
     CLUSTER,
@@ -292,7 +292,7 @@ def test_a_child_that_hangs_is_noticed_by_the_one_above_and_the_client_sees_life
     try:
         client = Client(nodes[0].address)
         client.open(routes_of([*nodes, hanging], CHAIN3))
-        hanging.signal(signal.SIGSTOP)
+        pause(hanging.process.pid)
         client.data(bytes(CELL), offset=0)
         signs = 0
         while (frame := client.answer()).header.kind is Kind.ACK:
