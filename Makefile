@@ -83,7 +83,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 	$(BIN)/python -m pytest $(INTEGRATION) -m "not slow"
 
 # mypy has one thread, so the tests begin beside it.
-test: install lint ## lint, typecheck, unit and integration: about 10 minutes on two cores
+test: install lint ## lint, typecheck, unit and integration: under 10 minutes on two cores
 	@$(MAKE) --jobs=2 typecheck suite
 
 # One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):

@@ -122,6 +122,7 @@ class Pipeline:
         """Claim the leadership if it is this member's turn; as an idle leader, show that it lives. Call some times a second."""
         now_ms = self._clock.elapsed_ms()
         silence_ms = self._silence.look(now_ms, self.replica.records_applied)
+        self.loop.look()
         if self.loop.leading:
             interval_ms = tick_interval_ms(self._config.watchdog_ms)
             if silence_ms >= interval_ms and now_ms - self._ticked_ms >= interval_ms:

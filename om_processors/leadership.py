@@ -270,6 +270,8 @@ class Leadership:
                     self._note(f"this node leads nothing any more: {'; '.join(reasons)}")
                     self._leave.set()
                 self._keep_loans()
+                for loop in self._loops.values():
+                    loop.look()
                 self._stop.wait(WATCH_INTERVAL_S)
         finally:
             consumer.close()

@@ -114,24 +114,26 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             consumer.pause(*paused)
         await super().on_partitions_assigned(assigned, generation_id)
 
-    async def turn(self, tp: TP, offset: int | None) -> None:
-        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset`` on."""
-        await self.call_thread(self._turn, TopicPartition(*tp), offset)
+    async def turn(self, tp: TP, offset: int | None, *, look: bool) -> None:
+        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset`` on.
 
-    async def _turn(self, tp: TopicPartition, offset: int | None) -> None:
+        With ``look``, one that is not assigned is asked of a broker: the group is assigned what was added.
+        """
+        await self.call_thread(self._turn, TopicPartition(*tp), offset, look)
+
+    async def _turn(self, tp: TopicPartition, offset: int | None, look: bool) -> None:
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         if tp not in consumer.assignment():
-            return  # the assignment finds what the transport says
-        if transport.rests(tp):
+            # The assignment will find what the transport says.
+            if look:
+                # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
+                consumer._client.force_metadata_update()
+        elif transport.rests(tp):
             consumer.pause(tp)
         elif transport.follows(tp):
             if offset is not None:
                 consumer.seek(tp, offset)
             consumer.resume(tp)
-
-    async def resume(self, tp: TP) -> None:
-        """Fetch a partition from where the group was placed; on any thread."""
-        await self.call_thread(self._ensure_consumer().resume, TopicPartition(*tp))
 
     async def seek_to_committed(self) -> Any:
         """Seek where the group stands; on any thread."""
@@ -142,18 +144,14 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         committed = await consumer.seek_to_committed()
         for tp, offset in committed.items():
-            # What rested while its leader was at work is far behind for the group.
+            # The group knows of a log only where it was placed.
             following = transport.next_offset(tp)
-            if following is not None and offset is not None and following > offset:
+            if following is not None and following > (offset or 0):
                 consumer.seek(tp, following)
                 committed[tp] = following
             elif offset == 0 or (offset is None and not transport.is_placed(tp)):
                 consumer.seek(tp, 0)
         return committed
-
-    def look_for_partitions(self) -> None:
-        """Ask a broker which partitions there are, and do not wait: the group is assigned what was added. On any thread."""
-        self.thread_loop.call_soon_threadsafe(self._ensure_consumer()._client.force_metadata_update)
 
 
 class _Consumer(aiokafka.Consumer):
@@ -175,22 +173,19 @@ class _Consumer(aiokafka.Consumer):
         if self.transport.follows(tp) and not self.transport.rests(tp):
             super().verify_event_path(now, tp)
 
-    async def turn(self, tp: TP) -> None:
+    async def turn(self, tp: TP, *, look: bool = False) -> None:
         """Rest or wake a partition."""
         offset = None if self.transport.rests(tp) else self.transport.next_offset(tp)
         if offset is not None:
-            # Faust takes what it was not given for a gap, and lists it number by number when it commits.
-            self._read_offset[tp] = self._committed_offset[tp] = offset
-        await self._thread.turn(tp, offset)
+            self._read_offset[tp] = offset
+        # Waits for the thread, if it has not begun yet.
+        await self._thread.turn(tp, offset, look=look)
 
     async def follow(self, tp: TP) -> None:
         """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
+        await self.turn(tp, look=True)
         if tp in self.assignment():
-            await self._thread.resume(tp)
             self.resume_partitions({tp})
-        else:
-            # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
-            self._thread.look_for_partitions()
 
 
 def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:

@@ -1,8 +1,8 @@
 """The follower: a Faust app that offers every record of a log topic to this process's replicas (design, section 5).
 
 Rules:
-    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start and its offsets
-      are set before the worker starts; there is no offset reset.
+    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start, its offsets are set before
+      the worker starts and never committed, a rebalance goes back to the replica's; there is no offset reset.
     - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded, and are not
       even fetched (:func:`rest_while_leading`); once it leads no more, what it had left undone is read from the log.
     - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
@@ -158,7 +158,8 @@ class Follower:
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
-        log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw")
+        # Not acknowledged: the position is the replica's, and what is left out while a leader is at work would be gaps to Faust.
+        log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw", acks=False)
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
         transport: Any = app.transport
         transport.next_offset = self._next_offset

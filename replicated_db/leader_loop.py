@@ -131,8 +131,8 @@ class LeaderLoop:
         self._held: Sequence[Proposal] = ()
         self.leading = False
         self.follower_may_rest: Callable[[bool], None] = lambda _: None
-        """Told, on the shard's thread: True when this loop appends, so that it applies all that comes and finds what others append before its
-        own next record; False when it has appended nothing for QUIET_MS, or leads no more."""
+        """Told True when this loop appends, so that it applies all that comes and finds what others append before its own next record;
+        False when it has appended nothing for QUIET_MS, stands still, or leads no more. On the shard's thread, and on that of :meth:`look`."""
         self._rests = False
         self._appended_ms = 0
         self.batches = 0
@@ -170,6 +170,11 @@ class LeaderLoop:
     def turned_ago_ms(self) -> int:
         """Return how long ago the loop turned last: what a watchdog looks at."""
         return self._clock.elapsed_ms() - self._turned_ms
+
+    def look(self) -> None:
+        """Have the follower go on if the thread of this loop stands still. Call now and then, from another thread."""
+        if self._rests and self.turned_ago_ms() > QUIET_MS:
+            self.follower_may_rest(False)
 
     # -- the shard's thread ----------------------------------------------------------------------------------------
 
@@ -316,6 +321,8 @@ class LeaderLoop:
             self.beat()
             if self.replica.evidence is not None:
                 raise Deposed(f"shard {self.replica.identity.shard} is flagged: {self.replica.evidence}")
+            if self._turned_ms - self._appended_ms > QUIET_MS:
+                self._let_rest(False)
             busy = leader.in_flight > 0
             self._poll(leader, appender, REPORT_WAIT_S if leader.in_flight >= self._limits.max_in_flight else 0)
             if stop.is_set():
@@ -325,8 +332,6 @@ class LeaderLoop:
             self._barriers_and_ticks(leader, appender)
             if leader.in_flight < self._limits.max_in_flight:
                 self._fill(leader, appender, intake, busy=busy)
-            if self._rests and not leader.in_flight and self._turned_ms - self._appended_ms > QUIET_MS:
-                self._let_rest(False)
 
     def _let_rest(self, rests: bool) -> None:
         if rests is not self._rests:
@@ -441,6 +446,6 @@ class LeaderLoop:
             waiting = [*self._ticks, *(future for _, futures in self._ticking for future in futures)]
             self._ticks.clear()
             self._ticking.clear()
-        self._let_rest(False)
         for future in waiting:
             future.set_exception(NotLeading(f"shard {self.replica.identity.shard} lost its leader"))
+        self._let_rest(False)
