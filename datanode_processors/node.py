@@ -37,7 +37,7 @@ from replicated_db import logs
 from replicated_db.errors import StopProcess
 from replicated_db.logs import Notes
 from replicated_db.ports import LogUnavailable
-from replicated_db.process import calm_collector, closing, fatal, keep_freed_memory, when_brokers_answer
+from replicated_db.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
 from replicated_db.reports import AuditReports
 from replicated_db.startup import Topics, WrongSetting, check_topics
 from replicated_db.system import SystemClock
@@ -88,6 +88,7 @@ class Datanode:
             cursor_file=config.data_dir / CURSOR_FILE, round_s=config.block_scrub_interval_ms / 1000,
         )  # fmt: skip
         self._scrubbing = threading.Thread(target=self._scrub, name="block-scrub", daemon=True)
+        self._ending: threading.Timer | None = None
         self.app = self._make_app()
         try:
             self.server = StreamServer(
@@ -123,6 +124,7 @@ class Datanode:
 
     async def _hand_over(self, *_: Any, **__: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._stop_serving)
+        self._ending = end_soon(self.close)
 
     def start(self) -> None:
         """Begin elections, verification and heartbeats."""
@@ -149,6 +151,8 @@ class Datanode:
 
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
+        if self._ending is not None:
+            self._ending.cancel()
         self._stop_serving()
         closing()
         self.outbox.close()

@@ -49,7 +49,7 @@ from replicated_db.leader import Effective, Limits
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.logs import Notes
 from replicated_db.ports import LogUnavailable
-from replicated_db.process import calm_collector, closing, fatal, when_brokers_answer
+from replicated_db.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.replica import Identity, Outcome, Replica
 from replicated_db.rocks import RocksStore
 from replicated_db.startup import check_replica
@@ -82,6 +82,7 @@ class Node:
         self.proposer: Proposer | None = None
         self.cleanup: OpenKeyCleanupLoop | None = None
         self.placement: PlacementLoop | None = None
+        self._ending: threading.Timer | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
         self.notes = Notes(self.replicas)
@@ -167,6 +168,7 @@ class Node:
     async def _hand_over(self, *_: Any, **__: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self.leadership.stop)
         await self.consistency.close()
+        self._ending = end_soon(self.close)
 
     def start_proposing(self) -> None:
         """Begin to act for the shards that this node leads: open keys expire; with datanodes, listen to them, and place."""
@@ -204,6 +206,8 @@ class Node:
 
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
+        if self._ending is not None:
+            self._ending.cancel()
         self.leadership.stop()
         self.stop_proposing()
         closing()

@@ -24,6 +24,9 @@ BROKER_WAIT_S = 60.0
 END_WAIT_S = 2.0
 """How long the end of a background thread is waited for."""
 
+STOP_WAIT_S = 10.0
+"""How long Faust's worker may take to stop once the node has handed over. One whose consumer is just joining its group takes minutes."""
+
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 """Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
 
@@ -59,6 +62,24 @@ def fatal(error: BaseException) -> None:
         log.critical("defect: %r", error, exc_info=error)
     logging.shutdown()
     os._exit(EXIT_FATAL)
+
+
+def end_soon(close: Callable[[], None]) -> threading.Timer:
+    """Have the process end after STOP_WAIT_S, by ``close`` and at once, if its worker has not stopped by then: cancel the timer that is returned.
+
+    To be called when everything has been handed over.
+    """
+
+    def end() -> None:
+        log.warning("the worker has not stopped in %.0f s: the process ends without it", STOP_WAIT_S)
+        close()
+        logging.shutdown()
+        os._exit(os.EX_OK)
+
+    timer = threading.Timer(STOP_WAIT_S, end)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class Background:

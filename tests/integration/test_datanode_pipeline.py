@@ -436,3 +436,13 @@ def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], 
         one.start("dn1")
         assert (one.status("dn1") or {})["upgrade_prepared"]
         assert one.read("dn1", block, len(data)) == data
+
+
+def test_a_datanode_that_is_stopped_as_soon_as_it_answers_ends(nodes: Datanodes):
+    """Its consumer is just joining its group then, and does not hear of it."""
+    settle(nodes)
+    last = nodes.names[-1]
+    nodes.kill(last)
+    for _ in range(3):
+        nodes.start(last)
+        nodes.stop(last)
