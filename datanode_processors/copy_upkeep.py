@@ -55,16 +55,19 @@ for so long after its first look."""
 LOOK_S = 3600.0
 """Between two looks at a copy, at most."""
 AWAY_S = 15.0
-"""How long a source that could not be reached is not asked again: it must not hold up all copies."""
+"""How long a source that could not be reached, or did not answer, is not asked again, at first; twice as long each time, up to LAST_PAUSE_S:
+it must not hold up all copies."""
 MAX_AWAY = 256
 SAVE_S = 5.0
 """The sources are written no more often."""
 PEER_TIMEOUT_S = 10.0
 IDLE_WAIT_S = 1.0
 
-Task = tuple[int, int | None]
-"""(container id, local id) of a repair; (container id, None) of a look."""
-SAVE: Task = (-1, None)
+Repair = tuple[int, int]
+"""(container id, local id)"""
+Look = tuple[int, None]
+"""(container id, None)"""
+SAVE = (-1, None)
 """The sources are to be written."""
 
 
@@ -102,11 +105,15 @@ class CopyUpkeep:
         self._sources = CopySources(sources_file)
         self._saved_s = -SAVE_S
         self._lock = threading.Condition()
-        self._agenda: Agenda[Task] = Agenda()
+        self._looks: Agenda[Look] = Agenda()
+        self._repairs: Agenda[Repair] = Agenda()
+        self._repaired = False
+        """Whether the last thing that was done was a repair."""
         self._damaged: dict[tuple[int, int], _Damage] = {}
         self._unconfirmed: dict[int, float] = {}
         """Copies of which no member has been heard since the start, and the pause until the next attempt, in seconds."""
-        self._away: dict[str, float] = {}
+        self._away: dict[str, tuple[float, float]] = {}
+        """Sources that did not answer: until when they are not asked, and how long that was, in seconds."""
         self._stopping = False
         self.fetched_bytes = 0
         self._thread = threading.Thread(target=self._guarded, name="copy-upkeep", daemon=True)
@@ -117,7 +124,7 @@ class CopyUpkeep:
         for container_id in self.here():
             with self._lock:
                 self._unconfirmed[container_id] = FIRST_PAUSE_S
-                self._agenda.put((container_id, None), time.monotonic())
+                self._looks.put((container_id, None), time.monotonic())
         self._thread.start()
 
     def stop(self) -> None:
@@ -136,15 +143,15 @@ class CopyUpkeep:
         added = self._sources.add(container_id, named)
         with self._lock:
             if added:
-                self._agenda.put_sooner(SAVE, self._saved_s + SAVE_S)
+                self._looks.put_sooner(SAVE, self._saved_s + SAVE_S)
             for address in named:
                 self._away.pop(address, None)
             now_s = time.monotonic()
             self._unconfirmed.setdefault(container_id, FIRST_PAUSE_S)
-            self._agenda.put((container_id, None), now_s)
+            self._looks.put((container_id, None), now_s)
             for block in self._damaged:
                 if block[0] == container_id:
-                    self._agenda.put_sooner(block, now_s)
+                    self._repairs.put_sooner(block, now_s)
             self._lock.notify_all()
 
     def damaged(self, container_id: int, local_id: int, reason: str) -> None:
@@ -158,7 +165,7 @@ class CopyUpkeep:
             if len(self._damaged) >= MAX_DAMAGED:
                 block = (container_id, WHOLE)
             self._damaged[block] = _Damage(reason=reason, pause_s=FIRST_PAUSE_S)
-            self._agenda.put(block, time.monotonic())
+            self._repairs.put(block, time.monotonic())
             self._lock.notify_all()
         self._note(reason)
         self._changed()
@@ -168,16 +175,16 @@ class CopyUpkeep:
         with self._lock:
             for block in blocks:
                 if (block.container_id, block.local_id) in self._damaged:
-                    self._agenda.put_sooner((block.container_id, block.local_id), time.monotonic())
+                    self._repairs.put_sooner((block.container_id, block.local_id), time.monotonic())
             for container_id in {block.container_id for block in blocks}:
                 if (container_id, WHOLE) in self._damaged or container_id in self._unconfirmed:
-                    self._agenda.put_sooner((container_id, None), time.monotonic())
+                    self._looks.put_sooner((container_id, None), time.monotonic())
             self._lock.notify_all()
 
     def _mended(self, block: tuple[int, int]) -> None:
         with self._lock:
             known = self._damaged.pop(block, None)
-            self._agenda.drop(block)
+            self._repairs.drop(block)
         if known is not None:
             self._changed()
 
@@ -255,14 +262,18 @@ class CopyUpkeep:
             if not self._stopping:
                 self._fatal(error)
 
-    def _next(self) -> Task | None:
+    def _next(self) -> Repair | Look | None:
+        """Return what is due, repairs and looks in turn: neither is to wait until there is none of the others (a start looks at all copies)."""
         with self._lock:
             while not self._stopping:
                 now_s = time.monotonic()
-                if (task := self._agenda.take(now_s)) is not None:
+                task: Repair | Look | None = None if self._repaired else self._repairs.take(now_s)
+                task = task or self._looks.take(now_s) or self._repairs.take(now_s)
+                if task is not None:
+                    self._repaired = task[1] is not None
                     return task
-                due_s = self._agenda.next_due_s()
-                self._lock.wait(IDLE_WAIT_S if due_s is None else min(IDLE_WAIT_S, max(0.0, due_s - now_s)))
+                due_s = [due_s for one in (self._looks, self._repairs) if (due_s := one.next_due_s()) is not None]
+                self._lock.wait(max(0.0, min([*due_s, now_s + IDLE_WAIT_S]) - now_s))
         return None
 
     def save(self) -> None:
@@ -279,22 +290,32 @@ class CopyUpkeep:
     @contextmanager
     def _peer(self, address: str) -> Iterator[Peer]:
         """Connect to a source; raises BlockError, and at once if it could not be reached a moment ago or is this very node."""
-        now_s = time.monotonic()
         with self._lock:
-            if self._away.get(address, now_s) > now_s:
-                raise BlockError(codes.FAILED, "not reached a moment ago")
+            if address in self._away and self._away[address][0] > time.monotonic():
+                raise BlockError(codes.FAILED, "it did not answer a moment ago")
         try:
             peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S)
         except BlockError:
-            with self._lock:
-                if len(self._away) >= MAX_AWAY:
-                    self._away.clear()
-                self._away[address] = time.monotonic() + AWAY_S
+            self._did_not_answer(address)
             raise
         with peer:
             if peer.name == self._node:
                 raise BlockError(codes.INVALID_REQUEST, "that is this datanode")
-            yield peer
+            try:
+                yield peer
+            except BlockError as error:
+                if error.code == codes.TIMED_OUT:  # it greets, and then says nothing
+                    self._did_not_answer(address)
+                raise
+        with self._lock:
+            self._away.pop(address, None)
+
+    def _did_not_answer(self, address: str) -> None:
+        with self._lock:
+            if address not in self._away and len(self._away) >= MAX_AWAY:
+                self._away.clear()
+            pause_s = min(2 * self._away[address][1], LAST_PAUSE_S) if address in self._away else AWAY_S
+            self._away[address] = time.monotonic() + pause_s, pause_s
 
     # -- looking at a copy -----------------------------------------------------------------------------------------
 
@@ -320,16 +341,17 @@ class CopyUpkeep:
             else:
                 pause_s = self._unconfirmed.get(container_id, FIRST_PAUSE_S)
                 self._unconfirmed[container_id] = min(2 * pause_s, LAST_PAUSE_S)
-            self._agenda.put_sooner((container_id, None), time.monotonic() + pause_s)
+            self._looks.put_sooner((container_id, None), time.monotonic() + pause_s)
         if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
             self._note(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is")
 
     def _gone(self, container_id: int) -> None:
         with self._lock:
             self._unconfirmed.pop(container_id, None)
-            self._agenda.drop_all(lambda task: task[0] == container_id)
+            self._looks.drop((container_id, None))
             for block in [block for block in self._damaged if block[0] == container_id]:
                 del self._damaged[block]
+                self._repairs.drop(block)
         self._changed()
 
     def _compare_lengths(self, container_id: int, rows: Mapping[int, BlockRow]) -> None:
@@ -400,7 +422,7 @@ class CopyUpkeep:
             return
         with self._lock:
             if damage.again:  # found once more meanwhile, perhaps in cells that were right when they were read
-                self._agenda.put(block, time.monotonic())
+                self._repairs.put(block, time.monotonic())
                 return
         self._mended(block)
 
@@ -410,7 +432,7 @@ class CopyUpkeep:
                 return
             first, damage.tried = not damage.tried, True
             damage.reason = error.message
-            self._agenda.put(block, time.monotonic() + damage.pause_s)
+            self._repairs.put(block, time.monotonic() + damage.pause_s)
             damage.pause_s = min(2 * damage.pause_s, LAST_PAUSE_S)
         if first and not self._stopping:
             self._note(f"{error.message}; trying again, with growing pauses")
@@ -449,7 +471,7 @@ class CopyUpkeep:
                 continue
             self._note(f"container {container_id}: the rows of the copy here are taken from {peer.name}")
             with self._lock:  # they may be another copy's, and older than those that were here
-                self._agenda.put((container_id, None), time.monotonic())
+                self._looks.put((container_id, None), time.monotonic())
             return
         raise BlockError(
             codes.FAILED,

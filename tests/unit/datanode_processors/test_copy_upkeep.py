@@ -5,10 +5,12 @@ Real pipelines, stores and stream servers over sockets; only the replica of a me
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -431,3 +433,63 @@ def test_rows_for_which_there_is_no_room_do_not_keep_a_block(run: Run, monkeypat
     node.pipelines.handle(request)
     assert node.read()[1].code == codes.BLOCK_DELETED  # type: ignore[union-attr]
     eventually(lambda: healthy(node))
+
+
+# -------------------------------------------------------------------------------------------- one thread for all
+
+
+def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    upkeep = run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    now = SimpleNamespace(monotonic=lambda: clock[0])
+    clock, tried = [1000.0], []
+    monkeypatch.setattr(copy_upkeep, "time", now)
+    monkeypatch.setattr(copy_upkeep, "AWAY_S", 15.0)
+
+    def silent(address: str, **_: Any) -> Any:
+        tried.append(clock[0])
+        raise BlockError(codes.TIMED_OUT, address)
+
+    monkeypatch.setattr(copy_upkeep, "Peer", silent)
+
+    def ask_for(seconds: int) -> list[float]:
+        tried.clear()
+        for _ in range(seconds):
+            with pytest.raises(BlockError), upkeep._peer("dn9:1"):
+                pass
+            clock[0] += 1
+        return [later - earlier for earlier, later in itertools.pairwise(tried)]
+
+    assert ask_for(3000) == [15, 30, 60, 120, 240, 480, 600, 600, 600]
+    upkeep.named(CONTAINER, ["dn9:1"])
+    assert ask_for(60) == [15, 30]
+
+
+@pytest.mark.parametrize("code", [codes.TIMED_OUT, codes.NO_SUCH_BLOCK, None])
+def test_a_source_that_greets_and_then_is_silent_is_away_too(run: Run, code: str | None) -> None:
+    member, upkeep = run("dn1"), run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    for _ in range(2):
+        with suppress(BlockError), upkeep._peer(member.address):
+            if code is not None:
+                raise BlockError(code, "")
+        assert (member.address in upkeep._away) == (code == codes.TIMED_OUT)
+    with suppress(BlockError), upkeep._peer(member.address):
+        pass
+    time.sleep(2 * copy_upkeep.AWAY_S)
+    with upkeep._peer(member.address):
+        pass
+    assert upkeep._away == {}
+
+
+def test_a_repair_does_not_wait_until_all_copies_are_looked_at(run: Run) -> None:
+    upkeep = run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    upkeep._stopping = False
+    for number in range(1, 6):
+        upkeep._looks.put((number, None), number)
+    for number in range(1, 4):
+        upkeep._repairs.put((number, BLOCK), 10)
+    taken = [upkeep._next() for _ in range(8)]
+    assert [number for number, task in enumerate(taken) if task and task[1]] == [0, 2, 4]
+    assert {task[0] for task in taken if task and task[1] is None} == set(range(1, 6))

@@ -45,7 +45,7 @@ def test_what_is_emptied_is_not_made_again_at_a_start(node: Node, monkeypatch: p
     monkeypatch.setattr(node.store, "close_container", closed.append)
     node.pipelines.verifier._look_through(replica)
     assert closed == []
-    node.write()
+    node.write(DATA, BLOCK + 1)
     node.pipelines.verifier._look_through(replica)
     assert closed == [CONTAINER]
 
