@@ -9,7 +9,7 @@ What belongs here: one thread, its agenda, and what is known to be damaged. The 
    All sources are asked: a member may be behind.
 3. A block is *damaged* if its bytes are not those of its row, whoever finds out: a reader, the scrubber, a look. It is repaired cell by cell;
    a source's cell is written only if it has the row's checksum, and believed when it has been read from the disk again. If the rows
-   themselves are damaged, a source's take their place and every block is read.
+   themselves are damaged, a source's take their place and every block is read. A block that is deleted meanwhile is not damaged.
 4. What nobody has right stays damaged, and is tried again after a pause that grows; the container is unhealthy in heartbeats until then.
    It is logged when it is found, when it could not be repaired for the first time, and when it is.
 5. Blocks are read from the disk at the scrubber's pace (``read``): the background has one rate.
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import nsmallest
 from pathlib import Path
+from typing import TypeGuard
 
 from datanode_processors.agenda import Agenda
 from datanode_processors.block_service import PARTITIONS
@@ -135,7 +136,7 @@ class CopyUpkeep:
         if self._thread.is_alive():
             self._thread.join(PEER_TIMEOUT_S)
 
-    # -- what is to be done; on any thread, never waits for I/O ----------------------------------------------------
+    # -- what is to be done; on any thread. Only ``damaged`` reads: a copy's rows, on a thread that has just read its blocks
 
     def named(self, container_id: int, addresses: Iterable[str]) -> None:
         """A copy is here, and these datanodes may hold its container too: look at it, and repair it, now."""
@@ -157,10 +158,23 @@ class CopyUpkeep:
     def damaged(self, container_id: int, local_id: int, reason: str) -> None:
         """Have a block repaired whose bytes here are not its row's; WHOLE: the copy, whose rows cannot be read."""
         with self._lock:
+            if self._is_known(container_id, local_id):
+                return
+        # Whoever found it may have begun before the block was deleted, or its copy dropped.
+        if local_id == WHOLE or _is_live(self._rows(container_id).get(local_id)):
+            self._add_damage(container_id, local_id, reason)
+
+    def _is_known(self, container_id: int, local_id: int) -> bool:
+        """Return whether a block is known to be damaged, and if so have it looked at once more. With the lock."""
+        known = self._damaged.get((container_id, local_id)) or self._damaged.get((container_id, WHOLE))
+        if known is not None:
+            known.again = True
+        return known is not None
+
+    def _add_damage(self, container_id: int, local_id: int, reason: str) -> None:
+        with self._lock:
             block = (container_id, local_id)
-            known = self._damaged.get(block) or self._damaged.get((container_id, WHOLE))
-            if known is not None:
-                known.again = True
+            if self._is_known(container_id, local_id):
                 return
             if len(self._damaged) >= MAX_DAMAGED:
                 block = (container_id, WHOLE)
@@ -355,6 +369,7 @@ class CopyUpkeep:
         self._changed()
 
     def _compare_lengths(self, container_id: int, rows: Mapping[int, BlockRow]) -> None:
+        found: dict[int, str] = {}
         for local_id, row in rows.items():
             if row.deleted:
                 continue
@@ -362,10 +377,14 @@ class CopyUpkeep:
             try:
                 written = self._blocks.written_length(container_id, local_id)
             except BlockError as error:
-                self.damaged(container_id, local_id, f"{name}: {error.message}")
+                found[local_id] = f"{name}: {error.message}"
             else:
                 if written < row.length:
-                    self.damaged(container_id, local_id, f"{name} has {written} of {row.length} bytes")
+                    found[local_id] = f"{name} has {written} of {row.length} bytes"
+        now = self._rows(container_id) if found else {}
+        for local_id, reason in found.items():
+            if _is_live(now.get(local_id)):  # or it was deleted meanwhile
+                self._add_damage(container_id, local_id, reason)
 
     def _reconcile(self, container_id: int, mine: Mapping[int, BlockRow]) -> bool:
         """Delete what members of the pipeline have deleted; return whether a member has answered (rule 2)."""
@@ -438,7 +457,9 @@ class CopyUpkeep:
             self._note(f"{error.message}; trying again, with growing pauses")
 
     def _repair_whole(self, container_id: int) -> None:
-        """Have readable rows, then every block right; raises BlockError for the first that is not."""
+        """Have readable rows, then every block right. Those that are not are damaged one by one from then on, or all would be read again
+        for one that nobody has; raises BlockError for the first that finds no place among MAX_DAMAGED.
+        """
         if not self._is_copy(container_id):
             return
         try:
@@ -455,9 +476,23 @@ class CopyUpkeep:
             try:
                 self._repair_block(container_id, local_id, row)
             except BlockError as error:  # the others may be mended
-                failure = failure or error
+                if not self._is_tried_alone(container_id, local_id, error):
+                    failure = failure or error
         if failure is not None:
             raise failure
+
+    def _is_tried_alone(self, container_id: int, local_id: int, error: BlockError) -> bool:
+        """Have a block that could not be repaired tried again by itself; return False if there is no place for it, or the end has come."""
+        block = (container_id, local_id)
+        with self._lock:
+            if block in self._damaged:
+                return True
+            if self._stopping or len(self._damaged) >= MAX_DAMAGED:
+                return False
+            self._damaged[block] = _Damage(reason=error.message, pause_s=2 * FIRST_PAUSE_S, tried=True)
+            self._repairs.put(block, time.monotonic() + FIRST_PAUSE_S)
+        self._note(f"{error.message}; trying again, with growing pauses")
+        return True
 
     def _restore_rows(self, container_id: int) -> None:
         reasons = []
@@ -480,7 +515,7 @@ class CopyUpkeep:
 
     def _repair_block(self, container_id: int, local_id: int, row: BlockRow | None) -> None:
         """Have a block's bytes right; raises BlockError if nobody has all of them."""
-        if row is None or row.deleted:
+        if not _is_live(row):
             return
         blocks = self._blocks
         bad = bad_cells(blocks, container_id, local_id, row, self._read)
@@ -513,6 +548,10 @@ class CopyUpkeep:
             )
         self._copies.recount(container_id)
         self._note(f"the copy of block {container_id}/{local_id} here is repaired: {len(bad)} cells")
+
+
+def _is_live(row: BlockRow | None) -> TypeGuard[BlockRow]:
+    return row is not None and not row.deleted
 
 
 def _ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlock]:

@@ -20,7 +20,7 @@ import pytest
 from datanode_processors import copies, copy_upkeep
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.scrubber import Place, Scrubber
+from datanode_processors.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.status import DatanodeStatus
 from datanode_processors.transfer import import_container, replace_rows
 from schemas import stream_errors as codes
@@ -441,9 +441,9 @@ def test_rows_for_which_there_is_no_room_do_not_keep_a_block(run: Run, monkeypat
 def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     upkeep = run("dn4", member=False).pipelines.upkeep
     upkeep.stop()
-    now = SimpleNamespace(monotonic=lambda: clock[0])
-    clock, tried = [1000.0], []
-    monkeypatch.setattr(copy_upkeep, "time", now)
+    clock: list[float] = [1000.0]
+    tried: list[float] = []
+    monkeypatch.setattr(copy_upkeep, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(copy_upkeep, "AWAY_S", 15.0)
 
     def silent(address: str, **_: Any) -> Any:
@@ -493,3 +493,77 @@ def test_a_repair_does_not_wait_until_all_copies_are_looked_at(run: Run) -> None
     taken = [upkeep._next() for _ in range(8)]
     assert [number for number, task in enumerate(taken) if task and task[1]] == [0, 2, 4]
     assert {task[0] for task in taken if task and task[1] is None} == set(range(1, 6))
+
+
+# ------------------------------------------------------------------------------------------- deleted while it is read
+
+
+@pytest.mark.parametrize("where", ["scrub", "look"])
+def test_a_block_that_is_deleted_while_it_is_read_is_not_damaged(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.stop()
+    rows = upkeep._copies.stored(CONTAINER)
+    changed: list[None] = []
+    monkeypatch.setattr(upkeep, "_changed", lambda: changed.append(None))
+    deleted = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    if where == "scrub":
+        found = Scrubber(
+            node.store, lambda _: iter([(PARTITION, CONTAINER, BLOCK, rows[BLOCK])]), node.pipelines.repair,
+            cursor_file=node.path.parent.parent / "cursor",
+        )  # fmt: skip
+        node.pipelines.handle(deleted)
+        assert found.scrub_block(PARTITION, CONTAINER, BLOCK, rows[BLOCK]), "it has read nothing"
+    else:
+        node.pipelines.handle(deleted)
+        upkeep._compare_lengths(CONTAINER, rows)
+    assert (changed, upkeep.unhealthy_blocks()) == ([], 0)
+    upkeep.damaged(CONTAINER + 256, BLOCK, "a copy that is not here")
+    assert upkeep.unhealthy_blocks() == 0
+    upkeep.damaged(CONTAINER, OTHER, "one that is")
+    assert upkeep.unhealthy_blocks() == 1
+
+
+# ------------------------------------------------------------------------------------------------- damaged as a whole
+
+
+def test_one_cell_that_nobody_has_does_not_have_the_whole_copy_read_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    read: list[int] = []
+
+    def reading(*said: Any) -> list[int]:
+        read.append(said[2])
+        return bad_cells(*said)
+
+    monkeypatch.setattr(copy_upkeep, "bad_cells", reading)
+    member.damage(4)
+    node.damage(4)
+    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    eventually(lambda: read.count(BLOCK) > 3)
+    assert read.count(OTHER) == 1
+    assert [one["block"] for one in status(node)["unhealthy"]] == [BLOCK]
+    member.damage(4)  # the same bit again: it is right
+    eventually(lambda: is_whole(node))
+    assert healthy(node)
+
+
+def test_without_a_place_for_each_block_the_copy_stays_damaged_as_a_whole(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_upkeep, "MAX_DAMAGED", 1)
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    member.damage(4)
+    node.damage(4)
+    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    eventually(lambda: any("trying again" in note for note in node.notes))
+    assert [one["block"] for one in status(node)["unhealthy"]] == [None]
