@@ -7,7 +7,7 @@ things (and SLACK) all such entries are thrown away. So the size is bounded by t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 SLACK = 64
@@ -48,11 +48,6 @@ class Agenda(Generic[Thing]):
     def drop(self, thing: Thing) -> None:
         """Have something not done."""
         self._due.pop(thing, None)
-
-    def drop_all(self, which: Callable[[Thing], bool]) -> None:
-        """Have some things not done."""
-        for thing in [thing for thing in self._due if which(thing)]:
-            self.drop(thing)
 
     def next_due_s(self) -> float | None:
         """Return when the next thing is due; None if there is none."""

@@ -9,7 +9,7 @@ What belongs here: one thread, its agenda, and what is known to be damaged. The 
    All sources are asked: a member may be behind.
 3. A block is *damaged* if its bytes are not those of its row, whoever finds out: a reader, the scrubber, a look. It is repaired cell by cell;
    a source's cell is written only if it has the row's checksum, and believed when it has been read from the disk again. If the rows
-   themselves are damaged, a source's take their place and every block is read.
+   themselves are damaged, a source's take their place and every block is read. A block that is deleted meanwhile is not damaged.
 4. What nobody has right stays damaged, and is tried again after a pause that grows; the container is unhealthy in heartbeats until then.
    It is logged when it is found, when it could not be repaired for the first time, and when it is.
 5. Blocks are read from the disk at the scrubber's pace (``read``): the background has one rate.
@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import nsmallest
 from pathlib import Path
+from typing import TypeGuard
 
 from datanode_processors.agenda import Agenda
 from datanode_processors.block_service import PARTITIONS
@@ -55,16 +56,19 @@ for so long after its first look."""
 LOOK_S = 3600.0
 """Between two looks at a copy, at most."""
 AWAY_S = 15.0
-"""How long a source that could not be reached is not asked again: it must not hold up all copies."""
+"""How long a source that could not be reached, or did not answer, is not asked again, at first; twice as long each time, up to LAST_PAUSE_S:
+it must not hold up all copies."""
 MAX_AWAY = 256
 SAVE_S = 5.0
 """The sources are written no more often."""
 PEER_TIMEOUT_S = 10.0
 IDLE_WAIT_S = 1.0
 
-Task = tuple[int, int | None]
-"""(container id, local id) of a repair; (container id, None) of a look."""
-SAVE: Task = (-1, None)
+Repair = tuple[int, int]
+"""(container id, local id)"""
+Look = tuple[int, None]
+"""(container id, None)"""
+SAVE = (-1, None)
 """The sources are to be written."""
 
 
@@ -102,11 +106,15 @@ class CopyUpkeep:
         self._sources = CopySources(sources_file)
         self._saved_s = -SAVE_S
         self._lock = threading.Condition()
-        self._agenda: Agenda[Task] = Agenda()
+        self._looks: Agenda[Look] = Agenda()
+        self._repairs: Agenda[Repair] = Agenda()
+        self._repaired = False
+        """Whether the last thing that was done was a repair."""
         self._damaged: dict[tuple[int, int], _Damage] = {}
         self._unconfirmed: dict[int, float] = {}
         """Copies of which no member has been heard since the start, and the pause until the next attempt, in seconds."""
-        self._away: dict[str, float] = {}
+        self._away: dict[str, tuple[float, float]] = {}
+        """Sources that did not answer: until when they are not asked, and how long that was, in seconds."""
         self._stopping = False
         self.fetched_bytes = 0
         self._thread = threading.Thread(target=self._guarded, name="copy-upkeep", daemon=True)
@@ -117,7 +125,7 @@ class CopyUpkeep:
         for container_id in self.here():
             with self._lock:
                 self._unconfirmed[container_id] = FIRST_PAUSE_S
-                self._agenda.put((container_id, None), time.monotonic())
+                self._looks.put((container_id, None), time.monotonic())
         self._thread.start()
 
     def stop(self) -> None:
@@ -128,7 +136,7 @@ class CopyUpkeep:
         if self._thread.is_alive():
             self._thread.join(PEER_TIMEOUT_S)
 
-    # -- what is to be done; on any thread, never waits for I/O ----------------------------------------------------
+    # -- what is to be done; on any thread. Only ``damaged`` reads: a copy's rows, on a thread that has just read its blocks
 
     def named(self, container_id: int, addresses: Iterable[str]) -> None:
         """A copy is here, and these datanodes may hold its container too: look at it, and repair it, now."""
@@ -136,29 +144,42 @@ class CopyUpkeep:
         added = self._sources.add(container_id, named)
         with self._lock:
             if added:
-                self._agenda.put_sooner(SAVE, self._saved_s + SAVE_S)
+                self._looks.put_sooner(SAVE, self._saved_s + SAVE_S)
             for address in named:
                 self._away.pop(address, None)
             now_s = time.monotonic()
             self._unconfirmed.setdefault(container_id, FIRST_PAUSE_S)
-            self._agenda.put((container_id, None), now_s)
+            self._looks.put((container_id, None), now_s)
             for block in self._damaged:
                 if block[0] == container_id:
-                    self._agenda.put_sooner(block, now_s)
+                    self._repairs.put_sooner(block, now_s)
             self._lock.notify_all()
 
     def damaged(self, container_id: int, local_id: int, reason: str) -> None:
         """Have a block repaired whose bytes here are not its row's; WHOLE: the copy, whose rows cannot be read."""
         with self._lock:
+            if self._is_known(container_id, local_id):
+                return
+        # Whoever found it may have begun before the block was deleted, or its copy dropped.
+        if local_id == WHOLE or _is_live(self._rows(container_id).get(local_id)):
+            self._add_damage(container_id, local_id, reason)
+
+    def _is_known(self, container_id: int, local_id: int) -> bool:
+        """Return whether a block is known to be damaged, and if so have it looked at once more. With the lock."""
+        known = self._damaged.get((container_id, local_id)) or self._damaged.get((container_id, WHOLE))
+        if known is not None:
+            known.again = True
+        return known is not None
+
+    def _add_damage(self, container_id: int, local_id: int, reason: str) -> None:
+        with self._lock:
             block = (container_id, local_id)
-            known = self._damaged.get(block) or self._damaged.get((container_id, WHOLE))
-            if known is not None:
-                known.again = True
+            if self._is_known(container_id, local_id):
                 return
             if len(self._damaged) >= MAX_DAMAGED:
                 block = (container_id, WHOLE)
             self._damaged[block] = _Damage(reason=reason, pause_s=FIRST_PAUSE_S)
-            self._agenda.put(block, time.monotonic())
+            self._repairs.put(block, time.monotonic())
             self._lock.notify_all()
         self._note(reason)
         self._changed()
@@ -168,16 +189,16 @@ class CopyUpkeep:
         with self._lock:
             for block in blocks:
                 if (block.container_id, block.local_id) in self._damaged:
-                    self._agenda.put_sooner((block.container_id, block.local_id), time.monotonic())
+                    self._repairs.put_sooner((block.container_id, block.local_id), time.monotonic())
             for container_id in {block.container_id for block in blocks}:
                 if (container_id, WHOLE) in self._damaged or container_id in self._unconfirmed:
-                    self._agenda.put_sooner((container_id, None), time.monotonic())
+                    self._looks.put_sooner((container_id, None), time.monotonic())
             self._lock.notify_all()
 
     def _mended(self, block: tuple[int, int]) -> None:
         with self._lock:
             known = self._damaged.pop(block, None)
-            self._agenda.drop(block)
+            self._repairs.drop(block)
         if known is not None:
             self._changed()
 
@@ -255,14 +276,18 @@ class CopyUpkeep:
             if not self._stopping:
                 self._fatal(error)
 
-    def _next(self) -> Task | None:
+    def _next(self) -> Repair | Look | None:
+        """Return what is due, repairs and looks in turn: neither is to wait until there is none of the others (a start looks at all copies)."""
         with self._lock:
             while not self._stopping:
                 now_s = time.monotonic()
-                if (task := self._agenda.take(now_s)) is not None:
+                task: Repair | Look | None = None if self._repaired else self._repairs.take(now_s)
+                task = task or self._looks.take(now_s) or self._repairs.take(now_s)
+                if task is not None:
+                    self._repaired = task[1] is not None
                     return task
-                due_s = self._agenda.next_due_s()
-                self._lock.wait(IDLE_WAIT_S if due_s is None else min(IDLE_WAIT_S, max(0.0, due_s - now_s)))
+                due_s = [due_s for one in (self._looks, self._repairs) if (due_s := one.next_due_s()) is not None]
+                self._lock.wait(max(0.0, min([*due_s, now_s + IDLE_WAIT_S]) - now_s))
         return None
 
     def save(self) -> None:
@@ -279,22 +304,32 @@ class CopyUpkeep:
     @contextmanager
     def _peer(self, address: str) -> Iterator[Peer]:
         """Connect to a source; raises BlockError, and at once if it could not be reached a moment ago or is this very node."""
-        now_s = time.monotonic()
         with self._lock:
-            if self._away.get(address, now_s) > now_s:
-                raise BlockError(codes.FAILED, "not reached a moment ago")
+            if address in self._away and self._away[address][0] > time.monotonic():
+                raise BlockError(codes.FAILED, "it did not answer a moment ago")
         try:
             peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S)
         except BlockError:
-            with self._lock:
-                if len(self._away) >= MAX_AWAY:
-                    self._away.clear()
-                self._away[address] = time.monotonic() + AWAY_S
+            self._did_not_answer(address)
             raise
         with peer:
             if peer.name == self._node:
                 raise BlockError(codes.INVALID_REQUEST, "that is this datanode")
-            yield peer
+            try:
+                yield peer
+            except BlockError as error:
+                if error.code == codes.TIMED_OUT:  # it greets, and then says nothing
+                    self._did_not_answer(address)
+                raise
+        with self._lock:
+            self._away.pop(address, None)
+
+    def _did_not_answer(self, address: str) -> None:
+        with self._lock:
+            if address not in self._away and len(self._away) >= MAX_AWAY:
+                self._away.clear()
+            pause_s = min(2 * self._away[address][1], LAST_PAUSE_S) if address in self._away else AWAY_S
+            self._away[address] = time.monotonic() + pause_s, pause_s
 
     # -- looking at a copy -----------------------------------------------------------------------------------------
 
@@ -320,19 +355,21 @@ class CopyUpkeep:
             else:
                 pause_s = self._unconfirmed.get(container_id, FIRST_PAUSE_S)
                 self._unconfirmed[container_id] = min(2 * pause_s, LAST_PAUSE_S)
-            self._agenda.put_sooner((container_id, None), time.monotonic() + pause_s)
+            self._looks.put_sooner((container_id, None), time.monotonic() + pause_s)
         if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
             self._note(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is")
 
     def _gone(self, container_id: int) -> None:
         with self._lock:
             self._unconfirmed.pop(container_id, None)
-            self._agenda.drop_all(lambda task: task[0] == container_id)
+            self._looks.drop((container_id, None))
             for block in [block for block in self._damaged if block[0] == container_id]:
                 del self._damaged[block]
+                self._repairs.drop(block)
         self._changed()
 
     def _compare_lengths(self, container_id: int, rows: Mapping[int, BlockRow]) -> None:
+        found: dict[int, str] = {}
         for local_id, row in rows.items():
             if row.deleted:
                 continue
@@ -340,10 +377,14 @@ class CopyUpkeep:
             try:
                 written = self._blocks.written_length(container_id, local_id)
             except BlockError as error:
-                self.damaged(container_id, local_id, f"{name}: {error.message}")
+                found[local_id] = f"{name}: {error.message}"
             else:
                 if written < row.length:
-                    self.damaged(container_id, local_id, f"{name} has {written} of {row.length} bytes")
+                    found[local_id] = f"{name} has {written} of {row.length} bytes"
+        now = self._rows(container_id) if found else {}
+        for local_id, reason in found.items():
+            if _is_live(now.get(local_id)):  # or it was deleted meanwhile
+                self._add_damage(container_id, local_id, reason)
 
     def _reconcile(self, container_id: int, mine: Mapping[int, BlockRow]) -> bool:
         """Delete what members of the pipeline have deleted; return whether a member has answered (rule 2)."""
@@ -400,7 +441,7 @@ class CopyUpkeep:
             return
         with self._lock:
             if damage.again:  # found once more meanwhile, perhaps in cells that were right when they were read
-                self._agenda.put(block, time.monotonic())
+                self._repairs.put(block, time.monotonic())
                 return
         self._mended(block)
 
@@ -410,13 +451,15 @@ class CopyUpkeep:
                 return
             first, damage.tried = not damage.tried, True
             damage.reason = error.message
-            self._agenda.put(block, time.monotonic() + damage.pause_s)
+            self._repairs.put(block, time.monotonic() + damage.pause_s)
             damage.pause_s = min(2 * damage.pause_s, LAST_PAUSE_S)
         if first and not self._stopping:
             self._note(f"{error.message}; trying again, with growing pauses")
 
     def _repair_whole(self, container_id: int) -> None:
-        """Have readable rows, then every block right; raises BlockError for the first that is not."""
+        """Have readable rows, then every block right. Those that are not are damaged one by one from then on, or all would be read again
+        for one that nobody has; raises BlockError for the first that finds no place among MAX_DAMAGED.
+        """
         if not self._is_copy(container_id):
             return
         try:
@@ -433,9 +476,23 @@ class CopyUpkeep:
             try:
                 self._repair_block(container_id, local_id, row)
             except BlockError as error:  # the others may be mended
-                failure = failure or error
+                if not self._is_tried_alone(container_id, local_id, error):
+                    failure = failure or error
         if failure is not None:
             raise failure
+
+    def _is_tried_alone(self, container_id: int, local_id: int, error: BlockError) -> bool:
+        """Have a block that could not be repaired tried again by itself; return False if there is no place for it, or the end has come."""
+        block = (container_id, local_id)
+        with self._lock:
+            if block in self._damaged:
+                return True
+            if self._stopping or len(self._damaged) >= MAX_DAMAGED:
+                return False
+            self._damaged[block] = _Damage(reason=error.message, pause_s=2 * FIRST_PAUSE_S, tried=True)
+            self._repairs.put(block, time.monotonic() + FIRST_PAUSE_S)
+        self._note(f"{error.message}; trying again, with growing pauses")
+        return True
 
     def _restore_rows(self, container_id: int) -> None:
         reasons = []
@@ -449,7 +506,7 @@ class CopyUpkeep:
                 continue
             self._note(f"container {container_id}: the rows of the copy here are taken from {peer.name}")
             with self._lock:  # they may be another copy's, and older than those that were here
-                self._agenda.put((container_id, None), time.monotonic())
+                self._looks.put((container_id, None), time.monotonic())
             return
         raise BlockError(
             codes.FAILED,
@@ -458,7 +515,7 @@ class CopyUpkeep:
 
     def _repair_block(self, container_id: int, local_id: int, row: BlockRow | None) -> None:
         """Have a block's bytes right; raises BlockError if nobody has all of them."""
-        if row is None or row.deleted:
+        if not _is_live(row):
             return
         blocks = self._blocks
         bad = bad_cells(blocks, container_id, local_id, row, self._read)
@@ -491,6 +548,10 @@ class CopyUpkeep:
             )
         self._copies.recount(container_id)
         self._note(f"the copy of block {container_id}/{local_id} here is repaired: {len(bad)} cells")
+
+
+def _is_live(row: BlockRow | None) -> TypeGuard[BlockRow]:
+    return row is not None and not row.deleted
 
 
 def _ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlock]:

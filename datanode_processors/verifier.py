@@ -8,11 +8,13 @@ What belongs here: one thread that verifies, one that fetches, and their bounded
    only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked for that one only. Again after a pause
    that grows, as long as it is needed.
 3. A tombstone deletes the block; a closed container is closed in the store, and what lies beyond its blocks' committed lengths reclaimed.
+   One that has no block left has no directory either.
 4. Nothing that follows from the log waits here for room: if a list is full, the pipeline is looked through as a whole later.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -220,13 +222,17 @@ class Verifier:
                     self._blocks.delete(container_id, local_id)
                 else:
                     self._blocks.reclaim(container_id, local_id, row.length)
+            if all(row.deleted for row in committed.values()):
+                # Its directory has gone with the last block, and is not to come back: a closed container without a block would be
+                # reported, and replicas be missed that nobody can make.
+                self._blocks.drop_if_empty(container_id)
         except BlockError as error:
             self._note(f"container {container_id} is not closed here: {error}", shard=pipeline.partition)
 
     def _look_through(self, pipeline: Pipeline) -> None:
         """Compare each committed block's length with its file's, and do again what the log asked for while nobody was there."""
         for container_id in list(containers_of(pipeline.store)):
-            if is_closed(pipeline.store, container_id) and not self._blocks.is_closed(container_id):
+            if self._is_to_close(pipeline, container_id):
                 self._close(pipeline, container_id)
             for local_id, row in blocks_of(pipeline.store, container_id):
                 if self._stopping:
@@ -234,6 +240,13 @@ class Verifier:
                 key = block_key(container_id, local_id)
                 if row.deleted or self._is_short(container_id, local_id, row):
                     self._verify(pipeline, key)
+
+    def _is_to_close(self, pipeline: Pipeline, container_id: int) -> bool:
+        if self._blocks.is_closed(container_id) or not is_closed(pipeline.store, container_id):
+            return False
+        # Of those that are emptied there may be many, and none has anything here.
+        there = os.path.exists(self._blocks.container_folder(container_id))
+        return there or any(not row.deleted for _, row in blocks_of(pipeline.store, container_id))
 
     def _is_short(self, container_id: int, local_id: int, row: BlockRow) -> bool:
         try:

@@ -84,14 +84,20 @@ class Datanode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """A container as those that hold it report it: by datanode, whether the replica is good and closed."""
+    """A container as those that hold it report it: by datanode, whether the replica is good and closed; bytes and blocks are the most that one has."""
 
     container_id: int
     partition: int
     used_bytes: int
+    blocks: int
     closed_by: frozenset[str]
     healthy_on: frozenset[str]
     held_by: frozenset[str]
+
+    @property
+    def emptied(self) -> bool:
+        """Whether it is closed wherever it is held, and no block is left of it."""
+        return self.closed_by == self.held_by and not self.blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,20 +118,20 @@ class Picture:
     @cached_property
     def containers(self) -> Mapping[int, Container]:
         """What living datanodes hold, by container id."""
-        found: dict[int, list[tuple[str, int, int, bool, bool]]] = {}
+        found: dict[int, list[tuple[str, ContainerReport]]] = {}
         for datanode in self.datanodes.values():
             if datanode.heartbeat is not None and datanode.health is not Health.DEAD:
                 for report in datanode.heartbeat.containers:
-                    said = (datanode.name, report.partition, report.used_bytes, report.closed, report.healthy)
-                    found.setdefault(report.container_id, []).append(said)
+                    found.setdefault(report.container_id, []).append((datanode.name, report))
         return {
             container_id: Container(
                 container_id=container_id,
-                partition=said[0][1],
-                used_bytes=max(used for _, _, used, _, _ in said),
-                closed_by=frozenset(name for name, _, _, closed, _ in said if closed),
-                healthy_on=frozenset(name for name, _, _, _, healthy in said if healthy),
-                held_by=frozenset(name for name, *_ in said),
+                partition=said[0][1].partition,
+                used_bytes=max(report.used_bytes for _, report in said),
+                blocks=max(report.blocks for _, report in said),
+                closed_by=frozenset(name for name, report in said if report.closed),
+                healthy_on=frozenset(name for name, report in said if report.healthy),
+                held_by=frozenset(name for name, _ in said),
             )
             for container_id, said in sorted(found.items())
         }

@@ -7,7 +7,8 @@ Rules:
       only where no two that are free share one), and the one that leads fewest comes first.
     - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
     - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
-      entering maintenance count as holders: they come back.
+      entering maintenance count as holders: they come back. One that has no block left wherever it is held needs no replicas: there is
+      nothing to fetch (datanodes that still report it are older ones; others drop it).
     - Who holds a container without being a member of its pipeline is told whom to ask about it: to repair it, and to delete what was
       deleted while it was away or was still fetching.
     - Nobody is believed dead before this node has listened for the whole time-out (``Picture.settled``).
@@ -250,7 +251,7 @@ def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list
     away = _in_maintenance(picture)
     for container in picture.containers.values():
         row = rows.get(container.partition)
-        if row is None or not container.closed_by:
+        if row is None or not container.closed_by or container.emptied:
             continue
         under_way = sum(number == container.container_id for number, _ in fetching)
         silent = len(away & {one.datanode for one in row.members} - container.held_by)
@@ -378,7 +379,7 @@ def _still_needed(picture: Picture, node: Datanode) -> bool:
     rows = {row.partition: row for row in picture.pipelines}
     for report in node.heartbeat.containers:
         container, row = picture.containers.get(report.container_id), rows.get(report.partition)
-        if container is None or row is None:
+        if container is None or row is None or container.emptied:
             continue
         if len(holders(picture, container)) < len(row.members):
             return True

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from om_processors import ids, placement
 from om_processors.block_deletion import BlockDeletion
 from om_processors.config import NodeConfig
-from om_processors.datanode_client import FETCH_TIMEOUT_S, Courier
+from om_processors.datanode_client import FETCH_TIMEOUT_S, MAX_UNDER_WAY, Courier
 from om_processors.fleet import Datanode, Picture
 from om_processors.heartbeats import FleetView
 from om_processors.proposer import Proposer
@@ -44,6 +45,8 @@ SOURCES_REMIND_MS = 3_600_000
 """The same for who else holds a container, if it is the same still."""
 MAX_SOURCES_PER_TURN = 20
 """Copies whose holders are told so in one turn: with a new leader all are."""
+MAX_SOURCES_PER_DATANODE = 2
+"""Of these messages, those that one datanode has not answered yet: one that is silent must not keep the courier from all others."""
 MAX_REMEMBERED = 10_000
 GROW_PARTITIONS = 32
 """Partitions that dn.log is given more at once."""
@@ -90,6 +93,8 @@ class PlacementLoop(Background):
             self._place(picture)
         for shard in leading:
             self._deletions[shard].turn(picture)
+        if SYSTEM_SHARD in leading:
+            self._name_sources(picture)  # there may be many of these: what all else needs of the courier comes first
 
     def _place(self, picture: Picture) -> None:
         for retire in placement.retirements(picture):
@@ -112,7 +117,6 @@ class PlacementLoop(Background):
             # Asked first is the leader; a member that does not lead sends the request on.
             self._tell(("container", number), members[0], request)
         self._copy(picture)
-        self._name_sources(picture)
 
     def _create(self, create: CreatePipeline) -> None:
         key = ("create", create.partition)
@@ -137,7 +141,9 @@ class PlacementLoop(Background):
         """Tell holders of copies whom to ask, when that has changed or they have started again."""
         now_ms = self._clock.elapsed_ms()
         before, self._named = self._named, {}
-        left = MAX_SOURCES_PER_TURN
+        under_way = self._courier.under_way
+        left = max(0, min(MAX_SOURCES_PER_TURN, MAX_UNDER_WAY // 2 - len(under_way)))
+        busy = Counter(key[2] for key in under_way if isinstance(key, tuple) and key[0] == "sources")
         for copy in placement.copy_sources(picture):
             place = (copy.container_id, copy.target)
             holder = picture.member(copy.target)
@@ -149,13 +155,16 @@ class PlacementLoop(Background):
                 self._named[place] = known
                 if known[:2] == said and now_ms < known[2]:
                     continue
+            if not left or busy[copy.target] >= MAX_SOURCES_PER_DATANODE:
+                continue
             request = FetchContainer(
                 partition=copy.partition, container_id=copy.container_id, sources=list(copy.sources)
             )
-            if left and self._courier.send(
+            if self._courier.send(
                 ("sources", *place), holder.heartbeat.address, request, done=partial(self._were_named, place, said)
             ):
                 left -= 1
+                busy[copy.target] += 1
                 self._named[place] = *said, now_ms + RETRY_MS
 
     def _were_named(self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]], answer: Any) -> None:  # noqa: ARG002

@@ -17,7 +17,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     OPEN,
 )
-from tests.support.fleets import SmallCluster
+from tests.support.fleets import SmallCluster, container
 
 RACKS = st.lists(st.sampled_from(["/r1", "/r2", "/r3"]), min_size=1, max_size=9).map(
     lambda racks: {f"dn{number}": rack for number, rack in enumerate(racks, start=1)}
@@ -131,6 +131,29 @@ def test_a_damaged_copy_is_replaced_and_nobody_fetches_from_it(racks: dict[str, 
         good = {node.name for node in placement.holders(picture, found)}
         assert not good & bad
         assert len(good) >= min(3, len(serving - bad))
+
+
+@settings(max_examples=50, deadline=None)
+@given(racks=RACKS, data=st.data())
+def test_a_container_whose_blocks_are_deleted_is_not_copied_and_keeps_no_datanode(
+    racks: dict[str, str], data: st.DataObject
+):
+    cluster = SmallCluster(racks=racks)
+    cluster.settle(20)
+    held = 0
+    for name in sorted(racks):
+        for number, partition in enumerate(sorted(cluster.rows)):
+            if data.draw(st.booleans()):
+                healthy = data.draw(st.booleans())
+                found = container(1000 + number, partition=partition, healthy=healthy, used=0, blocks=0)
+                cluster.holds.setdefault(name, {})[1000 + number] = found
+                held += 1
+    leaving = data.draw(st.sampled_from(sorted(racks)))
+    cluster.states[leaving] = DECOMMISSIONING
+    for _ in range(10):
+        assert placement.copies(cluster.turn()) == []
+    assert cluster.states[leaving] == DECOMMISSIONED
+    assert sum(map(len, cluster.holds.values())) == held
 
 
 @settings(max_examples=100, deadline=None)

@@ -47,10 +47,10 @@ def report(partition: int, *, leading: bool = False, healthy: bool = True) -> Pi
 
 
 def container(
-    number: int, *, partition: int = 0, closed: bool = True, healthy: bool = True, used: int = 10
+    number: int, *, partition: int = 0, closed: bool = True, healthy: bool = True, used: int = 10, blocks: int = 1
 ) -> ContainerReport:
     return ContainerReport(
-        container_id=number, partition=partition, closed=closed, blocks=1, used_bytes=used, healthy=healthy
+        container_id=number, partition=partition, closed=closed, blocks=blocks, used_bytes=used, healthy=healthy
     )
 
 

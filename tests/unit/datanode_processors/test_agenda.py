@@ -14,7 +14,6 @@ STEPS = st.lists(
         st.tuples(st.just("put"), THINGS, TIMES),
         st.tuples(st.just("sooner"), THINGS, TIMES),
         st.tuples(st.just("drop"), THINGS, TIMES),
-        st.tuples(st.just("drop all"), THINGS, TIMES),
         st.tuples(st.just("take"), THINGS, TIMES),
     ),
     max_size=300,
@@ -35,9 +34,6 @@ def test_it_is_a_dict_of_times(steps: list[tuple[str, int, int]]):
         elif what == "drop":
             agenda.drop(thing)
             due.pop(thing, None)
-        elif what == "drop all":
-            agenda.drop_all(thing.__lt__)
-            due = {one: time for one, time in due.items() if one <= thing}
         else:
             found = agenda.take(at)
             ready = [one for one, time in due.items() if time <= at]

@@ -5,10 +5,12 @@ Real pipelines, stores and stream servers over sockets; only the replica of a me
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from datanode_processors import copies, copy_upkeep
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.scrubber import Place, Scrubber
+from datanode_processors.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.status import DatanodeStatus
 from datanode_processors.transfer import import_container, replace_rows
 from schemas import stream_errors as codes
@@ -431,3 +433,137 @@ def test_rows_for_which_there_is_no_room_do_not_keep_a_block(run: Run, monkeypat
     node.pipelines.handle(request)
     assert node.read()[1].code == codes.BLOCK_DELETED  # type: ignore[union-attr]
     eventually(lambda: healthy(node))
+
+
+# -------------------------------------------------------------------------------------------- one thread for all
+
+
+def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    upkeep = run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    clock: list[float] = [1000.0]
+    tried: list[float] = []
+    monkeypatch.setattr(copy_upkeep, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(copy_upkeep, "AWAY_S", 15.0)
+
+    def silent(address: str, **_: Any) -> Any:
+        tried.append(clock[0])
+        raise BlockError(codes.TIMED_OUT, address)
+
+    monkeypatch.setattr(copy_upkeep, "Peer", silent)
+
+    def ask_for(seconds: int) -> list[float]:
+        tried.clear()
+        for _ in range(seconds):
+            with pytest.raises(BlockError), upkeep._peer("dn9:1"):
+                pass
+            clock[0] += 1
+        return [later - earlier for earlier, later in itertools.pairwise(tried)]
+
+    assert ask_for(3000) == [15, 30, 60, 120, 240, 480, 600, 600, 600]
+    upkeep.named(CONTAINER, ["dn9:1"])
+    assert ask_for(60) == [15, 30]
+
+
+@pytest.mark.parametrize("code", [codes.TIMED_OUT, codes.NO_SUCH_BLOCK, None])
+def test_a_source_that_greets_and_then_is_silent_is_away_too(run: Run, code: str | None) -> None:
+    member, upkeep = run("dn1"), run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    for _ in range(2):
+        with suppress(BlockError), upkeep._peer(member.address):
+            if code is not None:
+                raise BlockError(code, "")
+        assert (member.address in upkeep._away) == (code == codes.TIMED_OUT)
+    with suppress(BlockError), upkeep._peer(member.address):
+        pass
+    time.sleep(2 * copy_upkeep.AWAY_S)
+    with upkeep._peer(member.address):
+        pass
+    assert upkeep._away == {}
+
+
+def test_a_repair_does_not_wait_until_all_copies_are_looked_at(run: Run) -> None:
+    upkeep = run("dn4", member=False).pipelines.upkeep
+    upkeep.stop()
+    upkeep._stopping = False
+    for number in range(1, 6):
+        upkeep._looks.put((number, None), number)
+    for number in range(1, 4):
+        upkeep._repairs.put((number, BLOCK), 10)
+    taken = [upkeep._next() for _ in range(8)]
+    assert [number for number, task in enumerate(taken) if task and task[1]] == [0, 2, 4]
+    assert {task[0] for task in taken if task and task[1] is None} == set(range(1, 6))
+
+
+# ------------------------------------------------------------------------------------------- deleted while it is read
+
+
+@pytest.mark.parametrize("where", ["scrub", "look"])
+def test_a_block_that_is_deleted_while_it_is_read_is_not_damaged(
+    run: Run, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.stop()
+    rows = upkeep._copies.stored(CONTAINER)
+    changed: list[None] = []
+    monkeypatch.setattr(upkeep, "_changed", lambda: changed.append(None))
+    deleted = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    if where == "scrub":
+        found = Scrubber(
+            node.store, lambda _: iter([(PARTITION, CONTAINER, BLOCK, rows[BLOCK])]), node.pipelines.repair,
+            cursor_file=node.path.parent.parent / "cursor",
+        )  # fmt: skip
+        node.pipelines.handle(deleted)
+        assert found.scrub_block(PARTITION, CONTAINER, BLOCK, rows[BLOCK]), "it has read nothing"
+    else:
+        node.pipelines.handle(deleted)
+        upkeep._compare_lengths(CONTAINER, rows)
+    assert (changed, upkeep.unhealthy_blocks()) == ([], 0)
+    upkeep.damaged(CONTAINER + 256, BLOCK, "a copy that is not here")
+    assert upkeep.unhealthy_blocks() == 0
+    upkeep.damaged(CONTAINER, OTHER, "one that is")
+    assert upkeep.unhealthy_blocks() == 1
+
+
+# ------------------------------------------------------------------------------------------------- damaged as a whole
+
+
+def test_one_cell_that_nobody_has_does_not_have_the_whole_copy_read_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    read: list[int] = []
+
+    def reading(*said: Any) -> list[int]:
+        read.append(said[2])
+        return bad_cells(*said)
+
+    monkeypatch.setattr(copy_upkeep, "bad_cells", reading)
+    member.damage(4)
+    node.damage(4)
+    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    eventually(lambda: read.count(BLOCK) > 3)
+    assert read.count(OTHER) == 1
+    assert [one["block"] for one in status(node)["unhealthy"]] == [BLOCK]
+    member.damage(4)  # the same bit again: it is right
+    eventually(lambda: is_whole(node))
+    assert healthy(node)
+
+
+def test_without_a_place_for_each_block_the_copy_stays_damaged_as_a_whole(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_upkeep, "MAX_DAMAGED", 1)
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    member.damage(4)
+    node.damage(4)
+    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    eventually(lambda: any("trying again" in note for note in node.notes))
+    assert [one["block"] for one in status(node)["unhealthy"]] == [None]

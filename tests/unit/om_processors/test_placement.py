@@ -165,6 +165,15 @@ def test_a_container_without_a_good_replica_waits():
     assert placement.copies(picture_of(beats, [pipeline_row(0, NAMES, CLOSED)])) == []
 
 
+def test_a_container_is_copied_as_long_as_one_replica_has_a_block_or_is_open():
+    row = pipeline_row(0, NAMES, CLOSED)
+    for last in (container(5, blocks=1), container(5, blocks=0, closed=False)):
+        beats = [heartbeat("dn1", containers=[container(5, blocks=0)]), heartbeat("dn2", containers=[last])]
+        picture = picture_of([*beats, heartbeat("dn4")], [row], {"dn2": DECOMMISSIONING})
+        assert [copy.target for copy in placement.copies(picture)] == ["dn4"]
+        assert placement.reached(picture) == []
+
+
 def test_a_replica_that_is_not_closed_yet_is_no_reason_to_copy():
     beats = [
         heartbeat("dn1", containers=[container(5)]), heartbeat("dn2", containers=[container(5, closed=False)]),

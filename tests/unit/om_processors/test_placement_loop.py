@@ -6,13 +6,20 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from om_processors import placement_loop
+from om_processors.datanode_client import MAX_UNDER_WAY
 from om_processors.fleet import Fleet, Picture
 from om_processors.fleet_api import MAX_FAULTS, faults_of
-from om_processors.placement_loop import RETRY_MS, SOURCES_REMIND_MS, PlacementLoop
+from om_processors.placement_loop import (
+    MAX_SOURCES_PER_DATANODE,
+    MAX_SOURCES_PER_TURN,
+    RETRY_MS,
+    SOURCES_REMIND_MS,
+    PlacementLoop,
+)
 from replicated_db.memory import ManualClock
 from schemas.datanode import FetchContainer
 from schemas.datanode_states import CLOSED
+from schemas.sharding import SYSTEM_SHARD
 from tests.support.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
 COPIES = 50
@@ -27,12 +34,19 @@ class Case:
         self.copies = copies
         self.incarnation = bytes(16)
         self.members = ["dn1", "dn2", "dn3"]
-        anything: Any = SimpleNamespace(datanodes=["dn1"], send=self._send)
+        self.holders = ["dn4"]
+        self.silent: set[str] = set()
+        self.other: set[Any] = set()
+        anything: Any = SimpleNamespace(datanodes=["dn1"], send=self._send, under_way=frozenset())
+        self.courier = anything
         self.loop = PlacementLoop(
             anything, anything, {}, anything, anything, self.clock, lambda *_, **__: None, lambda _: None
         )
 
     def _send(self, key: Any, address: str, request: FetchContainer, *, done: Callable[[Any], None]) -> bool:
+        if key in self.courier.under_way or len(self.courier.under_way) >= MAX_UNDER_WAY:
+            return False
+        self.courier.under_way |= {key}
         self.sent.append((address, request, done))
         return True
 
@@ -41,7 +55,8 @@ class Case:
         held = [container(256 * number) for number in range(1, self.copies + 1)]
         for name in self.members:
             fleet.hear(heartbeat(name, pipelines=[report(0)]), 1)
-        fleet.hear(heartbeat("dn4", containers=held, incarnation=self.incarnation), 1)
+        for name in self.holders:
+            fleet.hear(heartbeat(name, containers=held, incarnation=self.incarnation), 1)
         return fleet.picture([pipeline_row(0, ["dn1", "dn2", "dn3"], CLOSED)], (), 1)
 
     def turn(self, after_ms: int = 500, *, answered: bool = True) -> list[tuple[str, int, list[str]]]:
@@ -49,9 +64,11 @@ class Case:
         self.clock.elapsed += after_ms
         self.loop._name_sources(self.picture())
         sent, self.sent = self.sent, []
+        self.courier.under_way = frozenset(key for key in self.courier.under_way if key[2] in self.silent) | self.other
         if answered:
-            for _, _, done in sent:
-                done(None)
+            for address, _, done in sent:
+                if address.removesuffix(":1") not in self.silent:
+                    done(None)
         return [(address, request.container_id, request.sources) for address, request, _ in sent]
 
 
@@ -83,13 +100,54 @@ def test_what_was_not_answered_is_said_again():
 
 def test_many_are_told_in_turns_and_forgotten_with_their_copies():
     case = Case(COPIES)
-    told = [number for _ in range(4) for _, number, _ in case.turn()]
+    told = [number for _ in range(COPIES // MAX_SOURCES_PER_DATANODE) for _, number, _ in case.turn()]
     assert sorted(told) == [256 * number for number in range(1, COPIES + 1)]
     assert len(case.turn()) == 0
-    assert placement_loop.MAX_SOURCES_PER_TURN < COPIES
     case.copies = 1
     case.turn()
     assert list(case.loop._named) == [(256, "dn4")]
+
+
+def test_a_turn_does_not_tell_all_at_once():
+    case = Case(COPIES)
+    case.holders = [f"dn{number}" for number in range(4, 24)]
+    assert len(case.turn()) == MAX_SOURCES_PER_TURN
+
+
+def test_holders_that_do_not_answer_leave_the_courier_to_others():
+    case = Case(COPIES)
+    case.holders = ["dn4", "dn5", "dn6"]
+    case.silent = {"dn4", "dn5"}
+    told = [address for _ in range(COPIES) for address, *_ in case.turn()]
+    assert sorted(set(told)) == ["dn4:1", "dn5:1", "dn6:1"]
+    assert told.count("dn6:1") == COPIES
+    assert len(case.courier.under_way) == 2 * MAX_SOURCES_PER_DATANODE
+
+
+def test_half_of_the_courier_is_left_to_other_messages():
+    case = Case(COPIES)
+    case.holders = [f"dn{number}" for number in range(4, 104)]
+    case.silent = set(case.holders)
+    for _ in range(20):
+        case.turn()
+    assert len(case.courier.under_way) == MAX_UNDER_WAY // 2
+    case = Case(COPIES)
+    case.other = {("fetch", number, "dn9") for number in range(MAX_UNDER_WAY // 2 - 1)}
+    case.courier.under_way = frozenset(case.other)
+    assert len(case.turn()) == 1
+
+
+def test_what_is_to_be_deleted_goes_first():
+    case = Case()
+    done: list[str] = []
+    loop: Any = case.loop
+    loop._view = SimpleNamespace(refresh=case.picture)
+    loop._loops = {SYSTEM_SHARD: SimpleNamespace(leading=True)}
+    loop._deletions = {SYSTEM_SHARD: SimpleNamespace(turn=lambda _: done.append("delete"))}
+    loop._place = lambda _: done.append("place")
+    loop._name_sources = lambda _: done.append("sources")
+    loop.turn()
+    assert done == ["place", "delete", "sources"]
 
 
 def test_damaged_copies_are_among_a_datanodes_faults():
