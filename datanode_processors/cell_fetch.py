@@ -40,23 +40,26 @@ def fetch_cells(
     refused: BlockError | None = None
     runs = list(runs_of(cells))
     with blocks.open_writer(*block, cells[0] * cell_bytes, cell_bytes, repair=True) as writer:
-        while runs:
-            first, last = runs.pop(0)
-            if refused is not None and first * cell_bytes > blocks.written_length(*block):
-                break  # it would leave a gap
-            start, end = first * cell_bytes, min((last + 1) * cell_bytes, row.length)
-            try:
-                _fetch_run(peer, writer, ask(start, end - start), row, fetched)
-            except BlockError as error:
-                at = error.offset // cell_bytes
-                if error.code != codes.CHECKSUM_MISMATCH or not first <= at <= last:
-                    raise
-                refused = error
-                if at < last:
-                    runs.insert(0, (at + 1, last))
-        if sync:
-            writer.sync()
-        else:
+        try:
+            while runs:
+                first, last = runs.pop(0)
+                if refused is not None and first * cell_bytes > blocks.written_length(*block):
+                    break  # it would leave a gap
+                start, end = first * cell_bytes, min((last + 1) * cell_bytes, row.length)
+                try:
+                    _fetch_run(peer, writer, ask(start, end - start), row, fetched)
+                except BlockError as error:
+                    at = error.offset // cell_bytes
+                    if error.code != codes.CHECKSUM_MISMATCH or not first <= at <= last:
+                        raise
+                    refused = error
+                    if at < last:
+                        runs.insert(0, (at + 1, last))
+        finally:
+            # Whatever came counts, though the peer broke off: whoever asked reads it from the disk next.
+            if fetched and sync:
+                writer.sync()
+        if not sync:
             writer.flush()
     return refused
 

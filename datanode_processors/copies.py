@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 
 from datanode_processors.block_store import BlockStore
 from datanode_processors.copy_sources import MAX_SOURCES
@@ -214,13 +215,20 @@ class Copies:
         """Return the rows of a copy as they are on the disk now; empty if there is none. Raises BlockError FAILED if they are damaged."""
         return {block_of_key(key)[1]: decode_block_row(value) for key, value in stored_rows(self._blocks, container_id)}
 
-    def restore_rows(self, container_id: int, rows: list[bytes]) -> None:
-        """Put rows as ListContainer gave them in place of damaged ones; raises BlockError INVALID_REQUEST, DISK_FULL, FAILED."""
+    def restore_rows(self, container_id: int, rows: list[bytes]) -> bool:
+        """Put rows as ListContainer gave them in place of damaged or lost ones; return False if those here can be read by now.
+
+        Raises BlockError INVALID_REQUEST, DISK_FULL, FAILED.
+        """
         pairs = [(one[:KEY_BYTES], one[KEY_BYTES:]) for one in rows]
         check_rows(container_id, pairs)
         with self._deleting:
+            with suppress(BlockError):
+                if self.stored(container_id):  # they may have tombstones that others do not have yet
+                    return False
             replace_rows(self._blocks, container_id, pairs)
             self._forget(container_id)
+        return True
 
     def recount(self, container_id: int) -> None:
         """Count a copy's files anew, of which some were lost or restored. Raises BlockError FAILED."""
@@ -230,15 +238,15 @@ class Copies:
     def drop_if_deleted(self, container_id: int) -> bool:
         """Remove a copy all of whose blocks are deleted, and files that deletions left behind in others; return whether it has gone.
 
-        Raises BlockError FAILED.
+        A copy that has neither rows nor files goes too: nothing is left that could be repaired. Raises BlockError FAILED.
         """
         with self._deleting:
             rows = self.stored(container_id)
             deleted = [local_id for local_id, row in rows.items() if row.deleted]
-            last = bool(rows) and len(deleted) == len(rows)
             there = {local_id for local_id, _ in self._blocks.blocks(container_id)}
+            last = len(deleted) == len(rows) and bool(rows or not there)
             self._remove(container_id, there.intersection(deleted), last=last)
-        return last
+            return last and not self.is_here(container_id)  # a file that is nobody's keeps it
 
     def _not_here(self, container_id: int) -> BlockError:
         return BlockError(

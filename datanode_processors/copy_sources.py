@@ -40,10 +40,13 @@ class CopySources:
         self._writing = Lock()
         self._sources = _read(path)
         self._changed = False
+        self._named: set[int] = set()
+        """Containers that were named since the file was begun to be written, or before."""
 
     def add(self, container_id: int, addresses: Iterable[str]) -> bool:
         """Take note of who may hold a container; return whether anything of that is new."""
         with self._lock:
+            self._named.add(container_id)
             known = self._sources.get(container_id, ())
             found = merged(known, addresses)
             if found == known:
@@ -66,13 +69,19 @@ class CopySources:
         with self._lock:
             if not self._changed:
                 return
-            self._sources = {one: found for one, found in self._sources.items() if is_here(one)}
+            known = list(self._sources)
+            self._named.clear()
+        gone = {one for one in known if not is_here(one)}  # it asks the disk: nobody waits for that
+        with self._lock:
+            self._sources = {
+                one: found for one, found in self._sources.items() if one not in gone or one in self._named
+            }
             self._changed = False
             listed = {str(container_id): list(found) for container_id, found in sorted(self._sources.items())}
         try:
             fresh = self._path.with_suffix(".new")
             with fresh.open("w", encoding="utf-8") as file:
-                json.dump(listed, file)
+                file.write(json.dumps(listed))
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(self._path)

@@ -111,8 +111,14 @@ class CopyUpkeep:
         self._repaired = False
         """Whether the last thing that was done was a repair."""
         self._damaged: dict[tuple[int, int], _Damage] = {}
-        self._unconfirmed: dict[int, float] = {}
-        """Copies of which no member has been heard since the start, and the pause until the next attempt, in seconds."""
+        self._unconfirmed: set[int] = set()
+        """Copies of which no member has been heard since the start."""
+        self._confirmed: set[int] = set()
+        """All others that were looked at."""
+        self._fresh: set[int] = set()
+        """Copies that came, or whose sources were named, since a member was last heard of them: looked at once more in SETTLE_S."""
+        self._pauses: dict[int, float] = {}
+        """Copies of which no member was heard in the last look, and the pause after the next one like that, in seconds."""
         self._away: dict[str, tuple[float, float]] = {}
         """Sources that did not answer: until when they are not asked, and how long that was, in seconds."""
         self._stopping = False
@@ -124,7 +130,8 @@ class CopyUpkeep:
         self._read = read
         for container_id in self.here():
             with self._lock:
-                self._unconfirmed[container_id] = FIRST_PAUSE_S
+                self._unconfirmed.add(container_id)
+                self._fresh.add(container_id)
                 self._looks.put((container_id, None), time.monotonic())
         self._thread.start()
 
@@ -148,7 +155,10 @@ class CopyUpkeep:
             for address in named:
                 self._away.pop(address, None)
             now_s = time.monotonic()
-            self._unconfirmed.setdefault(container_id, FIRST_PAUSE_S)
+            self._fresh.add(container_id)
+            self._pauses.pop(container_id, None)
+            if container_id not in self._confirmed:
+                self._unconfirmed.add(container_id)
             self._looks.put((container_id, None), now_s)
             for block in self._damaged:
                 if block[0] == container_id:
@@ -337,35 +347,51 @@ class CopyUpkeep:
         if not self._is_copy(container_id):
             self._gone(container_id)
             return
-        try:
-            if self._copies.drop_if_deleted(container_id):
-                self._note(f"container {container_id}: all its blocks are deleted, and the copy here with them")
-                self._gone(container_id)
-                return
-        except BlockError:  # its rows are damaged, or its files cannot be removed now: the next look tries again
-            pass
+        if self._is_dropped(container_id):
+            return
+        with self._lock:
+            fresh = container_id in self._fresh
+            self._fresh.discard(container_id)
         rows = self._rows(container_id)
         self._compare_lengths(container_id, rows)
         heard = self._reconcile(container_id, rows)
         with self._lock:
-            first = heard and container_id in self._unconfirmed
             if heard:
-                self._unconfirmed.pop(container_id, None)
-                pause_s = min(SETTLE_S, self._interval_s) if first else self._interval_s
+                self._unconfirmed.discard(container_id)
+                self._confirmed.add(container_id)
+                self._pauses.pop(container_id, None)
+                pause_s = min(SETTLE_S, self._interval_s) if fresh else self._interval_s
             else:
-                pause_s = self._unconfirmed.get(container_id, FIRST_PAUSE_S)
-                self._unconfirmed[container_id] = min(2 * pause_s, LAST_PAUSE_S)
+                if fresh:
+                    self._fresh.add(container_id)
+                pause_s = self._pauses.get(container_id, FIRST_PAUSE_S)
+                self._pauses[container_id] = min(2 * pause_s, LAST_PAUSE_S)
             self._looks.put_sooner((container_id, None), time.monotonic() + pause_s)
         if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
             self._note(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is")
 
+    def _is_dropped(self, container_id: int) -> bool:
+        """Drop a copy of which no block is left; return whether it has gone."""
+        try:
+            if not self._copies.drop_if_deleted(container_id):
+                return False
+        except BlockError:  # its rows are damaged, or its files cannot be removed now: the next look tries again
+            return False
+        self._note(f"container {container_id}: no block of the copy here is left, and it is dropped")
+        self._gone(container_id)
+        return True
+
     def _gone(self, container_id: int) -> None:
         with self._lock:
-            self._unconfirmed.pop(container_id, None)
+            for known in (self._unconfirmed, self._confirmed, self._fresh):
+                known.discard(container_id)
+            self._pauses.pop(container_id, None)
             self._looks.drop((container_id, None))
             for block in [block for block in self._damaged if block[0] == container_id]:
                 del self._damaged[block]
                 self._repairs.drop(block)
+        if self._is_copy(container_id):  # fetched again meanwhile, and perhaps named before all that was forgotten
+            self.named(container_id, ())
         self._changed()
 
     def _compare_lengths(self, container_id: int, rows: Mapping[int, BlockRow]) -> None:
@@ -460,7 +486,7 @@ class CopyUpkeep:
         """Have readable rows, then every block right. Those that are not are damaged one by one from then on, or all would be read again
         for one that nobody has; raises BlockError for the first that finds no place among MAX_DAMAGED.
         """
-        if not self._is_copy(container_id):
+        if not self._is_copy(container_id) or self._is_dropped(container_id):
             return
         try:
             rows = self._copies.stored(container_id)
@@ -500,10 +526,15 @@ class CopyUpkeep:
             try:
                 with self._peer(address) as peer:
                     listed = peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id))
-                    self._copies.restore_rows(container_id, closed_rows(listed))
+                    rows = closed_rows(listed)
+                    if not rows:  # a copy without rows would be damaged again at once
+                        raise BlockError(codes.NO_SUCH_BLOCK, f"container {container_id} has no rows there")
+                    replaced = self._copies.restore_rows(container_id, rows)
             except BlockError as error:
                 reasons.append(f"{address}: {error}")
                 continue
+            if not replaced:
+                return
             self._note(f"container {container_id}: the rows of the copy here are taken from {peer.name}")
             with self._lock:  # they may be another copy's, and older than those that were here
                 self._looks.put((container_id, None), time.monotonic())
@@ -525,6 +556,8 @@ class CopyUpkeep:
         left = list(bad)
         reasons = []
         for address in self._sources.of(container_id):
+            if self._stopping:
+                raise BlockError(codes.STOPPING, f"block {container_id}/{local_id}: the datanode is stopping")
             fetched: set[int] = set()
             try:
                 with self._peer(address) as peer:

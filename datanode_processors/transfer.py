@@ -188,8 +188,9 @@ def replace_rows(store: BlockStore, container_id: int, rows: Iterable[tuple[byte
 
 
 def has_rows(store: BlockStore, container_id: int) -> bool:
-    """Return whether a container has a file of rows, right or damaged."""
-    return (store.container_folder(container_id) / ROWS_FILE).exists()
+    """Return whether a container has a file of rows, right or damaged; False if the disk does not tell."""
+    # Not Path.exists, which raises what the disk says: that would end a thread that looks at all copies.
+    return os.path.exists(store.container_folder(container_id) / ROWS_FILE)
 
 
 def check_rows(container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:

@@ -39,6 +39,22 @@ def test_nothing_is_written_if_nothing_has_changed(tmp_path: Path):
     assert not (tmp_path / "file").exists()
 
 
+def test_nobody_waits_while_it_is_asked_what_is_here_and_what_comes_then_is_kept(tmp_path: Path):
+    sources = CopySources(tmp_path / "file")
+    for container_id in (7, 8, 9):
+        sources.add(container_id, ["a:1"])
+
+    def is_here(_: int) -> bool:
+        assert sources.of(8) == ("a:1",)
+        sources.add(8, ["a:1"])  # it is fetched just now
+        sources.add(9, ["b:1"])
+        return False
+
+    sources.save(is_here)
+    assert [sources.of(container_id) for container_id in (7, 8, 9)] == [(), ("a:1",), ("b:1", "a:1")]
+    assert CopySources(tmp_path / "file").of(9) == ("b:1", "a:1")
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"7": 5}', "\x00"])
 def test_a_file_that_is_none_is_as_good_as_no_file(tmp_path: Path, text: str):
     (tmp_path / "file").write_text(text)

@@ -5,9 +5,11 @@ Real pipelines, stores and stream servers over sockets; only the replica of a me
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,11 +20,13 @@ from typing import Any
 import pytest
 
 from datanode_processors import copies, copy_upkeep
+from datanode_processors.block_writer import BlockWriter
+from datanode_processors.cell_fetch import fetch_cells
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.status import DatanodeStatus
-from datanode_processors.transfer import import_container, replace_rows
+from datanode_processors.transfer import has_rows, import_container, replace_rows
 from schemas import stream_errors as codes
 from schemas.datanode import BlockId, BlockRow, ContainerReport, DeleteBlocks, FetchContainer, ListContainer
 from tests.support.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, TIMEOUT_S, Node, row_of
@@ -567,3 +571,151 @@ def test_without_a_place_for_each_block_the_copy_stays_damaged_as_a_whole(
     node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
     eventually(lambda: any("trying again" in note for note in node.notes))
     assert [one["block"] for one in status(node)["unhealthy"]] == [None]
+
+
+# ---------------------------------------------------------------------------------------- what is lost, here and there
+
+
+def test_a_copy_that_has_lost_rows_and_files_is_dropped(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    stop(node)
+    stop(member)
+    for path in node.path.parent.iterdir():
+        if path.name != "closed":
+            path.unlink()
+    again = run("dn4", member=False)
+    eventually(lambda: again.store.containers() == [])
+    eventually(lambda: status(again)["unhealthy_blocks"] == 0)
+    assert not again.path.parent.exists()
+
+
+def test_a_copy_keeps_what_has_no_row_and_is_not_looked_at_without_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    (node.path.parent / "999.block").write_bytes(DATA)
+    looks: list[int] = []
+    drop = node.pipelines.copies.drop_if_deleted
+
+    def counted(container_id: int) -> bool:
+        looks.append(container_id)
+        return drop(container_id)
+
+    monkeypatch.setattr(node.pipelines.copies, "drop_if_deleted", counted)
+    delete_at(member, BLOCK)
+    delete_at(member, OTHER)
+    fetch(node, member)
+    eventually(lambda: not node.path.exists())
+    time.sleep(0.3)
+    assert len(looks) < 10
+    assert (node.path.parent / "999.block").exists()
+
+
+def test_a_source_without_rows_does_not_restore_a_copy(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep, rows = node.pipelines.upkeep, node.path.parent / "rows"
+    table = member.replica.store.tables["blockTable"]
+    kept = dict(table)
+    table.clear()
+    rows.unlink()
+    upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    eventually(lambda: any("has no rows there" in note for note in node.notes))
+    assert not rows.exists()
+    assert not healthy(node)
+    table.update(kept)
+    eventually(lambda: rows.exists() and is_whole(node))
+
+
+def test_rows_that_can_be_read_by_now_are_not_replaced(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    before = node.pipelines.copies.listed(CONTAINER).blocks
+    deleted = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
+    node.pipelines.handle(deleted)
+    assert not node.pipelines.copies.restore_rows(CONTAINER, before)
+    assert node.pipelines.copies.stored(CONTAINER)[BLOCK].deleted
+
+
+def test_a_disk_that_does_not_tell_has_no_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = run("dn4", member=False)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", fails)
+        assert not has_rows(node.store, CONTAINER)
+
+
+def test_cells_that_came_are_fsynced_though_the_source_broke_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = run("dn4", member=False)
+    synced: list[None] = []
+    sync = BlockWriter.sync
+    monkeypatch.setattr(BlockWriter, "sync", lambda self: [synced.append(None), sync(self)][1])  # type: ignore[func-returns-value]
+
+    class Broken:
+        def __init__(self, cells: int) -> None:
+            self.cells = cells
+
+        def read_block(self, _: Any) -> Iterator[tuple[int, memoryview, int]]:
+            for cell in range(self.cells):
+                yield cell * CELL, memoryview(DATA[cell * CELL : (cell + 1) * CELL]), 0
+            raise BlockError(codes.FAILED, "the connection broke")
+
+    ask = copy_upkeep._ask_for(CONTAINER, BLOCK)
+    for cells in (0, 2):
+        fetched: set[int] = set()
+        peer: Any = Broken(cells)
+        with pytest.raises(BlockError, match="broke"):
+            fetch_cells(node.store, peer, ask, (CONTAINER, BLOCK), row_of(), [0, 1, 2], fetched, sync=True)
+        assert (len(fetched), len(synced)) == (cells, cells // 2)
+
+
+def test_a_copy_that_comes_back_while_it_is_forgotten_is_looked_at(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.stop()
+    upkeep._gone(CONTAINER)
+    assert (CONTAINER, None) in upkeep._looks
+    assert status(node)["unconfirmed"] == 1
+    node.store.recount(CONTAINER)
+    upkeep.damaged(CONTAINER, BLOCK, "found by a test")
+    shutil.rmtree(node.path.parent)
+    node.store.recount(CONTAINER)
+    upkeep._copies._blocks._containers._known.clear()
+    upkeep._gone(CONTAINER)
+    assert ((CONTAINER, None) in upkeep._looks, len(upkeep._repairs), upkeep.unhealthy_blocks()) == (False, 0, 0)
+
+
+def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.stop()
+    stop(member)
+    upkeep._stopping = False
+    upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    upkeep._look(CONTAINER)
+    assert status(node)["unconfirmed"] == 0
+    assert CONTAINER in upkeep._fresh, "it is to be looked at twice when a member is heard again"
+
+
+def test_a_repair_ends_with_the_datanode(run: Run) -> None:
+    node = run("dn4", member=False)
+    fetch(node, run("dn1"))
+    eventually(lambda: is_settled(node))
+    node.damage(2)
+    upkeep = node.pipelines.upkeep
+    upkeep.stop()
+    with pytest.raises(BlockError, check=lambda error: error.code == codes.STOPPING):
+        upkeep._repair_block(CONTAINER, BLOCK, row_of())
