@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 
+from datanode_processors.block_service import PARTITIONS
 from datanode_processors.block_store import BlockStore
 from datanode_processors.copy_sources import MAX_SOURCES
 from datanode_processors.errors import BlockError
@@ -82,9 +83,8 @@ class Copies:
         for source in request.sources:
             try:
                 with Peer(source, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
-                    listed = peer.request(ListContainer(partition=request.partition, container_id=request.container_id))
-                    rows = closed_rows(listed)
-                    if all(decode_block_row(one[KEY_BYTES:]).deleted for one in rows):
+                    rows = closed_rows(peer, request.container_id)
+                    if all(decode_block_row(value).deleted for _, value in rows):
                         return Accepted(detail=f"container {request.container_id}: all its blocks are deleted")
                     imported = import_container(self._blocks, request.container_id, self._received(peer, request, rows))
             except BlockError as error:
@@ -101,10 +101,9 @@ class Copies:
         )
 
     def _received(
-        self, peer: Peer, request: FetchContainer, rows: list[bytes]
+        self, peer: Peer, request: FetchContainer, rows: list[tuple[bytes, bytes]]
     ) -> Iterator[tuple[bytes, bytes, Iterator[memoryview]]]:
-        for one in rows:
-            key, value = one[:KEY_BYTES], one[KEY_BYTES:]
+        for key, value in rows:
             yield key, value, self._bytes(peer, request.partition, key, decode_block_row(value))
 
     @staticmethod
@@ -215,18 +214,16 @@ class Copies:
         """Return the rows of a copy as they are on the disk now; empty if there is none. Raises BlockError FAILED if they are damaged."""
         return {block_of_key(key)[1]: decode_block_row(value) for key, value in stored_rows(self._blocks, container_id)}
 
-    def restore_rows(self, container_id: int, rows: list[bytes]) -> bool:
-        """Put rows as ListContainer gave them in place of damaged or lost ones; return False if those here can be read by now.
+    def restore_rows(self, container_id: int, rows: list[tuple[bytes, bytes]]) -> bool:
+        """Put rows as :func:`closed_rows` gave them in place of damaged or lost ones; return False if those here can be read by now.
 
-        Raises BlockError INVALID_REQUEST, DISK_FULL, FAILED.
+        Raises BlockError DISK_FULL, FAILED.
         """
-        pairs = [(one[:KEY_BYTES], one[KEY_BYTES:]) for one in rows]
-        check_rows(container_id, pairs)
         with self._deleting:
             with suppress(BlockError):
                 if self.stored(container_id):  # they may have tombstones that others do not have yet
                     return False
-            replace_rows(self._blocks, container_id, pairs)
+            replace_rows(self._blocks, container_id, rows)
             self._forget(container_id)
         return True
 
@@ -271,10 +268,13 @@ def _tombstone(row: BlockRow) -> BlockRow:
     return BlockRow(bcs_id=row.bcs_id, length=row.length, bytes_per_checksum=0, checksums=b"", deleted=True)
 
 
-def closed_rows(listed: object) -> list[bytes]:
-    """Return the rows of a container that a source says is closed; raises BlockError."""
+def closed_rows(peer: Peer, container_id: int) -> list[tuple[bytes, bytes]]:
+    """Ask a source for the (key, row)s of a container, ascending; raises BlockError, also if it is not closed there, or they are none of it."""
+    listed = peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id))
     if not isinstance(listed, ContainerBlocks):
         raise BlockError(codes.BAD_FRAME, f"ListContainer was answered with a {type(listed).__name__}")
     if not listed.closed:
         raise BlockError(codes.NOT_COMMITTED, f"container {listed.container_id} is not closed there")
-    return listed.blocks
+    rows = [(one[:KEY_BYTES], one[KEY_BYTES:]) for one in listed.blocks]
+    check_rows(container_id, rows)
+    return rows

@@ -30,16 +30,15 @@ from datanode_processors.agenda import Agenda
 from datanode_processors.block_service import PARTITIONS
 from datanode_processors.block_store import BlockStore
 from datanode_processors.cell_fetch import bytes_of, fetch_cells
-from datanode_processors.copies import KEY_BYTES, Copies, closed_rows
+from datanode_processors.copies import Copies, closed_rows
 from datanode_processors.copy_sources import CopySources
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
 from datanode_processors.scrubber import Place, bad_cells, is_good
-from datanode_processors.transfer import check_rows
 from replicated_db.logs import Note
 from schemas import stream_errors as codes
 from schemas.block_rows import block_of_key, decode_block_row
-from schemas.datanode import BlockId, BlockRow, BlockWatched, DeleteBlocks, ListContainer, SalvageBlock, WatchBlock
+from schemas.datanode import BlockId, BlockRow, BlockWatched, DeleteBlocks, SalvageBlock, WatchBlock
 
 WHOLE = 0
 """In place of a local id, which is never 0: the copy's rows, and with them all its blocks."""
@@ -525,8 +524,7 @@ class CopyUpkeep:
         for address in self._sources.of(container_id):
             try:
                 with self._peer(address) as peer:
-                    listed = peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id))
-                    rows = closed_rows(listed)
+                    rows = closed_rows(peer, container_id)
                     if not rows:  # a copy without rows would be damaged again at once
                         raise BlockError(codes.NO_SUCH_BLOCK, f"container {container_id} has no rows there")
                     replaced = self._copies.restore_rows(container_id, rows)
@@ -615,7 +613,4 @@ def _is_member(peer: Peer, container_id: int, local_id: int) -> bool:
 
 def _listed(peer: Peer, container_id: int) -> dict[int, BlockRow]:
     """Return the rows of a closed container as a datanode has them, by local id; raises BlockError."""
-    listed = closed_rows(peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id)))
-    pairs = [(one[:KEY_BYTES], one[KEY_BYTES:]) for one in listed]
-    check_rows(container_id, pairs)
-    return {block_of_key(key)[1]: decode_block_row(value) for key, value in pairs}
+    return {block_of_key(key)[1]: decode_block_row(value) for key, value in closed_rows(peer, container_id)}

@@ -44,6 +44,7 @@ from om_processors.startup import check_topics
 from om_processors.write_audit import WriteAudit
 from replicated_db import logs
 from replicated_db.errors import StopProcess
+from replicated_db.follower import rest_while_leading
 from replicated_db.kafka_log import KafkaLog
 from replicated_db.leader import Effective, Limits
 from replicated_db.leader_loop import LeaderLoop
@@ -156,6 +157,8 @@ class Node:
         Follower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
         ).attach(app)
+        for loop in self.loops.values():
+            rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
         HttpApi(self.replicas, self.consistency, status, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)

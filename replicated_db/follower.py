@@ -163,8 +163,6 @@ class Follower:
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
         transport: Any = app.transport
         transport.next_offset = self._next_offset
-        for loop in self._loops.values():
-            rest_while_leading(app, self._feed.log_topic, loop)
 
         @app.agent(log, name="apply")
         async def apply(stream: Any) -> None:

@@ -34,6 +34,15 @@ def check(cluster: SmallCluster) -> None:
         assert len(set(names)) == len(names) == cluster.replicas
 
 
+def written(racks: dict[str, str]) -> SmallCluster:
+    """A cluster whose pipelines have a container each."""
+    cluster = SmallCluster(racks=racks)
+    cluster.settle(20)
+    for number, partition in enumerate(sorted(cluster.rows)):
+        cluster.write(1000 + number, partition)
+    return cluster
+
+
 @settings(max_examples=150, deadline=None)
 @given(racks=RACKS, replicas=st.sampled_from([1, 3]))
 def test_pipelines_are_rack_aware(racks: dict[str, str], replicas: int):
@@ -60,10 +69,7 @@ def test_pipelines_are_rack_aware(racks: dict[str, str], replicas: int):
 @settings(max_examples=100, deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str], data: st.DataObject):
-    cluster = SmallCluster(racks=racks)
-    cluster.settle(20)
-    for number, partition in enumerate(sorted(cluster.rows)):
-        cluster.write(1000 + number, partition)
+    cluster = written(racks)
     lost = data.draw(st.sampled_from(sorted(racks)))
     how = data.draw(st.sampled_from(["killed", DECOMMISSIONING, ENTERING_MAINTENANCE]))
     affected = {row.partition for row in cluster.rows.values() if lost in [one.datanode for one in row.members]}
@@ -103,10 +109,7 @@ def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str
 @settings(max_examples=50, deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_a_damaged_copy_is_replaced_and_nobody_fetches_from_it(racks: dict[str, str], data: st.DataObject):
-    cluster = SmallCluster(racks=racks)
-    cluster.settle(20)
-    for number, partition in enumerate(sorted(cluster.rows)):
-        cluster.write(1000 + number, partition)
+    cluster = written(racks)
     cluster.down.add(data.draw(st.sampled_from(sorted(racks))))
     picture = cluster.settle(30)
     rows = cluster.rows

@@ -19,6 +19,7 @@ from schemas.log import LeaderClaim
 from schemas.topics import DN_LOG
 from tests.support.datanodes import Block, Datanodes
 from tests.support.key_world import KeyWorld, block_of
+from tests.support.waiting import eventually
 
 CLIENT = "client"
 """What the SDK calls itself to datanodes."""
@@ -140,8 +141,5 @@ def paused(nodes: Datanodes, *names: str) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Poll quickly; AssertionError if it never holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never held"
-        time.sleep(0.005)
+    """As ``eventually``, but for what takes datanodes longer."""
+    eventually(condition, timeout_s)

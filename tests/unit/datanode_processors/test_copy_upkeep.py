@@ -28,8 +28,10 @@ from datanode_processors.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.status import DatanodeStatus
 from datanode_processors.transfer import has_rows, import_container, replace_rows
 from schemas import stream_errors as codes
+from schemas.block_rows import block_key
 from schemas.datanode import BlockId, BlockRow, ContainerReport, DeleteBlocks, FetchContainer, ListContainer
-from tests.support.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, TIMEOUT_S, Node, row_of
+from tests.support.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, Node, row_of
+from tests.support.waiting import eventually
 
 OTHER = BLOCK + 1
 SHORT = DATA[: 2 * CELL + 5]
@@ -79,13 +81,6 @@ def fetch(node: Node, *sources: Node) -> None:
     node.pipelines.handle(request)
 
 
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "did not come true"
-        time.sleep(0.01)
-
-
 def status(node: Node) -> Any:
     return node.pipelines.upkeep.status()
 
@@ -110,6 +105,16 @@ def scrubber(node: Node) -> Scrubber:
     return Scrubber(
         node.store, node.pipelines.committed_blocks, node.pipelines.repair, cursor_file=node.path.parent.parent / "cursor"
     )  # fmt: skip
+
+
+def damaged_and_alone(run: Run) -> Node:
+    """A copy that the scrubber has found damaged, and that nobody answers for."""
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    stop(member)
+    node.damage(2)
+    scrubber(node).scrub_round()
+    return node
 
 
 def delete_at(node: Node, local_id: int) -> None:
@@ -221,11 +226,7 @@ def test_what_nobody_has_right_is_named_and_all_else_is_repaired(run: Run) -> No
 
 
 def test_a_copy_whose_sources_are_gone_is_unhealthy_until_others_are_named(run: Run) -> None:
-    member, node = run("dn1"), run("dn4", member=False)
-    fetch(node, member)
-    stop(member)
-    node.damage(2)
-    scrubber(node).scrub_round()
+    node = damaged_and_alone(run)
     eventually(lambda: any("trying again" in note for note in node.notes))
     assert not healthy(node)
     fetch(node, run("dn2"))
@@ -393,11 +394,7 @@ def test_a_deletion_that_was_interrupted_is_completed(run: Run) -> None:
 
 
 def test_damage_of_a_block_that_is_deleted_is_nobodys(run: Run) -> None:
-    member, node = run("dn1"), run("dn4", member=False)
-    fetch(node, member)
-    stop(member)
-    node.damage(2)
-    scrubber(node).scrub_round()
+    node = damaged_and_alone(run)
     assert not healthy(node)
     node.pipelines.handle(DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)]))
     eventually(lambda: healthy(node))
@@ -636,7 +633,8 @@ def test_rows_that_can_be_read_by_now_are_not_replaced(run: Run) -> None:
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)
     eventually(lambda: is_settled(node))
-    before = node.pipelines.copies.listed(CONTAINER).blocks
+    rows = node.pipelines.copies.rows(CONTAINER)
+    before = [(block_key(CONTAINER, local_id), rows[local_id]) for local_id in sorted(rows)]
     deleted = DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=CONTAINER, local_id=BLOCK)])
     node.pipelines.handle(deleted)
     assert not node.pipelines.copies.restore_rows(CONTAINER, before)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ from tests.support.block_nodes import (
     DATA,
     KEY,
     PARTITION,
-    TIMEOUT_S,
     Node,
     row_of,
 )
+from tests.support.waiting import eventually
 
 Make = Callable[..., Node]
 
@@ -274,13 +273,6 @@ def repairing(make: Make, damaged: dict[str, list[int]]) -> dict[str, Node]:
         verifier.repair(replica, KEY, cell)  # type: ignore[arg-type]
     verifier.start()
     return nodes
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "did not come true"
-        time.sleep(0.01)
 
 
 def test_a_block_is_repaired_from_peers_that_are_damaged_elsewhere(make: Make) -> None:

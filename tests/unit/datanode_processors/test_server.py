@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from tests.support.streams import (
     routes_of,
     write_block,
 )
+from tests.support.waiting import eventually
 
 MIB = 1024 * 1024
 
@@ -87,13 +87,6 @@ def test_bytes_arrive_on_every_replica_of_every_tree(
     assert {node.store.stored_length(CONTAINER, 1) for node in nodes} == {len(data)}
     assert {node.store.checksums(CONTAINER, 1, len(data)) for node in nodes} == {checksums_of(data)}
     eventually(lambda: {node.server.snapshot().streams_completed for node in nodes} == {1})
-
-
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not what():
-        assert time.monotonic() < deadline, "did not come true"
-        time.sleep(0.01)
 
 
 CHAIN3: list[list[int]] = [[1], [2], []]

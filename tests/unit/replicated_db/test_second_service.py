@@ -6,7 +6,6 @@ Accounts with a balance (``add_int64``), their owners, and for each account the 
 from __future__ import annotations
 
 import ast
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from replicated_db.replica import Identity
 from replicated_db.rocks import RocksStore
 from schemas.codec import decode, encode
 from schemas.log import Batch, Checkpoint, LeaderClaim, Merge
+from tests.support.waiting import eventually
 from tests.unit.replicated_db.kit import START_MS
 
 FAMILIES = ["owners", "balances", "statements"]
@@ -108,16 +108,9 @@ def start(stores: Stores, log: MemoryLog, clock: ManualClock) -> Iterator[Callab
         database.close()
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come in time"
-        time.sleep(0.005)
-
-
 def lead(ledger: Ledger) -> Ledger:
     ledger.database.lead()
-    wait_for(lambda: ledger.database.leading)
+    eventually(lambda: ledger.database.leading)
     return ledger
 
 
@@ -175,7 +168,7 @@ def test_deleting(ledger: Ledger):
 def test_a_follower_has_the_same_state(ledger: Ledger, start: Callable[..., Ledger]):
     follower = start("b")
     done(ledger.deposit("alice", 5))
-    wait_for(lambda: same_state(ledger, follower))
+    eventually(lambda: same_state(ledger, follower))
     assert rows(follower) == rows(ledger)
     assert follower.balance("alice") == 5
     assert not follower.database.leading
@@ -185,11 +178,11 @@ def test_the_other_replica_takes_over(ledger: Ledger, start: Callable[..., Ledge
     other = start("b")
     done(ledger.deposit("alice", 5))
     ledger.database.resign()
-    wait_for(lambda: not ledger.database.leading)
+    eventually(lambda: not ledger.database.leading)
     pending = other.deposit("alice", 7)
     lead(other)
     assert done(pending) == 4, "what was submitted before it led is done now"
-    wait_for(lambda: same_state(ledger, other))
+    eventually(lambda: same_state(ledger, other))
     assert ledger.balance("alice") == 12
     assert ledger.database.replica.position.leader == "b"
 
@@ -263,7 +256,7 @@ def test_the_log_alone_gives_the_state(ledger: Ledger, start: Callable[..., Ledg
     for number in range(20):
         done(ledger.transfer("alice", "bob", number))
     late = start("b")
-    wait_for(lambda: same_state(ledger, late))
+    eventually(lambda: same_state(ledger, late))
     assert rows(late) == rows(ledger)
     replica = late.database.replica
     assert replica.scan(replica.store) == replica.digests
@@ -291,7 +284,7 @@ def test_closing_abandons_what_is_pending(start: Callable[..., Ledger]):
 
 def test_a_ledger_of_another_cluster_stops(ledger: Ledger, start: Callable[..., Ledger]):
     other = start("b", cluster="casino")
-    wait_for(lambda: other.database._failure is not None)
+    eventually(lambda: other.database._failure is not None)
     assert isinstance(other.database._failure, WrongCluster)
     with pytest.raises(StopProcess, match="cluster is 'bank' in the log but 'casino'"):
         other.deposit("alice", 1)
@@ -305,7 +298,7 @@ def test_families_must_be_those_of_the_log(ledger: Ledger, log: MemoryLog, clock
         Identity(cluster="bank", shard=0, shards=1, node="c"), ["owners"], [ADD_INT64],
         store=lambda families: MemoryStore(families.names), log=log, replicas=[], clock=clock,
     )  # fmt: skip
-    wait_for(lambda: database._failure is not None)
+    eventually(lambda: database._failure is not None)
     with pytest.raises(StopProcess, match="column_families"):
         database.get("owners", b"x")
     database.close()
