@@ -144,7 +144,9 @@ def test_replays_and_states_of_the_past(cluster: Cluster, tmp_path: Path) -> Non
     checkpoint = survey(cluster.settings, SHARD).checkpoints["drill-base"]
     part = drilled(cluster, "replay", replaying(Range(start=checkpoint + 2)))
     assert "drill-base" in "".join(step.found for step in part.steps)
-    assert part.figures["records_applied"] < report.figures["records_applied"]
+    # How many records the requests of each half make differs from run to run: compare with a replay of both.
+    whole = drilled(cluster, "replay", replaying(Range()))
+    assert part.figures["records_applied"] < whole.figures["records_applied"]
     one = drilled(cluster, "replay", replaying(Range(stop=checkpoint - 1)))
     assert "rebuilt" in one.findings[0].question
     # As of the index before the last key was written, and as of now.
