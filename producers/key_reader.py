@@ -22,14 +22,14 @@ from collections.abc import Sequence
 
 from producers.datanode_connection import UNREACHABLE, Connection
 from producers.datanode_directory import PipelineView
-from producers.errors import DatanodeError
+from producers.errors import DatanodeError, RequestFailed
 from producers.key_streams import KeyStreams
 from producers.stream_options import StreamOptions
 from producers.topology import nearest_first
 from schemas.codec import encode
 from schemas.datanode import Member, ReadBlock, SalvageBlock
 from schemas.packets import CELL_BYTES, Kind
-from schemas.rows import BlockLocation
+from schemas.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
 
 MAX_ROUNDS = 3
@@ -45,7 +45,7 @@ DRAIN_BYTES = 4 * CELL_BYTES
 class KeyReader:
     """Reads the bytes of ``blocks``, which lie one after the other; for one thread at a time.
 
-    Methods raise DatanodeError if no replica of a block can give its bytes.
+    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that it has none.
     """
 
     def __init__(
@@ -87,6 +87,9 @@ class KeyReader:
             return found
         self.close()
         location = next(block for block in self._blocks if 0 <= offset - block.offset < block.length)
+        if location.bcs_id == NEVER_WRITTEN:
+            where = f"block {location.container_id}/{location.local_id}"
+            raise RequestFailed(NOT_COMMITTED, f"{where} was never written: the key was committed with metadata alone")
         found = self._block = _BlockReader(self._streams, location, self._options, self._replica)
         return found
 
