@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from producers.errors import RequestFailed, RetryableError
@@ -21,6 +22,8 @@ CONTAINERS_PATH = "/v1/containers"
 STATUS_PATH = "/status"
 """Names the cluster, if the list of pipelines does not."""
 MIN_REFRESH_MS = 200
+TRY_MS = 2_000
+"""How long a question may take that is asked because a datanode failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +72,12 @@ class Directory:
             self._cluster = str(self._reads.get(STATUS_PATH, {}, "stale").get("cluster", ""))
         return self._cluster
 
-    def refresh(self) -> None:
+    def refresh(self, *, deadline_ms: int | None = None) -> None:
         """Ask again, if the last time is long enough ago."""
         with self._lock:
             if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
                 return
-            answer = self._reads.get(PATH, {}, "stale")
+            answer = self._reads.get(PATH, {}, "stale", deadline_ms=deadline_ms)
             try:
                 self._known = self._known | {view.pipeline: view for view in map(_view, answer["pipelines"])}
             except (KeyError, TypeError, ValueError) as error:
@@ -93,11 +96,18 @@ class Directory:
             return []
 
     def try_refresh(self) -> None:
-        """As :meth:`refresh`; what was known stays if nobody answers."""
-        try:
-            self.refresh()
-        except RetryableError:
-            return
+        """As :meth:`refresh`, but with little patience; what was known stays if nobody answers, or not to be understood."""
+        with suppress(RetryableError, RequestFailed):
+            self.refresh(deadline_ms=TRY_MS)
+
+    def known(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it was heard of last, ``view`` itself if it was not: without asking."""
+        return self._known.get(view.pipeline, view)
+
+    def current(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it is now, for whoever found a datanode gone: it may have other addresses. ``view`` itself if nobody knows."""
+        self.try_refresh()
+        return self.known(view)
 
 
 def _view(value: dict[str, object]) -> PipelineView:
