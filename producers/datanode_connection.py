@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 
 from producers.errors import DatanodeError
+from producers.waiting import WORD_AFTER_MS, logger
 from schemas.codec import Undecodable, decode, encode
 from schemas.datanode import Hello, Member, StreamError
 from schemas.packets import (
@@ -108,6 +109,10 @@ class Connection:
 
     def _greet(self, hello: Hello, timeout_ms: int) -> None:
         self.send(Kind.HELLO, encode(hello))
+        if timeout_ms > WORD_AFTER_MS and not _readable([self], WORD_AFTER_MS / 1000):
+            logger.warning(
+                "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
+            )
         header, payload = self.receive(timeout_ms)
         if header.kind is not Kind.HELLO or len(payload) > MAX_HELLO_BYTES:
             raise self.error(
