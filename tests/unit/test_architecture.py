@@ -75,7 +75,18 @@ def pure_modules() -> list[Path]:
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
     datanodes = [
         ROOT / "datanode_processors" / f"{name}.py"
-        for name in ("agenda", "block_service", "checksums", "digests", "election", "errors", "limits", "stream")
+        for name in (
+            "agenda",
+            "away",
+            "block_service",
+            "checksums",
+            "digests",
+            "election",
+            "errors",
+            "limits",
+            "repairs",
+            "stream",
+        )
     ]
     audit = [ROOT / "spark_streaming" / f"{name}.py" for name in ("matching", "peers", "reading", "scans")]
     return [*core, *requests, *operations, *helpers, *clients, *datanodes, *audit]
