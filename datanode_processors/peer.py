@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from datanode_processors.errors import BlockError
+from datanode_processors.errors import MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
 from schemas import stream_errors
 from schemas.codec import encode
@@ -37,7 +37,7 @@ class Peer:
             raise self._failure(error) from error
         try:
             self._send(hello_frame(own, cluster))
-            self.name = read_hello(self._receive(), cluster).peer
+            self.name = shown(read_hello(self._receive(hello=True), cluster).peer, MAX_NAME_CHARACTERS)
         except BaseException:
             self.close()
             raise
@@ -103,9 +103,10 @@ class Peer:
         except WireClosed as error:
             raise self._failure(error) from error
 
-    def _receive(self, timeout_s: float | None = None) -> Frame:
+    def _receive(self, timeout_s: float | None = None, *, hello: bool = False) -> Frame:
+        receive = self._wire.wait_hello if hello else self._wire.wait_frame
         try:
-            return self._wire.wait_frame(self._timeout_s if timeout_s is None else timeout_s)
+            return receive(self._timeout_s if timeout_s is None else timeout_s)
         except WireClosed as error:
             raise self._failure(error) from error
         except BadFrame as error:

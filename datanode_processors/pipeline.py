@@ -139,8 +139,17 @@ class Pipeline:
         if after_ms is None or silence_ms < after_ms:
             return
         self.loop.beat()
-        self._thread = threading.Thread(target=self._lead, name=f"leader-{self.partition}", daemon=True)
-        self._thread.start()
+        self._thread = self._started(threading.Thread(target=self._lead, name=f"leader-{self.partition}", daemon=True))
+
+    def _started(self, thread: threading.Thread) -> threading.Thread | None:
+        """Start a leader's thread; where none can be started it is tried again after as much silence."""
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._note(f"{self.opened.pipeline}: not led here now: {error}", shard=self.partition)
+            self._silence.broken()
+            return None
+        return thread
 
     def _lead(self) -> None:
         try:

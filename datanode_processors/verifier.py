@@ -355,7 +355,7 @@ class Verifier:
                 silent = False
                 refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
         except BlockError as error:
-            silent = silent or error.code == codes.TIMED_OUT
+            silent = (silent and error.code != codes.OVERLOADED) or error.code == codes.TIMED_OUT
             raise
         finally:
             with self._lock:

@@ -6,6 +6,7 @@ connection is a :class:`WireClosed`, each frame that is none a ``BadFrame``; bot
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import time
@@ -13,10 +14,11 @@ from typing import Any
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
-from schemas.codec import Undecodable, decode, encode
+from schemas.codec import HEADER_BYTES, Undecodable, decode, encode
 from schemas.datanode import Hello, StreamError
 from schemas.packets import (
     MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
     MIN_VERSION,
     VERSION,
     BadFrame,
@@ -27,12 +29,20 @@ from schemas.packets import (
     check_payload,
     encode_frame,
 )
+from schemas.registry import MARKER, registry
 
 SOCKET_BUFFER_BYTES = 1024 * 1024
 """Send and receive buffer that is asked of the kernel for each connection; Linux doubles it for its own bookkeeping, up to its
 own limit. Together with one packet per hop this bounds what a stream holds in a datanode."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """A peer whose host has vanished is noticed 25 s after its last sign of life."""
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a host, that has no more descriptors."""
+LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
+LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
+"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of ContainerBlocks more,
+but it is taken from datanodes that were asked alone). All others take many times as much, and are limited to MAX_RECORD_BYTES."""
+_LARGE = {Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS}
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event of a peer that has closed its sending side."""
 
@@ -116,6 +126,14 @@ class Wire:
             self._wait(select.POLLIN, deadline, timeout_s)
         frame.check()
         return frame
+
+    def wait_hello(self, timeout_s: float) -> Frame:
+        """Return the frame with which the peer begins: HELLO, or an ERROR. Raises as ``wait_frame``, BadFrame for any other at once."""
+        self._buffer.greeting = True
+        try:
+            return self.wait_frame(timeout_s)
+        finally:
+            self._buffer.greeting = False
 
     def send(self, data: bytes | memoryview) -> int:
         """Send what the kernel takes of ``data`` at once and return how much that was. Raises WireClosed."""
@@ -212,13 +230,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def connect(address: str, timeout_s: float) -> Wire:
-    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, WireClosed if nobody answers."""
+    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, OVERLOADED without a descriptor, WireClosed if nobody answers."""
     host, port = split_address(address)
     try:
         return Wire(socket.create_connection((host, port), timeout=timeout_s))
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
     except OSError as error:
+        if error.errno in NO_DESCRIPTOR:  # no fault of the other's, whom a client would leave out
+            raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
         raise WireClosed(f"no connection to {address}: {error}") from error
 
 
@@ -257,10 +277,8 @@ def read_record(frame: Frame, *types: type) -> Any:
 
     The payload is copied: records keep no views of a buffer that is reused.
     """
-    try:
-        value = decode(bytes(frame.payload))
-    except Undecodable as error:
-        raise BlockError(stream_errors.INVALID_REQUEST, f"payload of {frame.header.kind.name}: {error}") from error
+    kind = frame.header.kind
+    value = decode_bounded(bytes(frame.payload), f"payload of {kind.name}", _LARGE.get(kind, frozenset()))
     if types and not isinstance(value, types):
         wanted = " or ".join(cls.__name__ for cls in types)
         raise BlockError(
@@ -268,6 +286,22 @@ def read_record(frame: Frame, *types: type) -> Any:
             f"payload of {frame.header.kind.name} is a {type(value).__name__}, not a {wanted}",
         )
     return value
+
+
+def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:
+    """Decode a record; raises INVALID_REQUEST, naming ``what`` it is, also for one over MAX_RECORD_BYTES that is not among the ``large``."""
+    if len(data) > MAX_RECORD_BYTES:
+        known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
+        name = "record" if known is None else known.name
+        if name not in large:
+            raise BlockError(
+                stream_errors.INVALID_REQUEST,
+                f"{what}: a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are taken",
+            )
+    try:
+        return decode(data)
+    except Undecodable as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{what}: {error}") from error
 
 
 def read_error(frame: Frame) -> StreamError:

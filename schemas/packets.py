@@ -38,6 +38,10 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 + 64 * 1024
 """Largest payload: a chunk of the old way, and what its record adds."""
 MAX_PACKET_BYTES = 4 * 1024 * 1024
 """Largest payload of a DATA frame."""
+MAX_HELLO_BYTES = 4 * 1024
+"""Largest payload of HELLO: two names and three numbers, from whoever connects."""
+MAX_RECORD_BYTES = 64 * 1024
+"""Largest payload of OPEN, ACK and ERROR, and of every record that does not carry bytes of blocks or checksums."""
 PACKET_BYTES = 64 * 1024
 """Usual payload of a DATA frame."""
 CELL_BYTES = 64 * 1024
@@ -76,6 +80,11 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+PAYLOAD_LIMITS = dict.fromkeys(Kind, MAX_PAYLOAD_BYTES) | {
+    Kind.HELLO: MAX_HELLO_BYTES, Kind.OPEN: MAX_RECORD_BYTES, Kind.ACK: MAX_RECORD_BYTES, Kind.ERROR: MAX_RECORD_BYTES,
+    Kind.DATA: MAX_PACKET_BYTES,
+}  # fmt: skip
+"""Largest payload by kind of frame."""
 
 
 @record
@@ -122,7 +131,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     known = _KINDS.get(kind)
     if known is None:
         raise BadFrame(f"unknown kind of frame: {kind}")
-    limit = MAX_PACKET_BYTES if known is Kind.DATA else MAX_PAYLOAD_BYTES
+    limit = PAYLOAD_LIMITS[known]
     if length > limit:
         raise BadFrame(f"a {known.name} frame of {length} bytes; at most {limit} are taken")
     return FrameHeader(kind=known, stream=stream, sequence=sequence, offset=offset, length=length, crc=crc)
@@ -171,6 +180,8 @@ class FrameBuffer:
         self._start = 0
         self._end = 0
         self._header: FrameHeader | None = None
+        self.greeting = False
+        """Whether nothing but HELLO, or an ERROR instead of it, is taken: a stranger's frames get no room."""
 
     def __len__(self) -> int:
         """Bytes that were received and not taken yet."""
@@ -205,7 +216,10 @@ class FrameBuffer:
         if self._header is None:
             if self._end - start < HEADER_BYTES:
                 return None
-            self._header = decode_header(self._buffer[start : start + HEADER_BYTES])
+            header = decode_header(self._buffer[start : start + HEADER_BYTES])
+            if self.greeting and header.kind not in (Kind.HELLO, Kind.ERROR):
+                raise BadFrame(f"a connection begins with HELLO, not {header.kind.name}")
+            self._header = header
         end = start + HEADER_BYTES + self._header.length
         if end > self._end:
             return None
