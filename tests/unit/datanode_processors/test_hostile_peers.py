@@ -529,7 +529,7 @@ def test_an_error_of_the_store_says_what_all_have_and_not_how_far_this_one_is(tm
         proxy.answering.clear()
         client.data(bytes(4 * CELL), offset=0)
         eventually(lambda: nodes[0].store.written_length(CONTAINER, 1) == 4 * CELL)
-        nodes[0].store.close_container(CONTAINER)
+        nodes[0].store.reclaim(CONTAINER, 1, 4 * CELL)
         client.data(bytes(CELL), offset=4 * CELL)
         while (frame := client.answer()).header.kind is Kind.ACK:
             assert frame.header.offset == 0
