@@ -22,7 +22,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.forwarding import Node
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Blocks, Note, Pipelines
-from datanode_processors.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Wire, error_frame
+from datanode_processors.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
 from schemas import stream_errors
 from schemas.packets import MAX_HELLO_BYTES
 
@@ -49,6 +49,7 @@ class StreamServer:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
+        self._room = Room(self._node.limits.max_large_bytes)
         self._stopping = False
         self._socket = self._listen(host, port)
         self._wake_read, self._wake_write = socket.socketpair()
@@ -166,7 +167,7 @@ class StreamServer:
             self._refuse(sock, f"{self._node.limits.max_connections} connections are open here, and no more are taken")
             return
         try:
-            wire = Wire(sock)
+            wire = Wire(sock, self._room)
         except OSError:
             sock.close()  # the peer has gone already
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import select
 import socket
+import threading
 import time
 from typing import Any
 
@@ -55,16 +56,42 @@ class WireClosed(Exception):
         self.timed_out = timed_out
 
 
+class Room:
+    """How much the buffers of many connections may grow beyond the usual size, in bytes, all together. For many threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self.taken_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises OVERLOADED if there is no room for ``size`` bytes more."""
+        with self._lock:
+            if self.taken_bytes + size > self._limit_bytes:
+                raise BlockError(
+                    stream_errors.OVERLOADED,
+                    f"large frames that are being received take {self.taken_bytes} of {self._limit_bytes} bytes here",
+                )
+            self.taken_bytes += size
+
+    def give(self, size: int) -> None:
+        """Take note that ``size`` bytes are free again."""
+        with self._lock:
+            self.taken_bytes -= size
+
+
 class Wire:
     """A connected socket and the buffer that frames are taken from. Counts its bytes for the metrics."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
+        """``room`` is what the buffer may grow into, with those of others."""
         self.sock = sock
+        self._room = room
         self.bytes_in = 0
         self.bytes_out = 0
         self.packets = 0
         """DATA frames that were taken."""
-        self._buffer = FrameBuffer()
+        self._buffer = FrameBuffer() if room is None else FrameBuffer(grow=room.take)
         self._unsent = b""
         tune(sock)
 
@@ -73,8 +100,11 @@ class Wire:
         return self.sock.fileno()
 
     def close(self) -> None:
-        """Close the socket; may be called again."""
+        """Close the socket; may be called again. No frame is taken any more."""
         self.sock.close()
+        room, self._room = self._room, None
+        if room is not None:
+            room.give(self._buffer.grown_bytes)
 
     @property
     def receiving(self) -> bool:
@@ -123,9 +153,16 @@ class Wire:
         """Return the next frame, its payload checked. Raises BadFrame, WireClosed (also for the time-out)."""
         deadline = time.monotonic() + timeout_s
         while (frame := self.frame()) is None:
+            self._shrink()
             self._wait(select.POLLIN, deadline, timeout_s)
         frame.check()
         return frame
+
+    def _shrink(self) -> None:
+        """A connection on which nothing is under way keeps no more than the usual."""
+        if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
+            self._buffer.shrink()
+            self._room.give(grown_bytes - self._buffer.grown_bytes)
 
     def wait_hello(self, timeout_s: float) -> Frame:
         """Return the frame with which the peer begins: HELLO, or an ERROR. Raises as ``wait_frame``, BadFrame for any other at once."""

@@ -23,6 +23,7 @@ bad header cannot be read on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 
@@ -170,11 +171,13 @@ class FrameBuffer:
     one, or some that were taken one after the other, can be sent on with a single call (``together``). ``space`` ends ``ahead_bytes`` behind
     the frame that is being received, or behind a packet of the usual size if that is further: with the size of a header (the default) a call
     receives a whole packet and the next one's header, and next to nothing is ever moved; of smaller frames it receives all
-    that are there. The buffer grows to the largest frame that comes, which decode_header limits.
+    that are there. The buffer grows to the largest frame that comes, which decode_header limits; ``grow`` is asked before, with
+    the bytes that it grows by, and may raise. ``shrink`` gives them back.
     """
 
-    def __init__(self, ahead_bytes: int = HEADER_BYTES) -> None:
+    def __init__(self, ahead_bytes: int = HEADER_BYTES, grow: Callable[[int], None] = lambda _: None) -> None:
         self._ahead = ahead_bytes
+        self._grow = grow
         self._usual = HEADER_BYTES + PACKET_BYTES + ahead_bytes
         self._buffer = memoryview(bytearray(self._usual))
         self._start = 0
@@ -201,10 +204,22 @@ class FrameBuffer:
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
         if wanted > len(self._buffer):
+            self._grow(wanted - len(self._buffer))
             grown = memoryview(bytearray(wanted))
             grown[: self._end] = self._buffer[: self._end]
             self._buffer = grown
         return self._buffer[self._end : wanted]
+
+    @property
+    def grown_bytes(self) -> int:
+        """How much larger the buffer is than usual."""
+        return len(self._buffer) - self._usual
+
+    def shrink(self) -> None:
+        """Give back what the buffer has grown by, if nothing is in it; ends the life of the views handed out before."""
+        if self.grown_bytes and self._start == self._end and self._header is None:
+            self._buffer = memoryview(bytearray(self._usual))
+            self._start = self._end = 0
 
     def received(self, count: int) -> None:
         """Note that ``count`` bytes have come into ``space()``."""

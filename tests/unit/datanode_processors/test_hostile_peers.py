@@ -390,6 +390,37 @@ def test_a_header_alone_gets_no_room(watched: Watched, kind: Kind) -> None:
     watched.is_unharmed()
 
 
+def test_large_frames_of_all_peers_together_have_a_limit(tmp_path: Path) -> None:
+    node = Datanode("dn1", tmp_path, Limits(stop_grace_s=0.1, max_large_bytes=9 * MIB))
+    room = node.server._room
+    large = HELLO + encode_header(Kind.REQUEST, 0, 1, 0, 4 * MIB, 0)
+    socks = [socket.create_connection(split_address(node.address)) for _ in range(2)]
+    try:
+        for sock in socks:
+            sock.sendall(large + bytes(MIB))
+        eventually(lambda: room.taken_bytes > 7 * MIB)
+        client = Client(node.address)
+        client.wire.wait_send(large[len(HELLO) :], timeout_s=TIMEOUT_S)
+        assert read_error(client.answer()).code == stream_errors.OVERLOADED
+        client.close()
+        write_block(node.address, routes_of([node], [[]]), os.urandom(MIB))
+        for sock in socks:
+            sock.close()
+        eventually(lambda: room.taken_bytes == 0)
+        client = Client(node.address)
+        error = read_error(client.request(Accepted(detail="x" * 3 * MIB)))
+        assert "Accepted of" in error.message
+        eventually(lambda: room.taken_bytes == 0)
+        assert node.server.snapshot().connections == 1, "it is open, and keeps nothing"
+        client.close()
+        write_block(node.address, routes_of([node], [[]]), os.urandom(8 * MIB), block=2, packet=4 * MIB)
+        eventually(lambda: room.taken_bytes == 0)
+    finally:
+        for sock in socks:
+            sock.close()
+        node.stop()
+
+
 def test_what_is_large_for_a_reason_is_taken(watched: Watched) -> None:
     cells = bytes(4 * (MAX_RECORD_BYTES // 4 + 100))
     put = PutBlock(
