@@ -27,7 +27,7 @@ from datanode_processors.forwarding import Forwarding
 from datanode_processors.leader_calls import unwrap
 from datanode_processors.limits import Limits
 from datanode_processors.peer import Peer
-from datanode_processors.wire import Wire, connect, hello_frame, read_error, split_address
+from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, split_address
 from schemas import stream_errors
 from schemas.codec import encode
 from schemas.datanode import (
@@ -72,7 +72,7 @@ MIB = 1024 * 1024
 MAX_TURNS = 60
 """Turns of waiting that an attack of a few frames may cost."""
 SHORT = Limits(
-    handshake_timeout_s=0.3, idle_timeout_s=0.4, open_timeout_s=0.3, connect_timeout_s=0.5, stall_timeout_s=0.3,
+    handshake_timeout_s=0.2, idle_timeout_s=0.25, open_timeout_s=0.3, connect_timeout_s=0.5, stall_timeout_s=0.3,
     end_timeout_s=0.3, send_timeout_s=0.3, linger_s=0.1, alive_s=0.1, stop_grace_s=0.2,
 )  # fmt: skip
 
@@ -113,10 +113,10 @@ class Child:
 class Watched:
     """One datanode, and what must not happen to it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.node = Datanode("dn1", folder, SHORT)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits = SHORT) -> None:
+        self.node = Datanode("dn1", folder, limits)
         self.child = Child()
-        write_block(self.node.address, routes_of([self.node], [[]]), os.urandom(4 * MIB), block=9, put=True)
+        eventually(lambda: self.writes(os.urandom(4 * MIB), 9))
         eventually(lambda: self.node.server.snapshot().connections == 0)
         self.dead: list[Any] = []
         monkeypatch.setattr(threading, "excepthook", self.dead.append)
@@ -141,9 +141,17 @@ class Watched:
         eventually(lambda: open_descriptors() <= self.descriptors)
         assert self.node.server._accepting.is_alive()
         assert self.dead == []
-        write_block(self.node.address, routes_of([self.node], [[]]), b"right" * 1000, block=2)
+        eventually(lambda: self.writes(b"right" * 1000, 2))
         assert self.node.bytes_of(2) == b"right" * 1000
         assert max(map(len, self.node.notes), default=0) < 3 * MAX_MESSAGE_CHARACTERS
+
+    def writes(self, data: bytes, block: int) -> bool:
+        """Whether a client can write a block; on a busy machine it may be too slow for SHORT."""
+        try:
+            write_block(self.node.address, routes_of([self.node], [[]]), data, block=block, put=True)
+        except (BlockError, WireClosed):
+            return False
+        return True
 
     def stop(self) -> None:
         self.node.stop()
@@ -153,6 +161,14 @@ class Watched:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     made = Watched(tmp_path, monkeypatch)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """With time-outs that a client meets on a busy machine, but for a child's."""
+    made = Watched(tmp_path, monkeypatch, Limits(open_timeout_s=0.3, linger_s=0.1, stop_grace_s=0.2))
     yield made
     made.stop()
 
@@ -279,22 +295,25 @@ def test_a_client_that_leaves_while_its_stream_waits_for_a_child_is_noticed_at_o
         child.close()
 
 
-def test_packets_that_come_too_early_do_not_wake_the_one_who_waits(watched: Watched) -> None:
+def test_packets_that_come_too_early_do_not_wake_the_one_who_waits(patient: Watched) -> None:
     """The child is given up when its time is over, after as few turns as without the packets."""
-    client = Client(watched.node.address)
-    before = watched.turns["Forwarding"]
-    client.wire.wait_send(with_child(watched) + DATA, timeout_s=TIMEOUT_S)
+    client = Client(patient.node.address)
+    before = patient.turns["Forwarding"]
+    client.wire.wait_send(with_child(patient) + DATA, timeout_s=TIMEOUT_S)
     error = read_error(client.answer())
     assert (error.code, error.datanode, error.hint) == (stream_errors.DOWNSTREAM_FAILED, "dn2", stream_errors.TIMED_OUT)
-    assert watched.turns["Forwarding"] - before <= 10
+    assert patient.turns["Forwarding"] - before <= 10
     client.close()
-    watched.is_unharmed()
+    patient.is_unharmed()
 
 
 # ------------------------------------------------------------------------------------------------- any bytes
 
 
-@pytest.mark.parametrize("seed", range(20))
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_any_bytes(watched: Watched, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(10):
@@ -311,7 +330,7 @@ def test_any_bytes(watched: Watched, seed: int) -> None:
     watched.is_unharmed(turns=10 * MAX_TURNS)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_right_frames_with_a_flipped_bit_or_in_any_order(watched: Watched, seed: int) -> None:
     chance = random.Random(seed)
     frames = [HELLO, alone(watched), DATA, END, reading(10), encode_frame(Kind.ACK), encode_frame(Kind.REPLY, PUT)]
@@ -352,10 +371,10 @@ def many_blocks() -> DeleteBlocks:
 
 
 @pytest.mark.parametrize("greeted", [False, True], ids=["before HELLO", "after HELLO"])
-def test_a_record_that_would_grow_is_not_decoded(watched: Watched, greeted: bool) -> None:
+def test_a_record_that_would_grow_is_not_decoded(patient: Watched, greeted: bool) -> None:
     bomb = encode_frame(Kind.REQUEST, encode(many_blocks()), sequence=1)
     assert len(bomb) > MIB
-    wire = connect(watched.node.address, TIMEOUT_S)
+    wire = connect(patient.node.address, TIMEOUT_S)
     wire.wait_hello(TIMEOUT_S)
     tracemalloc.start()
     try:
@@ -371,7 +390,7 @@ def test_a_record_that_would_grow_is_not_decoded(watched: Watched, greeted: bool
         assert "DeleteBlocks of 2" in error.message
     else:
         assert error.code == stream_errors.BAD_FRAME
-    watched.is_unharmed()
+    patient.is_unharmed()
 
 
 def test_what_is_sent_on_is_not_decoded_either() -> None:
@@ -381,13 +400,13 @@ def test_what_is_sent_on_is_not_decoded_either() -> None:
 
 
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.OPEN, Kind.ERROR])
-def test_a_header_alone_gets_no_room(watched: Watched, kind: Kind) -> None:
-    wire = connect(watched.node.address, TIMEOUT_S)
+def test_a_header_alone_gets_no_room(patient: Watched, kind: Kind) -> None:
+    wire = connect(patient.node.address, TIMEOUT_S)
     wire.wait_hello(TIMEOUT_S)
     wire.wait_send(HELLO + encode_header(kind, 0, 0, 0, MAX_PAYLOAD_BYTES, 0), timeout_s=TIMEOUT_S)
     assert read_error(wire.wait_frame(TIMEOUT_S)).code == stream_errors.BAD_FRAME
     wire.close()
-    watched.is_unharmed()
+    patient.is_unharmed()
 
 
 def test_large_frames_of_all_peers_together_have_a_limit(tmp_path: Path) -> None:
@@ -421,7 +440,7 @@ def test_large_frames_of_all_peers_together_have_a_limit(tmp_path: Path) -> None
         node.stop()
 
 
-def test_what_is_large_for_a_reason_is_taken(watched: Watched) -> None:
+def test_what_is_large_for_a_reason_is_taken(patient: Watched) -> None:
     cells = bytes(4 * (MAX_RECORD_BYTES // 4 + 100))
     put = PutBlock(
         partition=PARTITION, container_id=CONTAINER, local_id=1, length=CELL * (len(cells) // 4), bytes_per_checksum=CELL,
@@ -432,21 +451,21 @@ def test_what_is_large_for_a_reason_is_taken(watched: Watched) -> None:
     )
     assert unwrap(Forwarded(by="dn2", request=encode(put))) == put
     assert unwrap(Forwarded(by="dn2", request=encode(chunk))) == chunk
-    client = Client(watched.node.address)
+    client = Client(patient.node.address)
     assert client.request(put).header.kind is Kind.REPLY
     error = read_error(client.request(chunk))
     assert "WriteChunk is not for" in error.message, "it was decoded"
     assert "a Accepted of" in read_error(client.request(Accepted(detail="x" * MAX_RECORD_BYTES))).message
     client.close()
-    watched.is_unharmed()
+    patient.is_unharmed()
 
 
 # ------------------------------------------------------------------------------------------------- logs
 
 
-def test_what_a_peer_says_does_not_fill_or_forge_the_log(watched: Watched) -> None:
+def test_what_a_peer_says_does_not_fill_or_forge_the_log(patient: Watched) -> None:
     name = "evil\n2026-01-01 CRITICAL forged\x1b[31m" + "x" * 3000
-    wire = connect(watched.node.address, TIMEOUT_S)
+    wire = connect(patient.node.address, TIMEOUT_S)
     hello = Hello(peer=name, cluster=CLUSTER, min_version=1, max_version=1, max_payload_bytes=1)
     routes = [Route(datanode="y\n" * 14_000, address="z" * 14_000, children=["w" * 14_000])]
     wire.wait_send(encode_frame(Kind.HELLO, encode(hello)) + opening(routes), timeout_s=TIMEOUT_S)
@@ -455,11 +474,11 @@ def test_what_a_peer_says_does_not_fill_or_forge_the_log(watched: Watched) -> No
     assert error.code == stream_errors.INVALID_REQUEST
     assert len(error.message) < 2 * MAX_MESSAGE_CHARACTERS + 100
     wire.close()
-    watched.is_unharmed()
-    assert watched.node.notes
-    assert all(note.isprintable() for note in watched.node.notes)
-    assert max(map(len, watched.node.notes)) < 3 * MAX_MESSAGE_CHARACTERS
-    assert max(map(len, watched.node.server.snapshot().bytes_in)) < 400
+    patient.is_unharmed()
+    assert patient.node.notes
+    assert all(note.isprintable() for note in patient.node.notes)
+    assert max(map(len, patient.node.notes)) < 3 * MAX_MESSAGE_CHARACTERS
+    assert max(map(len, patient.node.server.snapshot().bytes_in)) < 400
 
 
 def test_an_error_of_a_peer_is_cut_where_it_comes_in() -> None:
@@ -483,7 +502,7 @@ def hello_or_error(address: str) -> str:
 
 
 def test_a_thread_that_cannot_be_started_is_one_connection_less(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    patient: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
 
@@ -494,19 +513,19 @@ def test_a_thread_that_cannot_be_started_is_one_connection_less(
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", started)
-        assert [hello_or_error(watched.node.address) for _ in range(5)] == [stream_errors.OVERLOADED] * 5
-        assert watched.node.server.snapshot().connections == 0
-    assert hello_or_error(watched.node.address) == "HELLO"
-    assert len([note for note in watched.node.notes if "thread" in note]) == 1, "one line for all of them"
-    watched.is_unharmed()
+        assert [hello_or_error(patient.node.address) for _ in range(5)] == [stream_errors.OVERLOADED] * 5
+        assert patient.node.server.snapshot().connections == 0
+    assert hello_or_error(patient.node.address) == "HELLO"
+    assert len([note for note in patient.node.notes if "thread" in note]) == 1, "one line for all of them"
+    patient.is_unharmed()
 
 
-def test_a_defect_in_accepting_does_not_end_it(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_in_accepting_does_not_end_it(patient: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(server, "Connection", lambda *_: 1 / 0)
-        with socket.create_connection(split_address(watched.node.address)) as sock:
+        with socket.create_connection(split_address(patient.node.address)) as sock:
             assert sock.recv(1) == b""
-    watched.is_unharmed()
+    patient.is_unharmed()
 
 
 def test_without_descriptors_a_peer_is_told_so(tmp_path: Path) -> None:
@@ -573,11 +592,11 @@ def test_an_error_of_the_store_says_what_all_have_and_not_how_far_this_one_is(tm
             node.stop()
 
 
-def test_headers_of_any_numbers_are_answered(watched: Watched) -> None:
+def test_headers_of_any_numbers_are_answered(patient: Watched) -> None:
     """Numbers at the ends of their fields come back as they were."""
     last = 2**64 - 1
     header = FrameHeader(kind=Kind.REQUEST, stream=last, sequence=last, offset=last, length=0, crc=0)
-    client = Client(watched.node.address)
+    client = Client(patient.node.address)
     frame = encode_frame(
         header.kind, b"no record", stream=header.stream, sequence=header.sequence, offset=header.offset
     )
@@ -585,6 +604,6 @@ def test_headers_of_any_numbers_are_answered(watched: Watched) -> None:
     answer = client.answer()
     assert (answer.header.kind, answer.header.stream, answer.header.sequence) == (Kind.ERROR, last, last)
     client.close()
-    with Peer(watched.node.address, own="dn9", cluster=CLUSTER, timeout_s=TIMEOUT_S) as peer:
+    with Peer(patient.node.address, own="dn9", cluster=CLUSTER, timeout_s=TIMEOUT_S) as peer:
         assert peer.name == "dn1"
-    watched.is_unharmed()
+    patient.is_unharmed()
