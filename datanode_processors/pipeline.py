@@ -203,7 +203,10 @@ class Pipeline:
             self.changed.notify_all()
 
     def verified(self, key: bytes, length: int) -> None:
-        """Take note that this node's bytes of a block are right and stored up to ``length``."""
+        """Take note that this node's bytes of a block are right and stored up to ``length``.
+
+        Said when no repair of it is planned any more (``verifier``, rule 5): an older length does not make a damaged block healthy.
+        """
         with self.changed:
             self._verified[key] = max(length, self._verified.pop(key, 0))
             while len(self._verified) > MAX_VERIFIED:
