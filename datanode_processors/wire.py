@@ -273,6 +273,8 @@ def connect(address: str, timeout_s: float) -> Wire:
         return Wire(socket.create_connection((host, port), timeout=timeout_s))
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
+    except ValueError as error:  # a host that can have no name
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
     except OSError as error:
         if error.errno in NO_DESCRIPTOR:  # no fault of the other's, whom a client would leave out
             raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error

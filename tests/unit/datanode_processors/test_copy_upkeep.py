@@ -694,6 +694,20 @@ def test_a_copy_that_comes_back_while_it_is_forgotten_is_looked_at(run: Run) -> 
     assert ((CONTAINER, None) in upkeep._looks, len(upkeep._repairs), upkeep.unhealthy_blocks()) == (False, 0, 0)
 
 
+@pytest.mark.parametrize("source", [".:1", "a..b:1", f"{'x' * 300}:1", "nobody", "\ud800:1"], ids=ascii)
+def test_a_source_that_is_no_address_ends_nothing(run: Run, source: str) -> None:
+    """They come with FetchContainer, from anybody, and are kept over a start."""
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.named(CONTAINER, [source])
+    node.damage(2)
+    upkeep.damaged(CONTAINER, BLOCK, "found by a test")
+    eventually(lambda: is_whole(node) and healthy(node))
+    assert upkeep._thread.is_alive()
+
+
 def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run) -> None:
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)

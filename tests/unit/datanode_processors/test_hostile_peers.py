@@ -567,6 +567,21 @@ def test_a_node_without_descriptors_does_not_blame_the_one_below(monkeypatch: py
     assert caught.value.code == stream_errors.OVERLOADED
 
 
+# ------------------------------------------------------------------------------------------------- addresses
+
+
+NO_HOSTS = ["a" * 300, "a..b", ".", "a\0b", "é" * 80, "[::1", " ", "\ud800", "a\nb", "x" * 64 + ".y", "-1", "%", ""]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS, ids=ascii)
+def test_an_address_that_is_none_is_an_error_and_no_defect(host: str) -> None:
+    """Addresses come from peers, and threads that must not end connect to them."""
+    with pytest.raises((BlockError, WireClosed)):
+        connect(f"{host}:1", 1.0)
+    with pytest.raises(BlockError):
+        Peer(f"{host}:1", own="dn1", cluster=CLUSTER, timeout_s=1.0)
+
+
 # ------------------------------------------------------------------------------------------------- offsets
 
 
