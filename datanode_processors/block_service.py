@@ -24,7 +24,7 @@ from typing import Any
 from crc32c import crc32c
 
 from datanode_processors.checksums import check_cell_bytes, check_list, differing_cells
-from datanode_processors.errors import UNKNOWN_OFFSET, BlockError
+from datanode_processors.errors import MAX_NAME_CHARACTERS, UNKNOWN_OFFSET, BlockError
 from replicated_db.column_families import families
 from replicated_db.merge import MAX_BYTES
 from replicated_db.service import Executed, Proposal, Refusal
@@ -294,6 +294,19 @@ def check_members(request: OpenPipeline) -> None:
         )
     if not 0 <= request.partition < PARTITIONS:
         raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{PARTITIONS - 1}")
+    check_texts(
+        request.pipeline,
+        *(text for one in request.members for text in (one.datanode, one.address, one.http_address, one.rack)),
+    )
+
+
+def check_texts(*texts: str) -> None:
+    """Raise BlockError (INVALID_REQUEST) if a name or address is too long: it is kept, and stands in many lines of the log."""
+    for text in texts:
+        if len(text) > MAX_NAME_CHARACTERS:
+            raise BlockError(
+                codes.INVALID_REQUEST, f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken"
+            )
 
 
 def check_put_block(request: PutBlock) -> None:

@@ -17,12 +17,14 @@ from datanode_processors.block_service import (
     OPEN,
     BlockService,
     block_row,
+    check_members,
     chunk_key,
     containers_of,
     is_closed,
     pipeline_row,
 )
 from datanode_processors.checksums import checksums_of
+from datanode_processors.errors import BlockError
 from replicated_db.memory import MemoryStore
 from replicated_db.overlay import Overlay
 from replicated_db.service import Proposal, Refusal
@@ -427,3 +429,14 @@ def test_every_refusal_of_the_database_has_a_code(refusal: Refusal):
     answer = decode(BlockService(partition=PARTITION, node="dn1").refuse(proposal(put(1)), refusal, "so", -1))
     assert isinstance(answer, StreamError)
     assert (answer.message, answer.datanode) == ("so", "dn1")
+
+
+@pytest.mark.parametrize("field", ["datanode", "address", "http_address", "rack"])
+def test_a_members_name_or_address_is_not_endless(field: str):
+    texts = {"datanode": "dn1", "address": "a:1", "http_address": "a:2", "rack": "/r"}
+    check_members(OpenPipeline(pipeline="p", partition=1, generation=1, members=[Member(**texts)]))
+    member = Member(**{**texts, field: "x" * 60_000})
+    with pytest.raises(BlockError, match="60000 characters"):
+        check_members(OpenPipeline(pipeline="p", partition=1, generation=1, members=[member]))
+    with pytest.raises(BlockError, match="300 characters"):
+        check_members(OpenPipeline(pipeline="p" * 300, partition=1, generation=1, members=[Member(**texts)]))

@@ -694,6 +694,16 @@ def test_a_copy_that_comes_back_while_it_is_forgotten_is_looked_at(run: Run) -> 
     assert ((CONTAINER, None) in upkeep._looks, len(upkeep._repairs), upkeep.unhealthy_blocks()) == (False, 0, 0)
 
 
+def test_a_source_that_is_too_long_is_not_kept(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    request = FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=["x" * 60_000 + ":1"])
+    with pytest.raises(BlockError, match="60002 characters") as caught:
+        node.pipelines.handle(request)
+    assert caught.value.code == codes.INVALID_REQUEST
+    assert node.pipelines.upkeep._sources.of(CONTAINER) == (member.address,)
+
+
 @pytest.mark.parametrize("source", [".:1", "a..b:1", f"{'x' * 300}:1", "nobody", "\ud800:1"], ids=ascii)
 def test_a_source_that_is_no_address_ends_nothing(run: Run, source: str) -> None:
     """They come with FetchContainer, from anybody, and are kept over a start."""
