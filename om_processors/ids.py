@@ -70,6 +70,15 @@ def block_local_id(object_id: int, position: int) -> int:
     return object_id | position + 1
 
 
+def came_with(object_id: int, local_id: int) -> bool:
+    """Say whether a block was allocated by the request that made ``object_id``.
+
+    >>> came_with(object_id(3, 5), block_local_id(object_id(3, 5), 0)), came_with(object_id(3, 5), block_local_id(object_id(3, 6), 0))
+    (True, False)
+    """
+    return object_id >> SUB_BITS == local_id >> SUB_BITS
+
+
 def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
     """Return a container for blocks of the request that makes ``object_id``, on the pipeline of this number.
 

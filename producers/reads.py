@@ -166,14 +166,16 @@ class Reads:
         parameters = {"prefix": prefix, "start_after": start_after, "limit": str(PAGE_ENTRIES)}
         return self.get(path, {name: value for name, value in parameters.items() if value}, consistency)
 
-    def get(self, path: str, parameters: Mapping[str, str], consistency: Consistency) -> dict[str, Any]:
-        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers."""
+    def get(
+        self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
+    ) -> dict[str, Any]:
+        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers; ``deadline_ms`` instead of the client's."""
         if not self._addresses:
             raise NotConnected(NOT_CONNECTED, f"GET {path}: the client was given no node to read from (read_from)")
         query = dict(parameters) | {"consistency": consistency}
         if consistency == "session" and (positions := self._positions()):
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
-        deadline_s = time.monotonic() + self._deadline_ms / 1000
+        deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
         pause_ms = FIRST_PAUSE_MS
         while True:
             outcome = self._round(path, query, deadline_s)

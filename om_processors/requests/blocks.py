@@ -66,6 +66,23 @@ def _open_container(object_id: int, pipeline: int, closed: Collection[int]) -> i
     )
 
 
+def check_written(body: CommitKey, context: PreExecuteContext) -> None:
+    """Refuse a commit of blocks that nobody says are written, where blocks are on datanodes; raises OMError INVALID_REQUEST.
+
+    The leader decides that before it looks at any state. So what late validation logged is not judged again, whatever the replica's settings.
+    """
+    if not context.datanodes:
+        return
+    if body.size and not body.blocks:
+        raise OMError(
+            INVALID_REQUEST,
+            f"key {shown(body.key)} is committed with {body.size} bytes and names no blocks: a writer names those that it has written",
+        )
+    for block in body.blocks:
+        if block.bcs_id == 0:
+            raise _refusal(body, block, "has no committed index: its bytes were never committed on the datanodes")
+
+
 def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
     """Return the committed key's blocks and those allocated to its session but not used.
 

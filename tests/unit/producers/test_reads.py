@@ -18,15 +18,15 @@ ODD_KEY = "a b/ü?&=#%2F+/\x01日本.txt"
 
 def add_key(cluster, key, volume="v1", bucket="b1"):
     commit = CommitKey(volume=volume, bucket=bucket, key=key, session_id=1, size=5, blocks=[BLOCK])
-    cluster.keys[volume, bucket, key] = key_row(commit, {"sha256": "00"})
+    cluster.put(key_row(commit, {"sha256": "00"}))
 
 
 @pytest.fixture
 def cluster():
     cluster = MemoryCluster()
     for volume in ("v1", "v2", "w1"):
-        cluster.volumes[volume] = volume_row(volume)
-        cluster.buckets[volume, "b1"] = bucket_row(volume, "b1")
+        cluster.put(volume_row(volume))
+        cluster.put(bucket_row(volume, "b1"))
     return cluster
 
 
