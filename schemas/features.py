@@ -43,11 +43,16 @@ audit's verdicts say of which log they are. Column families pipelineTable and da
 OPEN_KEY_EXPIRY = 4
 """The leader of a shard has open keys of vanished clients expire (``om_processors/open_key_cleanup.py``)."""
 
-LATEST = OPEN_KEY_EXPIRY
+PIPELINE_GENERATIONS = 5
+"""A closed pipeline is opened again, as its next generation, once its members are back (``om_processors/pipeline_making.py``). Datanodes of older
+software refuse a second generation."""
+
+LATEST = PIPELINE_GENERATIONS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
     INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES", OPEN_KEY_EXPIRY: "OPEN_KEY_EXPIRY",
+    PIPELINE_GENERATIONS: "PIPELINE_GENERATIONS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {

@@ -235,12 +235,14 @@ def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
     with client_of(stack.settings) as client:
         begin(client)
         data = write(client, "k1")
-        first = usable(stack)[0]
-        client.call(RetirePipeline(partition=first["partition"], reason="a test"))
+        before = {(row["partition"], row["generation"]) for row in usable(stack)}
+        client.call(RetirePipeline(partition=usable(stack)[0]["partition"], reason="a test"))
         stack.wait(
-            "another in its place",
-            lambda: any(row["partition"] > first["partition"] and row["usable"] for row in stack.pipelines()),
+            "another generation, or another, in its place",
+            lambda: {(row["partition"], row["generation"]) for row in usable(stack)} - before,
         )
+        assert read(client, "k1") == data
+        assert read_back(client)
         client.call(SetDatanodeState(datanode="dn2", state="ENTERING_MAINTENANCE"))
         stack.wait("dn2 in maintenance", lambda: stack.datanode("dn2").get("state") == "IN_MAINTENANCE")
         stack.stop_datanode("dn2")

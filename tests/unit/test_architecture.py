@@ -70,7 +70,18 @@ def pure_modules() -> list[Path]:
     ]
     helpers = [
         ROOT / "om_processors" / f"{name}.py"
-        for name in ("context", "execute", "fleet", "ids", "late", "names", "placement", "quota", "tables")
+        for name in (
+            "context",
+            "execute",
+            "fleet",
+            "ids",
+            "late",
+            "names",
+            "pipeline_making",
+            "placement",
+            "quota",
+            "tables",
+        )
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
     datanodes = [
