@@ -35,8 +35,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "process", "reports", "shard_pages",
-        "startup",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "node_web", "process", "reports",
+        "scan_threads", "shard_pages",        "startup",
     }
 )  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
