@@ -19,6 +19,7 @@ from datanode_processors.errors import BlockError
 from datanode_processors.status import DatanodeStatus
 from replicated_db import shard_pages
 from replicated_db.errors import StoreFailure
+from replicated_db.metrics import CONTENT_TYPE
 from replicated_db.replica import Replica
 from replicated_db.scan_threads import ScansBusy
 from schemas.stream_errors import INVALID_REQUEST, OVERLOADED
@@ -55,7 +56,7 @@ class HttpApi:
 
         @app.page("/metrics")
         async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
-            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+            return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
 
         @app.page("/v1/prepare-upgrade")
         class PrepareUpgrade(View):

@@ -21,6 +21,7 @@ from om_processors.node_status import NodeStatus
 from om_processors.views import Json
 from replicated_db import shard_pages
 from replicated_db.errors import StoreFailure
+from replicated_db.metrics import CONTENT_TYPE
 from replicated_db.replica import Replica
 from replicated_db.scan_threads import ScansBusy, ScanThreads
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
@@ -53,7 +54,7 @@ class HttpApi:
 
         @app.page("/metrics")
         async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
-            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+            return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
 
         @app.page("/v1/shards/{shard}/read-index")
         class ReadIndex(View):

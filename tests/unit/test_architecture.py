@@ -35,7 +35,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "node_web", "process", "reports",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "metrics", "node_web", "process", "reports",
         "scan_threads", "shard_pages",        "startup",
     }
 )  # fmt: skip
