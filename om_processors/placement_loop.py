@@ -116,8 +116,13 @@ class PlacementLoop(Background):
         create = pipeline_making.new_pipeline(picture, self._replicas)
         if create is not None:
             self._create(create)
-        for row, datanode in placement.to_open(picture):
-            if self._has_partition(row.partition):
+        to_open = placement.to_open(picture)
+        last = max((row.partition for row, _ in to_open), default=0)
+        # Somebody else may have asked for a pipeline whose partition nobody has made.
+        if to_open and last not in self._there:
+            self._ensure_partition(last)
+        for row, datanode in to_open:
+            if row.partition in self._there:
                 self._tell(("open", row.partition, row.generation, datanode.name), datanode, _open(picture, row))
         self._tell_addresses(picture)
         for row, datanode in placement.to_close(picture):
@@ -140,12 +145,6 @@ class PlacementLoop(Background):
             names = ", ".join(member.datanode for member in create.members)
             self._note(f"pipeline-{create.partition} of {names} is proposed", shard=SYSTEM_SHARD)
 
-    def _has_partition(self, partition: int) -> bool:
-        """Say whether the topic has a partition, and give it more if not: a pipeline may have been asked for by somebody else."""
-        if partition not in self._there:
-            self._ensure_partition(partition)
-        return partition in self._there
-
     def _tell_addresses(self, picture: Picture) -> None:
         """Tell members of pipelines, of closed ones too, where the others are now, when that has changed or they have started again.
 
@@ -157,6 +156,8 @@ class PlacementLoop(Background):
         self._moved = {place: said for place, said in list(self._moved.items()) if place[0] in rows}
         for row in picture.pipelines:
             members = [picture.found_at(one) for one in row.members]
+            if not picture.settled and any(picture.member(one.datanode).heartbeat is None for one in row.members):
+                continue  # what the row says may be older than what the members know
             for one in row.members:
                 node = picture.member(one.datanode)
                 report = node.report(row.partition)

@@ -177,13 +177,17 @@ class Moving:
         self.port = 1
         self.lives = 0
         self.quiet: set[str] = set()
+        self.unheard = ""
+        self.now_ms = 1
 
     def picture(self) -> Picture:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
         for name in self.case.members:
+            if name == self.unheard:
+                continue
             address, life = f"{name}:{self.port}", bytes([self.lives] * 16)
-            fleet.hear(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), 1)
-        return fleet.picture([pipeline_row(0, self.case.members, self.state, self.generation)], (), 1)
+            fleet.hear(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), self.now_ms)
+        return fleet.picture([pipeline_row(0, self.case.members, self.state, self.generation)], (), self.now_ms)
 
     def turn(self, after_ms: int = 500) -> list[tuple[str, list[str]]]:
         """Return whom a turn has told which addresses."""
@@ -226,6 +230,14 @@ def test_who_has_not_answered_where_the_others_are_is_told_again():
     moving.case.members = ["dn1", "dn3"]
     moving.turn()
     assert len(moving.case.loop._moved) == 3, "bounded by the rows' members"
+
+
+def test_nobody_is_told_an_old_address_of_one_that_may_be_heard_soon():
+    moving = Moving()
+    moving.unheard = "dn2"
+    assert moving.turn() == []
+    moving.now_ms = TIMEOUT_MS + 1
+    assert moving.turn() == [(name, ["dn1:1", "dn2:1", "dn3:1"]) for name in ("dn1", "dn3")], "it is dead"
 
 
 def test_what_a_later_generation_is_to_know_is_told_by_its_opening():
