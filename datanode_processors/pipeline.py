@@ -63,6 +63,8 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Open the replica's store. ``wanted`` is told of a block that somebody waits for to be verified. Raises StoreFailure."""
         self.opened = opened
+        self.unsaved = True
+        """Whether the registry does not say so yet."""
         self.partition = opened.partition
         self.changed = threading.Condition()
         """Notified when a record was applied here, or a block verified."""
@@ -113,8 +115,14 @@ class Pipeline:
         return position.address if position.term else ""
 
     def _missing_row(self) -> OpenPipeline | None:
-        """Return what must be executed before all else: PipelineOpened, if the log does not have it."""
-        return None if pipeline_row(self.store) is not None else self.opened
+        """Return what must be executed before all else: PipelineOpened, if the log does not have it, or only of an earlier generation."""
+        return self.opened if self.generation < self.opened.generation else None
+
+    @property
+    def generation(self) -> int:
+        """The generation that is opened or closed in what is applied here; 0 before the first."""
+        row = pipeline_row(self.store)
+        return 0 if row is None else row.generation
 
     # -- leading ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +277,7 @@ class Pipeline:
             with self.changed:
                 fault = next(iter(self.unhealthy.values()), "")
         return PipelineReport(
-            partition=self.partition, generation=self.opened.generation, leading=self.loop.leading,
+            partition=self.partition, generation=self.generation, leading=self.loop.leading,
             applied_index=self.replica.position.index, healthy=not fault, fault=fault,
         )  # fmt: skip
 

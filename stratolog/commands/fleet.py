@@ -101,7 +101,7 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
 
 
 def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False) -> None:
-    """Close a pipeline: it takes no more blocks, another one is made in its place."""
+    """Close a pipeline: it takes no more blocks. Another one, or its next generation, takes its place."""
     from schemas.messages import RetirePipeline
 
     found = PIPELINE_NAME.fullmatch(name)

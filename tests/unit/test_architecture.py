@@ -35,8 +35,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "process", "reports", "shard_pages",
-        "startup",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "metrics", "node_web", "process", "reports",
+        "scan_threads", "shard_pages",        "startup",
     }
 )  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
@@ -70,7 +70,18 @@ def pure_modules() -> list[Path]:
     ]
     helpers = [
         ROOT / "om_processors" / f"{name}.py"
-        for name in ("context", "execute", "fleet", "ids", "late", "names", "placement", "quota", "tables")
+        for name in (
+            "context",
+            "execute",
+            "fleet",
+            "ids",
+            "late",
+            "names",
+            "pipeline_making",
+            "placement",
+            "quota",
+            "tables",
+        )
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
     datanodes = [

@@ -246,7 +246,7 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
     scrubber(node).scrub_round()
     code, said = told.health()
     assert (code, said["copies"][0]["block"]) == (503, BLOCK)
-    assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1' in told.metrics()
+    assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1.0' in told.metrics()
     assert told.status()["copies"]["containers"] == 1
 
 
