@@ -6,7 +6,6 @@ else is a defect and keeps its traceback.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -16,8 +15,8 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import Invocation, JsonOption, notes, print_json
-from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UserError
+from stratolog.commands.common import Invocation, JsonOption, complain, print_json
+from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, UserError
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh", "audit": "audit",
@@ -87,6 +86,10 @@ def main() -> None:
     """Run the command with the process's arguments; ends the process."""
     try:
         build_app(sys.argv[1:])(prog_name="stratolog")
+    except KeyboardInterrupt:
+        # While the command was being loaded: all else is ended by the command itself (typer), or says more.
+        complain("Interrupted", "interrupted", "nothing was done")
+        sys.exit(EXIT_INTERRUPTED)
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,7 +98,9 @@ def main() -> None:
         code = exit_code_of(error)
         if code is None:
             raise
-        _complain(error)
+        # A refused request has a result code, too (schemas/result_codes.py).
+        more = {"code": error.status} if hasattr(error, "status") else {}
+        complain(type(error).__name__, "error", str(error), **more)
         sys.exit(code)
 
 
@@ -108,14 +113,3 @@ def exit_code_of(error: Exception) -> int | None:
     if isinstance(error, StratologError):
         return EXIT_UNAVAILABLE if isinstance(error, RetryableError) else EXIT_FAILED
     return None
-
-
-def _complain(error: Exception) -> None:
-    """Say on standard error what is wrong."""
-    if "--json" in sys.argv:
-        # A refused request has a result code, too (schemas/result_codes.py).
-        code = {"code": error.status} if hasattr(error, "status") else {}
-        notes.file.write(json.dumps({"error": type(error).__name__, **code, "message": str(error)}) + "\n")
-    else:
-        notes.print("[bold red]error:[/]", end=" ")
-        notes.print(str(error), markup=False, highlight=False, soft_wrap=True)

@@ -162,7 +162,7 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
         for replica in entry["replicas"]
     ]  # fmt: skip
     columns = (kind, "index", "node", "verdict", "basis", "slots", "reason")
-    print_table(f"Verdicts at the last barrier of each {kind}", columns, rows)
+    print_table(f"Verdicts at the last barrier of each {kind}", columns, rows, ("slots", "basis", "index", "reason"))
     partitions = [
         (
             entry["shard"], entry["index"], entry["log_digest"], entry["oracle_digest"], entry["oracle_rows"],
@@ -171,7 +171,8 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
         for entry in entries
     ]  # fmt: skip
     columns = (kind, "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
-    print_table("The log's sums, and the rows recomputed the long way", columns, partitions)
+    less = ("index", "rows", "digest of the log", "digest of the oracle")
+    print_table("The log's sums, and the rows recomputed the long way", columns, partitions, less)
 
 
 def _print_blocks(entries: Sequence[Json]) -> None:
@@ -185,7 +186,8 @@ def _print_blocks(entries: Sequence[Json]) -> None:
         for member in entry["blocks"]["members"]
     ]  # fmt: skip
     columns = ("pipeline", "index", "node", "verdict", "containers", "differing", "reason")
-    print_table("Stored bytes of blocks, against the checksums in the log", columns, rows)
+    less = ("index", "containers", "reason")
+    print_table("Stored bytes of blocks, against the checksums in the log", columns, rows, less)
 
 
 def _details(entry: Json, name: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ Results go to standard output, progress and errors to standard error.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from stratolog.commands.tables import harmless, print_table_on
 from stratolog.errors import Unavailable
 from stratolog.local import state
 from stratolog.settings import Settings, load_settings
@@ -58,19 +58,25 @@ def libraries_of(extra: str, names: Collection[str]) -> Iterator[None]:
         raise Unavailable(f"{error.name} is not installed: install stratolog with the extra '{extra}'") from error
 
 
+def complain(name: str, word: str, message: str, **more: Any) -> None:
+    """Say on standard error why a command ends: a sentence, with ``--json`` one object."""
+    if "--json" in sys.argv:
+        notes.file.write(json.dumps({"error": name, **more, "message": message}) + "\n")
+        return
+    notes.print(f"[bold red]{word}:[/]", end=" ")
+    notes.print("\n".join(map(harmless, message.splitlines())), markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
     typer.echo(json.dumps(value, default=str))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; None is shown as a dash."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console.print(table)
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], less: Sequence[str] = ()
+) -> None:  # fmt: skip
+    """Print a table; on a terminal that is too narrow the columns in ``less`` go, the first one first."""
+    print_table_on(console, title, columns, rows, less)
 
 
 @contextmanager
@@ -96,13 +102,14 @@ def print_fleet(found: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     if datanodes:
         columns = ("datanode", "address", "rack", "state", "health", "silent ms", "free", "containers", "pipelines")
-        print_table("Datanodes", columns, datanodes)
+        print_table("Datanodes", columns, datanodes, ("rack", "silent ms", "containers", "free", "pipelines", "address"))
     pipelines = [
         (
-            one["pipeline"], one["state"], "yes" if one["usable"] else "no", one["leader"],
+            one["pipeline"], one["state"], bool(one["usable"]), one["leader"],
             " ".join(member["datanode"] for member in one["members"]),
         )
         for one in found.get("pipelines", ())
     ]  # fmt: skip
     if pipelines:
-        print_table("Pipelines", ("pipeline", "state", "takes blocks", "leader", "members"), pipelines)
+        columns = ("pipeline", "state", "takes blocks", "leader", "members")
+        print_table("Pipelines", columns, pipelines, ("leader", "members"))

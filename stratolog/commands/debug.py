@@ -84,7 +84,8 @@ def log(
     if not as_json:
         columns = ("offset", "kind", "term", "seq", "index", "operations", "results", "bytes", "reading")
         rows = [tuple(line[column] for column in columns) for line in printed]
-        print_table(f"{OM_LOG}, shard {shard}", columns, rows)
+        less = ("bytes", "seq", "results", "term", "operations", "index")
+        print_table(f"{OM_LOG}, shard {shard}", columns, rows, less)
     if broken is not None:
         raise typer.Exit(EXIT_FAILED)
 
@@ -159,10 +160,12 @@ def digest(
     shards = range(settings.shards) if shard is None else [shard]
     found = [_digests(settings, name, number) for name in names if node in (None, name) for number in shards]
     if as_json:
-        print_json(found)
+        for line in found:
+            print_json(line)
     else:
-        columns = ("node", "shard", "index", "incremental", "scrubbed", "equal", "differing_slots")
-        print_table("Digests", columns, [tuple(line[column] for column in columns) for line in found])
+        columns = ("node", "shard", "index", "incremental", "scrubbed", "equal", "differing slots")
+        rows = [tuple(line[column.replace(" ", "_")] for column in columns) for line in found]
+        print_table("Digests", columns, rows, ("differing slots", "incremental", "scrubbed", "index"))
     if not all(line["equal"] for line in found):
         raise typer.Exit(EXIT_FAILED)
 

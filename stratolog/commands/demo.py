@@ -25,6 +25,7 @@ from stratolog import checks
 from stratolog.checks import Check, Replica
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from stratolog.commands.tables import yes_or_no
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
 from stratolog.errors import EXIT_FAILED, UserError
 from stratolog.local import stack, state
@@ -212,8 +213,8 @@ def _print(outcome: Outcome) -> None:
         for replica in outcome.replicas
     ]  # fmt: skip
     columns = ("shard", "node", "role", "index", "digest", "Spark", "full scan")
-    print_table("Replicas, and Spark's verdict on each", columns, rows)
-    answers = [("[green]yes[/]" if check.holds else "[bold red]NO[/]", check.name) for check in outcome.checks]
+    print_table("Replicas, and Spark's verdict on each", columns, rows, ("role", "digest", "index"))
+    answers = [(yes_or_no(holds=check.holds), check.name) for check in outcome.checks]
     print_table("Does it hold?", ("", "what"), answers)
     failed = [check for check in outcome.checks if not check.holds]
     for check in failed:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.tables import yes_or_no
 from stratolog.drills import registry
 from stratolog.drills.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
@@ -56,7 +56,7 @@ def list_drills(*, as_json: JsonOption = False) -> None:
             print_json({"name": drill.name, "does": drill.does, "touches": drill.touches, "needs": drill.needs})
         return
     rows = [(drill.name, drill.does, drill.touches, drill.needs or None) for drill in registry.DRILLS]
-    print_table("Drills", ("drill", "does", "touches", "needs"), rows)
+    print_table("Drills", ("drill", "does", "touches", "needs"), rows, ("needs", "touches"))
 
 
 # -- the drills --------------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _finish(report: Report, file: Path | None, as_json: bool) -> None:
 
 def _print_report(report: Report) -> None:
     answers: list[tuple[Any, ...]] = [
-        ("[green]yes[/]" if finding.holds else "[bold red]NO[/]", escape(finding.question), escape(finding.seen))
+        (yes_or_no(holds=finding.holds), finding.question, finding.seen)
         for finding in report.findings
     ]
     if answers:

@@ -82,10 +82,10 @@ def mode(
         for one in shards:
             allowed = types if request_type != ALL else _within_level(settings, one, types)
             done += set_modes(client, [one], allowed, str(wanted))
-    if as_json:
-        print_json(done)
-        return
     for line in done:
+        if as_json:
+            print_json(line)
+            continue
         text = f"shard {line['shard']}: {line['request_type']} is in {wanted} mode after index {line['index'] - 1}"
         console.print(text, highlight=False)
 
@@ -123,11 +123,13 @@ def _show(settings: Settings, shards: Iterable[int], as_json: bool) -> None:
             counts = {"executed": view["late_requests"], "invalid": view["late_invalid"]}
             lines.append({"shard": shard, "node": node, "late": view["late_types"], **counts})
     if as_json:
-        print_json(lines)
+        for line in lines:
+            print_json(line)
         return
     columns = ("shard", "node", "late", "executed", "invalid")
     rows = [
         (line["shard"], line["node"], ", ".join(line["late"]) or None, line["executed"], line["invalid"])
         for line in lines
     ]
-    print_table("Request types validated late; logged requests executed by each replica since its start", columns, rows)
+    title = "Request types validated late; logged requests executed by each replica since its start"
+    print_table(title, columns, rows, ("invalid", "executed"))

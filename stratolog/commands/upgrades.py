@@ -57,7 +57,7 @@ def prepare(
         console.print("the shards take writes again")
     else:
         rows = [(one["shard"], one["index"], one["checkpoint"], ", ".join(one["replicas"])) for one in done]
-        print_table("Prepared: writes are refused", ("shard", "index", "checkpoint", "taken by"), rows)
+        print_table("Prepared: writes are refused", ("shard", "index", "checkpoint", "taken by"), rows, ("index",))
 
 
 def prepare_shards(
