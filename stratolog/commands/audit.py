@@ -20,9 +20,11 @@ from confluent_kafka import KafkaException
 from schemas.block_rows import block_of_key
 from spark_streaming import dashboard
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
+from stratolog.reach import check_brokers
 from stratolog.verdicts import VerdictReader
 
 if TYPE_CHECKING:
@@ -72,10 +74,11 @@ def command(
     if blocks and not once:
         raise UsageError("--blocks goes with --once")
     settings = connected_settings_of(context)
+    check_brokers(settings)
     if follow:
         _follow(settings, as_json)
         return
-    with progress(as_json) as report:
+    with progress(as_json) as report, interruptible("there is no verdict; nothing was changed"):
         report("Spark reads the log and recomputes (half a minute or more)")
         result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000), require_blocks=blocks)
     if as_json:

@@ -79,7 +79,9 @@ def command(
                 print_json(asdict(result) | ({"mode": chosen} if chosen else {}))
     if not as_json:
         columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
-        print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS)
+        print_table(
+            f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS
+        )
     if any(result.failures for _, result in results):
         raise typer.Exit(EXIT_FAILED)
 

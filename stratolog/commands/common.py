@@ -67,8 +67,19 @@ def complain(name: str, word: str, message: str, **more: Any) -> None:
     notes.print("\n".join(map(harmless, message.splitlines())), markup=False, highlight=False, soft_wrap=True)
 
 
+@dataclass(slots=True)
+class Printed:
+    """How many results were printed: as long as that grows, nobody wonders what a command is doing."""
+
+    results: int = 0
+
+
+printed = Printed()
+
+
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line."""
+    """Print one JSON object on one line."""
+    printed.results += 1
     typer.echo(json.dumps(value, default=str))
 
 
@@ -76,6 +87,7 @@ def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], less: Sequence[str] = ()
 ) -> None:  # fmt: skip
     """Print a table; on a terminal that is too narrow the columns in ``less`` go, the first one first."""
+    printed.results += 1
     print_table_on(console, title, columns, rows, less)
 
 
@@ -102,7 +114,9 @@ def print_fleet(found: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     if datanodes:
         columns = ("datanode", "address", "rack", "state", "health", "silent ms", "free", "containers", "pipelines")
-        print_table("Datanodes", columns, datanodes, ("rack", "silent ms", "containers", "free", "pipelines", "address"))
+        print_table(
+            "Datanodes", columns, datanodes, ("rack", "silent ms", "containers", "free", "pipelines", "address")
+        )
     pipelines = [
         (
             one["pipeline"], one["state"], bool(one["usable"]), one["leader"],
@@ -111,5 +125,5 @@ def print_fleet(found: Mapping[str, Any]) -> None:
         for one in found.get("pipelines", ())
     ]  # fmt: skip
     if pipelines:
-        columns = ("pipeline", "state", "takes blocks", "leader", "members")
-        print_table("Pipelines", columns, pipelines, ("leader", "members"))
+        of_pipelines = ("pipeline", "state", "takes blocks", "leader", "members")
+        print_table("Pipelines", of_pipelines, pipelines, ("leader", "members"))

@@ -21,6 +21,7 @@ from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.leadership import check_shard
+from stratolog.reach import check_brokers, check_nodes
 from stratolog.settings import Settings
 from stratolog.shard_log import read_judged
 
@@ -62,6 +63,7 @@ def log(
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
+    check_brokers(settings)
     printed: list[Json] = []
     broken = None
     replay = _replay(settings, shard) if execute else None
@@ -157,6 +159,7 @@ def digest(
         raise UsageError(f"no node {node!r}; there are: {', '.join(names)}")
     if shard is not None:
         check_shard(settings, shard)
+    check_nodes(settings, None if node is None else {node})
     shards = range(settings.shards) if shard is None else [shard]
     found = [_digests(settings, name, number) for name in names if node in (None, name) for number in shards]
     if as_json:

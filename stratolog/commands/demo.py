@@ -25,8 +25,8 @@ from stratolog import checks
 from stratolog.checks import Check, Replica
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
-from stratolog.commands.tables import yes_or_no
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
+from stratolog.commands.tables import yes_or_no
 from stratolog.errors import EXIT_FAILED, UserError
 from stratolog.local import stack, state
 from stratolog.settings import Settings, default_datanodes

@@ -259,8 +259,7 @@ def _finish(report: Report, file: Path | None, as_json: bool) -> None:
 
 def _print_report(report: Report) -> None:
     answers: list[tuple[Any, ...]] = [
-        (yes_or_no(holds=finding.holds), finding.question, finding.seen)
-        for finding in report.findings
+        (yes_or_no(holds=finding.holds), finding.question, finding.seen) for finding in report.findings
     ]
     if answers:
         print_table(f"Drill {report.drill}", ("", "does it hold?", "seen"), answers)

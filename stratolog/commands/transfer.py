@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.waiting import waiting
 from stratolog.leadership import check_shard, move
 
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
@@ -27,7 +28,10 @@ def transfer(context: typer.Context, shard: Shard, node: Node, *, as_json: JsonO
     settings = connected_settings_of(context)
     check_shard(settings, shard)
     settings.node(node)
-    done = move(settings, shard, node)
+    what = f"transfer of shard {shard} to {node}"
+    unknown = f"whether shard {shard} moves to {node} is not known: 'stratolog status' shows who leads it"
+    with waiting(settings, what, unknown, quiet=as_json):
+        done = move(settings, shard, node)
     if as_json:
         print_json(done)
     else:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import typer
 
-from stratolog.commands.common import complain, notes
+from stratolog.commands.common import complain, notes, printed
 from stratolog.errors import EXIT_INTERRUPTED
 from stratolog.reach import amiss, look
 from stratolog.settings import Settings
@@ -26,12 +26,23 @@ NOTHING_AMISS = "no answer yet, and nothing is known to be amiss"
 
 
 @contextmanager
+def waiting(
+    settings: Settings, what: str, interrupted: str | Callable[[], str], *, quiet: bool, bytes_too: bool = False,
+    moving: Callable[[], int] = lambda: printed.results,
+) -> Iterator[None]:  # fmt: skip
+    """Do something that may wait: both of :func:`waits_told` and :func:`interruptible`."""
+    with waits_told(settings, what, quiet=quiet, bytes_too=bytes_too, moving=moving), interruptible(interrupted):
+        yield
+
+
+@contextmanager
 def waits_told(
-    settings: Settings, what: str, *, quiet: bool = False, bytes_too: bool = False, moving: Callable[[], int] | None = None
+    settings: Settings, what: str, *, quiet: bool = False, bytes_too: bool = False,
+    moving: Callable[[], int] = lambda: printed.results,
 ) -> Iterator[None]:  # fmt: skip
     """Say why it takes so long if what is done within takes longer than WORD_AFTER_S.
 
-    ``bytes_too``: datanodes are part of it. ``moving`` counts what is done: while that grows, nothing is said.
+    ``bytes_too``: datanodes are part of it. ``moving`` counts what is done (results that are printed): while that grows, nothing is said.
     """
     if quiet:
         yield
@@ -46,14 +57,13 @@ def waits_told(
 
 
 def _tell(
-    settings: Settings, what: str, bytes_too: bool, moving: Callable[[], int] | None, done: threading.Event
+    settings: Settings, what: str, bytes_too: bool, moving: Callable[[], int], done: threading.Event
 ) -> None:  # fmt: skip
     told = ""
-    pause_s, count = WORD_AFTER_S, moving() if moving is not None else 0
+    pause_s, count = WORD_AFTER_S, moving()
     while not done.wait(pause_s):
         pause_s = LOOK_INTERVAL_S
-        now = moving() if moving is not None else count
-        if now != count:
+        if (now := moving()) != count:
             count, told = now, ""
             continue
         reasons = "; ".join(amiss(look(settings, bytes_too=bytes_too))) or NOTHING_AMISS
