@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from stratolog.commands.common import Invocation, JsonOption, complain, print_json
+from stratolog.commands.helps import tidied
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, UserError
 
 COMMANDS = {
@@ -59,6 +60,12 @@ def _named(words: Iterable[str]) -> str | None:
     return rest[0] if rest and rest[0] in COMMANDS else None
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stratolog {metadata.version('stratolog')}")
+        raise typer.Exit
+
+
 def _root(
     context: typer.Context,
     *,
@@ -66,8 +73,12 @@ def _root(
         Path | None,
         typer.Option(help="Settings file (TOML); else STRATOLOG_CONFIG, else ./stratolog.toml if it exists."),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version, and end.")
+    ] = False,
 ) -> None:
     """An object store's metadata path on Kafka: leader-side execution, and an audit in Spark."""
+    del version
     context.obj = Invocation(config=config)
 
 
@@ -85,7 +96,7 @@ def _version(*, as_json: JsonOption = False) -> None:
 def main() -> None:
     """Run the command with the process's arguments; ends the process."""
     try:
-        build_app(sys.argv[1:])(prog_name="stratolog")
+        tidied(build_app(sys.argv[1:]))(prog_name="stratolog")
     except KeyboardInterrupt:
         # While the command was being loaded: all else is ended by the command itself (typer), or says more.
         complain("Interrupted", "interrupted", "nothing was done")

@@ -6,6 +6,7 @@ long enough for another node to take over a shard.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
@@ -80,6 +81,9 @@ def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: 
             yield client
         except KeyboardInterrupt:
             client.close_timeout_ms = INTERRUPTED_CLOSE_MS
+            logging.getLogger("stratolog.client").setLevel(
+                logging.ERROR
+            )  # what is unanswered is said by who catches this
             raise
 
 

@@ -9,17 +9,22 @@ Rules:
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from stratolog.errors import Unavailable
+from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
-from stratolog.local.state import BROKER, DATANODE, NODE
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE
 from stratolog.settings import Settings
 
 PROBE_TIMEOUT_S = 1.0
+BROKER_WAIT_S = 60.0
+"""How long a node or datanode that is started waits for a broker, as it does for one that does not answer (replicated_db/process.py)."""
+TOLD_INTERVAL_S = 10.0
+LISTEN_INTERVAL_S = 0.5
 MAX_PROBES = 32
 """Addresses that are tried at the same time."""
 LITTLE_ROOM_BYTES = 64 * 1024 * 1024
@@ -54,6 +59,35 @@ def broker_addresses(settings: Settings) -> list[str]:
 def check_brokers(settings: Settings) -> None:
     """Raise Unavailable if nobody listens at any broker's address."""
     check_reachable(settings, broker_addresses(settings), BROKER)
+
+
+def await_broker(addresses: Sequence[str], tell: Callable[[str], None], timeout_s: float = BROKER_WAIT_S) -> None:
+    """Wait until somebody listens at a broker's address, for a service may be started before its brokers; say so at once.
+
+    Raises Unavailable after ``timeout_s``. No Kafka client is made before: it would log each of its attempts.
+    """
+    begun_s = time.monotonic()
+    told_s = -TOLD_INTERVAL_S
+    while not listening(addresses):
+        waited_s = time.monotonic() - begun_s
+        if waited_s >= timeout_s:
+            raise Unavailable(f"nobody listens at {', '.join(addresses)}, in {timeout_s:.0f} s")
+        if waited_s - told_s >= TOLD_INTERVAL_S:
+            told_s = waited_s
+            left_s = timeout_s - waited_s
+            tell(f"nobody listens at {', '.join(addresses)}: waiting for a broker, for {left_s:.0f} s more")
+        time.sleep(LISTEN_INTERVAL_S)
+
+
+def check_log(settings: Settings) -> None:
+    """Raise Unavailable if the local stack has brokers and none of them runs: what needs the log is not answered by any node.
+
+    Whether a broker can be reached from here says nothing: a read is answered over HTTP.
+    """
+    known = state.read_state(settings.data_dir)
+    brokers = () if known is None or "nodes" in settings.explicit else known.of(BROKER)
+    if brokers and not any(member.process.is_running() for member in brokers):
+        raise Unavailable(f"no broker runs at {settings.bootstrap_servers}{_why(settings, BROKER)}")
 
 
 def check_nodes(settings: Settings, names: Collection[str] | None = None) -> None:
@@ -96,6 +130,8 @@ class Seen:
     datanodes: Sequence[Json] = field(default=())
     pipelines: Sequence[Json] = field(default=())
     silent_datanodes: Collection[str] = ()
+    stopped: Sequence[str] = ()
+    """Processes of the local stack that have ended."""
 
 
 def look(settings: Settings, *, bytes_too: bool) -> Seen:
@@ -113,12 +149,28 @@ def look(settings: Settings, *, bytes_too: bool) -> Seen:
     brokers = broker_addresses(settings)
     return Seen(
         brokers=brokers, listening_brokers=listening(brokers), statuses=statuses, shards=settings.shards,
-        datanodes=found["datanodes"], pipelines=found["pipelines"], silent_datanodes=silent,
+        datanodes=found["datanodes"], pipelines=found["pipelines"], silent_datanodes=silent, stopped=_stopped(settings),
     )  # fmt: skip
+
+
+def _stopped(settings: Settings) -> list[str]:
+    try:
+        known = state.read_state(settings.data_dir)
+    except UserError:
+        return []
+    members = () if known is None or not known.running() else known.members
+    return [member.name for member in members if member.kind != AUDIT and not member.process.is_running()]
 
 
 def amiss(seen: Seen) -> list[str]:
     """Return in words what keeps requests from being answered. Pure."""
+    words = _amiss(seen)
+    if seen.stopped and words:
+        words.append(f"not running: {', '.join(seen.stopped)}: 'stratolog up' starts what is missing")
+    return words
+
+
+def _amiss(seen: Seen) -> list[str]:
     if not seen.listening_brokers:
         return [f"no broker listens at {', '.join(seen.brokers)}"]
     words = []

@@ -17,6 +17,7 @@ from stratolog.commands import fleet, members, modes, replica_base, transfer, up
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.local_nodes import member_of
+from stratolog.commands.names import NodeArgument
 from stratolog.commands.waiting import interruptible
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
@@ -31,7 +32,7 @@ START_TIMEOUT_S = 120.0
 BASIS = "oracle"
 _BASE_UNKNOWN = "whether a digest base was logged is not known: 'stratolog debug log' tells; another one does no harm"
 
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
 
 

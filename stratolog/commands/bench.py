@@ -45,7 +45,8 @@ def command(
     mode: Annotated[
         list[str] | None,
         typer.Option(
-            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards."
+            metavar="leader|late",
+            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards.",
         ),
     ] = None,
     as_json: JsonOption = False,

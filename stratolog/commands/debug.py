@@ -19,6 +19,7 @@ from schemas.messages import PreparedRequest
 from schemas.result_codes import OK
 from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
+from stratolog.commands.names import node_names
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.leadership import check_shard
 from stratolog.reach import check_brokers, check_nodes
@@ -145,7 +146,7 @@ def _plain(value: Any) -> Any:
 def digest(
     context: typer.Context,
     *,
-    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
+    node: Annotated[str | None, typer.Option(metavar="NODE", help="Only this node.", autocompletion=node_names)] = None,
     shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_fleet, print_json
+from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_fleet, print_json
+from stratolog.commands.names import DatanodeArgument
 from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
-from stratolog.reach import check_nodes
+from stratolog.reach import check_log, check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PIPELINE_NAME = re.compile(r"pipeline-(\d{1,3})")
 
-Datanode = Annotated[str, typer.Argument(help="Name of the datanode.")]
+Datanode = DatanodeArgument
 Pipeline = Annotated[str, typer.Argument(help="Name of the pipeline, as 'pipeline-3'.")]
 Force = Annotated[bool, typer.Option("--force", help="Also a datanode that nobody has heard of.")]
 
@@ -66,11 +67,20 @@ def _show(context: typer.Context, what: str, *, as_json: bool) -> None:
 def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
     """Return the datanodes or pipelines, as the first node that answers tells them; raises Unavailable if none does."""
     check_nodes(settings)
-    for node in settings.nodes:
-        answer = stack.node_answer(node.address, f"/v1/{what}")
-        if answer is not None:
-            found: list[dict[str, Any]] = answer[what]
-            return found
+    try:
+        check_log(settings)
+        paths = [f"/v1/{what}", f"/v1/{what}?consistency=stale"]
+    except Unavailable as error:
+        notes.print(f"{error}; what follows may be old", markup=False, highlight=False, soft_wrap=True)
+        paths = [f"/v1/{what}?consistency=stale"]
+    for path in paths:
+        for node in settings.nodes:
+            answer = stack.node_answer(node.address, path)
+            if answer is not None:
+                found: list[dict[str, Any]] = answer[what]
+                return found
+        if path != paths[-1]:
+            notes.print("no node answers a linearizable read: what follows may be old", highlight=False, soft_wrap=True)
     raise Unavailable(f"no node answers: {', '.join(node.address for node in settings.nodes)}")
 
 

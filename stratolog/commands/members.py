@@ -14,6 +14,7 @@ import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.local_nodes import member_of
+from stratolog.commands.names import NodeArgument
 from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError, UserError
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 REPLAY_TIMEOUT_S = 3600.0
 """How long a new node may take to replay the log."""
 
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 
 
 def register(group: typer.Typer) -> None:

@@ -54,6 +54,8 @@ def print_fields(title: str, view: View[Any], as_json: bool) -> None:
 
 def shown(name: str, value: Any) -> str:
     """Return a field's value for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if name.startswith("quota_") and value < 0:
         return "none"
     if name in BYTES:

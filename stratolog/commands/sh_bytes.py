@@ -23,6 +23,7 @@ from stratolog.commands.common import Invocation, JsonOption, connected_settings
 from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of, reads_of, stream_options
 from stratolog.errors import UsageError, UserError
+from stratolog.reach import check_log
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -173,6 +174,7 @@ def _opened(settings: Settings, address: Address) -> Iterator[KeyInput]:
     from producers.key_files import open_file
     from producers.key_streams import KeyStreams
 
+    check_log(settings)
     with reads_of(settings) as reads:
         streams = KeyStreams(reads, stream_options(settings))
         try:

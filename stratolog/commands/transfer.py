@@ -7,11 +7,12 @@ from typing import Annotated
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.names import NodeArgument
 from stratolog.commands.waiting import waiting
 from stratolog.leadership import check_shard, move
 
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 
 
 def register(group: typer.Typer) -> None:

@@ -9,6 +9,7 @@ Rules:
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,8 +68,8 @@ def _tell(
             count, told = now, ""
             continue
         reasons = "; ".join(amiss(look(settings, bytes_too=bytes_too))) or NOTHING_AMISS
-        if reasons != told and not done.is_set():
-            told = reasons
+        if (sense := re.sub(r"\d+ s ago", "", reasons)) != told and not done.is_set():
+            told = sense
             notes.print(f"{what}: waiting: {reasons}", markup=False, highlight=False, soft_wrap=True)
 
 

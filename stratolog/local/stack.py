@@ -342,7 +342,7 @@ def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
 
 def datanode_command(name: str) -> list[str]:
     """Return the command of one datanode's process."""
-    return [sys.executable, "-m", "stratolog", "datanode", "run", "--node", name]
+    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
 
 
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> Member:
