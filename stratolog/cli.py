@@ -71,7 +71,9 @@ def _root(
     *,
     config: Annotated[
         Path | None,
-        typer.Option(help="Settings file (TOML); else STRATOLOG_CONFIG, else ./stratolog.toml if it exists."),
+        typer.Option(
+            help="Settings file (TOML); else STRATOLOG_CONFIG, else stratolog.toml of this directory or one above."
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version, and end.")

@@ -2,7 +2,7 @@
 
 What belongs here: a search of this machine's processes (``/proc``) for those that name the stack's own files: brokers by their
 properties file, the audit by its configuration, nodes and datanodes by the settings file in their environment. Only processes of the
-same user are looked at, and a file of the stack's directory must be named whole, so nobody else's are found.
+same user are looked at (root looks at all), and a file of the stack's own directory must be named, so nobody else's are found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _members(data_dir: Path) -> Iterator[Member]:
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         try:
-            if folder.stat().st_uid != os.geteuid():
+            if folder.stat().st_uid != os.geteuid() != 0:
                 continue
             words = (folder / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
             variables = (folder / "environ").read_bytes().decode(errors="surrogateescape").split("\0")
@@ -50,13 +50,16 @@ def _members(data_dir: Path) -> Iterator[Member]:
 
 def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tuple[str, str] | None:
     """Return what a process is to the stack in ``data_dir``, by its command line and environment; None = nothing."""
-    kafka = f"{data_dir}/kafka/"
     for word in words:
-        if word.startswith(kafka) and word.endswith("/server.properties") and "kafka.Kafka" in words:
-            return BROKER, word.removeprefix(kafka).removesuffix("/server.properties")
-    if str(data_dir / "audit" / "audit.json") in words:
-        return AUDIT, AUDIT
-    if f"{CONFIG_VARIABLE}={data_dir / SETTINGS_FILE}" not in variables or words[1:3] != ["-m", "stratolog"]:
+        # As files, not as texts: a directory may have been reached by another path then.
+        if word.endswith("/server.properties") and "kafka.Kafka" in words:
+            home = Path(os.path.realpath(word)).parent
+            if home.parent == Path(os.path.realpath(data_dir / "kafka")):
+                return BROKER, home.name
+        if word.endswith("/audit.json") and _is_same(word, data_dir / "audit" / "audit.json"):
+            return AUDIT, AUDIT
+    given = next((one.partition("=")[2] for one in variables if one.startswith(f"{CONFIG_VARIABLE}=")), "")
+    if not given or not _is_same(given, data_dir / SETTINGS_FILE) or words[1:3] != ["-m", "stratolog"]:
         return None
     arguments = [word for word in words[3:] if word and word != "--node"]
     if arguments[:2] == ["node", "run"] and len(arguments) > 2:
@@ -64,3 +67,7 @@ def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tu
     if arguments[:2] == ["datanode", "run"] and len(arguments) > 2:
         return DATANODE, arguments[2]
     return None
+
+
+def _is_same(one: str, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

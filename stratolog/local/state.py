@@ -140,7 +140,9 @@ def writing(data_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _CANNOT_WRITE:
+        # What is not there counts only if it is of this directory: anything else that misses a file is a defect.
+        own = error.errno == errno.ENOENT and str(error.filename).startswith(str(data_dir))
+        if error.errno not in _CANNOT_WRITE and not own:
             raise
         remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else OTHER_DIR
         raise UserError(f"{error.filename or data_dir}: {error.strerror or error}; {remedy}") from error
