@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.ingest import Progress as Step
@@ -31,8 +31,8 @@ SHOWN_PROBLEMS = 10
 
 SHOWN_PLACES = 12
 """At most so many volumes with their buckets are printed for people; ``--json`` names all."""
-WIDE, MIDDLING = 110, 76
-"""Widths of a terminal from which on the bar says all, or all but the rate; below, only how many files are done."""
+WIDE, MIDDLING, NARROW = 110, 76, 60
+"""Widths of a terminal from which on the bar says all, all but the rate, only how many files are done; below there is no bar."""
 
 MaxInFlight = Annotated[int, typer.Option(min=1, max=100_000, help="Keys that are written at the same time.")]
 
@@ -140,12 +140,10 @@ def _progress(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
 @contextmanager
 def bar_on(console: Console) -> Iterator[Callable[[Step], None]]:
     """Show a bar that leaves room for its words, however narrow the terminal."""
-    columns = (
-        TextColumn("ingest"),
-        BarColumn(bar_width=max(5, min(40, console.width - 70)) if console.width >= MIDDLING else 8),
-        TextColumn("{task.fields[done]}"),
-        TimeRemainingColumn(compact=True),
-    )
+    columns: list[ProgressColumn] = [TextColumn("ingest"), TextColumn("{task.fields[done]}")]
+    if console.width >= NARROW:
+        columns.insert(1, BarColumn(bar_width=max(8, min(40, console.width - 70))))
+        columns.append(TimeRemainingColumn(compact=True))
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("ingest", total=None, done="looking at the tree")
 
