@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,14 @@ def has_stack(data_dir: Path) -> bool:
     """Say whether a directory holds a stack, or what is left of one."""
     names = (*FOLDERS, state.SETTINGS_FILE, state.STATE_FILE)
     return any((data_dir / name).exists() for name in names)
+
+
+def remove_if_empty(data_dir: Path) -> None:
+    """Delete a data directory in which there is nothing but a lock: of a start that was refused."""
+    with suppress(OSError):
+        if not has_stack(data_dir):
+            (data_dir / state.LOCK_FILE).unlink(missing_ok=True)
+            data_dir.rmdir()
 
 
 def remove_contents(data_dir: Path) -> None:

@@ -28,7 +28,7 @@ import httpx
 
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state as states
-from stratolog.local.contents import remove_contents, unreadable_file
+from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
@@ -60,6 +60,13 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
     written down is taken.
     """
     check_java()
+    try:
+        return _up(settings, detached=detached, report=report)
+    finally:
+        remove_if_empty(settings.data_dir)
+
+
+def _up(settings: Settings, *, detached: bool, report: Report) -> Settings:
     with states.locked(settings.data_dir), states.writing(settings.data_dir):
         before = states.read_state(settings.data_dir) or StackState()
         effective, moved = _effective_settings(settings, before)
@@ -124,8 +131,9 @@ def _effective_settings(settings: Settings, before: StackState) -> tuple[Setting
         if getattr(settings, name) != getattr(stored, name):
             if name in settings.explicit:
                 raise UsageError(
-                    f"the data in {settings.data_dir} was made with {name} = {getattr(stored, name)}, "
-                    f"not {getattr(settings, name)}: use another data_dir, or 'stratolog down --remove-data' first"
+                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
+                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
+                    "('stratolog down --remove-data')"
                 )
             settings = replace(settings, **{name: getattr(stored, name)})
     names = ", ".join(node.name for node in stored.nodes)
