@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import Invocation, JsonOption, complain, print_json
+from stratolog.commands.common import Invocation, JsonOption, complain, print_json, printed
 from stratolog.commands.helps import tidied
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, UserError
 
@@ -99,10 +99,11 @@ def main() -> None:
     """Run the command with the process's arguments; ends the process."""
     try:
         tidied(build_app(sys.argv[1:]))(prog_name="stratolog")
-    except KeyboardInterrupt:
-        # While the command was being loaded: all else is ended by the command itself (typer), or says more.
-        complain("Interrupted", "interrupted", "nothing was done")
-        sys.exit(EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        # Typer ends an interrupted command without a word, unless the command itself had one (commands/waiting.py).
+        if ended.code == EXIT_INTERRUPTED and not printed.complaints:
+            complain("Interrupted", "interrupted", "before the command had begun, or when it was done")
+        raise
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

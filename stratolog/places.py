@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def _is_own(path: Path) -> bool:
         return {path.stat().st_uid, path.parent.stat().st_uid} == {os.geteuid()}
     except OSError:
         return False
+
+
+def user_name() -> str:
+    """Return the name of the process's user, or his number, as ``producers.caller`` does: that is not loaded for it, with all of the SDK."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def expanded(path: Path) -> Path:

@@ -20,11 +20,18 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from producers.caller import default_caller
 from schemas.sharding import MAX_SHARDS
 from stratolog import settings_values as values
 from stratolog.errors import UsageError
-from stratolog.places import DEFAULT_FILE, expanded, is_homeless, project_directory, stack_directory, working_directory
+from stratolog.places import (
+    DEFAULT_FILE,
+    expanded,
+    is_homeless,
+    project_directory,
+    stack_directory,
+    user_name,
+    working_directory,
+)
 from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ class Settings:
     """How a stream is forwarded among the datanodes of its pipeline."""
     client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
     """Rack in which a client stands: it begins with the nearest datanode."""
-    caller: str = _setting(values.user, default_factory=default_caller)
+    caller: str = _setting(values.user, default_factory=user_name)
     """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
     """How long a silent leader keeps its shards."""

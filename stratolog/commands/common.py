@@ -60,6 +60,7 @@ def libraries_of(extra: str, names: Collection[str]) -> Iterator[None]:
 
 def complain(name: str, word: str, message: str, **more: Any) -> None:
     """Say on standard error why a command ends: a sentence, with ``--json`` one object."""
+    printed.complaints += 1
     if "--json" in sys.argv:
         notes.file.write(json.dumps({"error": name, **more, "message": message}) + "\n")
         return
@@ -69,9 +70,10 @@ def complain(name: str, word: str, message: str, **more: Any) -> None:
 
 @dataclass(slots=True)
 class Printed:
-    """How many results were printed: as long as that grows, nobody wonders what a command is doing."""
+    """How many results were printed: as long as that grows, nobody wonders what a command is doing; and how many complaints."""
 
     results: int = 0
+    complaints: int = 0
 
 
 printed = Printed()

@@ -60,16 +60,13 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
     written down is taken.
     """
     check_java()
-    try:
-        return _up(settings, detached=detached, report=report)
-    finally:
-        remove_if_empty(settings.data_dir)
-
-
-def _up(settings: Settings, *, detached: bool, report: Report) -> Settings:
     with states.locked(settings.data_dir), states.writing(settings.data_dir):
         before = states.read_state(settings.data_dir) or StackState()
-        effective, moved = _effective_settings(settings, before)
+        try:
+            effective, moved = _effective_settings(settings, before)
+        except BaseException:
+            remove_if_empty(settings.data_dir)
+            raise
         for one in moved:
             report(str(one))
         started = _Start(effective, before, detached=detached, report=report, moved=moved)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -14,7 +15,16 @@ import pytest
 
 from producers.errors import NotConnected, OutcomeUnknown, RequestFailed
 from stratolog.cli import exit_code_of
-from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, Unavailable, UsageError, UserError
+from stratolog.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    Unavailable,
+    UsageError,
+    UserError,
+)
+from stratolog.local.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 1_000_650_000
@@ -243,3 +253,18 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 )
 def test_exit_codes(error: Exception, code: int | None) -> None:
     assert exit_code_of(error) == code
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc")
+def test_an_interrupt_while_the_command_is_loaded(tmp_path: Path) -> None:
+    """It showed a traceback of whatever was just being imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stratolog", "sh", "volume", "list"],
+        cwd=tmp_path, env={**os.environ, **NOBODY_ANSWERS, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    maps = Path(f"/proc/{process.pid}/maps")
+    assert wait_until(lambda: process.poll() is not None or "_json." in maps.read_text(), 60.0, interval_s=0.001)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (EXIT_INTERRUPTED, EXIT_UNAVAILABLE)
+    assert "Traceback" not in said

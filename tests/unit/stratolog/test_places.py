@@ -12,7 +12,7 @@ import pytest
 from producers.caller import default_caller
 from stratolog.errors import UsageError
 from stratolog.local import jars
-from stratolog.places import project_directory, stack_directory, working_directory
+from stratolog.places import project_directory, stack_directory, user_name, working_directory
 from stratolog.settings import load_settings
 
 
@@ -105,7 +105,7 @@ def test_a_user_without_a_name_is_known_by_number(monkeypatch: pytest.MonkeyPatc
         raise KeyError("getpwuid(): uid not found: 1000650000")
 
     monkeypatch.setattr(getpass, "getuser", unknown)
-    assert default_caller() == str(os.getuid())
+    assert default_caller() == user_name() == str(os.getuid())
     settings = load_settings(environment={})
     assert settings.caller == str(os.getuid())
 
