@@ -17,7 +17,8 @@ import typer
 
 from stratolog.commands.common import Invocation, JsonOption, complain, print_json, printed
 from stratolog.commands.helps import tidied
-from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, UserError
+from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, Unavailable, UserError
+from stratolog.extras import missing_extra
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh", "audit": "audit",
@@ -109,6 +110,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except Exception as error:
+        if (missing := missing_extra(error)) is not None:
+            error = Unavailable(missing)
         code = exit_code_of(error)
         if code is None:
             raise

@@ -28,6 +28,7 @@ from stratolog.reach import check_brokers
 from stratolog.verdicts import VerdictReader
 
 if TYPE_CHECKING:
+    from schemas.messages import Verdict
     from stratolog.settings import Settings
 
 BATCH_JOB = "spark_streaming.jobs.audit_batch"
@@ -235,9 +236,23 @@ def _follow(settings: Settings, as_json: bool) -> None:
                     for verdict in verdicts:
                         print_json(_plain(asdict(verdict)))
                 elif verdicts:
-                    console.print(dashboard.table_of(verdicts, time.time_ns() // 1_000_000))
+                    _print_verdicts(verdicts)
         except KeyboardInterrupt:
             return
+
+
+def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print verdicts that have come where there is no terminal to redraw."""
+    now_ms = time.time_ns() // 1_000_000
+    columns = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
+    rows = [
+        (
+            one.log, one.shard, one.node or None, one.basis, one.verdict, one.index, one.barrier_offset,
+            one.differing_slots or None, f"{max(0, now_ms - one.decided_at_ms) // 1000} s", one.reason or None,
+        )
+        for one in verdicts
+    ]  # fmt: skip
+    print_table("Audit: replicas against the log", columns, rows)
 
 
 def _plain(value: Any) -> Any:

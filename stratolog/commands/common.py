@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from stratolog.commands.tables import harmless, print_table_on
-from stratolog.errors import Unavailable
 from stratolog.local import state
 from stratolog.settings import Settings, load_settings
 
@@ -45,17 +44,6 @@ def settings_of(context: typer.Context) -> Settings:
 def connected_settings_of(context: typer.Context) -> Settings:
     """Return the settings that reach the running local stack, or what was given explicitly."""
     return state.connected(settings_of(context))
-
-
-@contextmanager
-def libraries_of(extra: str, names: Collection[str]) -> Iterator[None]:
-    """Import what needs an extra within this: raises Unavailable, naming the extra, if one of its libraries is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in names:
-            raise
-        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra '{extra}'") from error
 
 
 def complain(name: str, word: str, message: str, **more: Any) -> None:

@@ -6,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import libraries_of, settings_of
+from stratolog.commands.common import settings_of
 from stratolog.commands.names import node_names
 from stratolog.commands.waiting import interruptible
 from stratolog.errors import UsageError
+from stratolog.extras import libraries_of
 from stratolog.reach import await_broker, broker_addresses
-
-OM_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers"})
-"""What the extra ``om`` brings."""
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +34,7 @@ def run(
         config = settings.node_config(name)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with libraries_of("om", OM_LIBRARIES):
+    with libraries_of("om"):
         from om_processors import node
         from replicated_db import logs
     logs.configure(config.node, config.log_level, config.log_format)

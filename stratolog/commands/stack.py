@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +17,9 @@ from stratolog.commands.common import (
     progress,
     settings_of,
 )
-from stratolog.commands.datanode import DATANODE_LIBRARIES
-from stratolog.commands.node import OM_LIBRARIES
 from stratolog.commands.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable
+from stratolog.extras import check_extras
 from stratolog.local import stack, state
 from stratolog.local.contents import has_stack
 from stratolog.local.ports import WANTED
@@ -34,9 +32,6 @@ SHARD_COLUMNS = {
 }  # fmt: skip
 """Fields of a shard in ``/status``, and the headings they get."""
 
-
-SPARK_LIBRARIES = frozenset({"pyspark", "pandas", "pyarrow", "numpy"})
-"""What the extra ``spark`` brings."""
 
 DEFAULT_DATANODES = 3
 """Datanodes of a new stack."""
@@ -68,7 +63,7 @@ def up(
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
     settings = settings.with_values(brokers=brokers, audit=audit, datanodes=named)
-    check_extras(settings)
+    check_installed(settings)
     with (
         progress(as_json) as report,
         interruptible(lambda: _still_runs(settings, "what this command started is stopped again")),
@@ -77,25 +72,9 @@ def up(
     _show(effective, as_json)
 
 
-def check_extras(settings: Settings) -> None:
+def check_installed(settings: Settings) -> None:
     """Raise Unavailable before anything is started, if what the stack consists of is not installed."""
-    wanted = {"om": OM_LIBRARIES, "datanode": DATANODE_LIBRARIES, "spark": SPARK_LIBRARIES}
-    if not settings.datanodes:
-        del wanted["datanode"]
-    if not settings.audit:
-        del wanted["spark"]
-    missing = {
-        extra: gone
-        for extra, names in wanted.items()
-        if (gone := sorted(name for name in names if importlib.util.find_spec(name) is None))
-    }
-    if missing:
-        named = ", ".join(sorted({name for gone in missing.values() for name in gone}))
-        without = " (without the audit: 'stratolog up --no-audit')" if "spark" in missing else ""
-        raise Unavailable(
-            f"not installed: {named}; the stack needs stratolog with its extras: "
-            f"pip install 'stratolog[{','.join(missing)}]'{without}"
-        )
+    check_extras(["om", *(["datanode"] if settings.datanodes else []), *(["spark"] if settings.audit else [])])
 
 
 def down(
