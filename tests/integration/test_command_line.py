@@ -294,7 +294,7 @@ def test_debug_log_and_digest(command: Command) -> None:
     assert [line["offset"] for line in lines] == list(range(len(lines)))
     assert any(line["kind"] == "Batch" and line["results"] for line in lines)
     command.stack.wait_converged()
-    found = command.ok("debug", "digest", "--json").json
+    found = command.ok("debug", "digest", "--json").lines
     assert len(found) == 6
     assert all(replica["equal"] for replica in found)
     assert len({(replica["shard"], replica["scrubbed"]) for replica in found}) == 2
@@ -404,7 +404,7 @@ def test_a_demo_that_is_kept_and_an_operator_at_work(demo: Demo, tree: Path) -> 
     wait_until(lambda: stands_with_the_others(demo, started["address"]), 60)
     equal = demo.on_stack("debug", "digest", "--json")
     assert equal.code == EXIT_OK
-    assert len({(one["shard"], one["index"], one["scrubbed"]) for one in equal.json}) == 2
+    assert len({(one["shard"], one["index"], one["scrubbed"]) for one in equal.lines}) == 2
 
     base = demo.on_stack("admin", "digest-base", "0", "--json")
     assert base.code == EXIT_OK, base
