@@ -117,5 +117,5 @@ def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False
 
 
 def _call(settings: Settings, body: RequestBody) -> int:
-    with client_of(settings) as client:
+    with client_of(settings, operator=True) as client:
         return client.call(body).index

@@ -72,7 +72,7 @@ def add_node(
     begun_s = time.monotonic()
     with progress(as_json) as report:
         local = state.read_state(settings.data_dir) is not None
-        with client_of(settings) as client:
+        with client_of(settings, operator=True) as client:
             done = log_members(client, node, member=True, report=report)
         if local:
             with state.locked(settings.data_dir):
@@ -169,7 +169,7 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
             report(f"stopping {node}")
             member.process.stop(stack.STOP_NODES_TIMEOUT_S)
         remaining = tuple(found for found in settings.nodes if found.name != node)
-        with client_of(replace(settings, nodes=remaining)) as client:
+        with client_of(replace(settings, nodes=remaining), operator=True) as client:
             done = log_members(client, node, member=False, report=report)
         if state.read_state(settings.data_dir) is not None:
             with state.locked(settings.data_dir):
@@ -180,7 +180,7 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
         print_json({"node": node, "shards": done})
     else:
         console.print(
-            f"{node} is no member any more; its data stays in {settings.node_config(node).data_dir}",
+            f"{node} is no member any more; its data stays in {settings.node_folder(node)}",
             highlight=False,
             soft_wrap=True,
         )

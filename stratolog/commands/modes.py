@@ -78,7 +78,7 @@ def mode(
         return
     types = _checked(request_type, wanted)
     done: list[dict[str, Any]] = []
-    with client_of(settings) as client:
+    with client_of(settings, operator=True) as client:
         for one in shards:
             allowed = types if request_type != ALL else _within_level(settings, one, types)
             done += set_modes(client, [one], allowed, str(wanted))

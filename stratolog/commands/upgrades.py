@@ -49,7 +49,7 @@ def prepare(
     Clients get PREPARED and try again until their deadline. To be given again if it was interrupted; ``--cancel`` undoes it.
     """
     settings = connected_settings_of(context)
-    with progress(as_json) as report, client_of(settings) as client:
+    with progress(as_json) as report, client_of(settings, operator=True) as client:
         done = cancel_prepare(client) if cancel else prepare_shards(settings, client, checkpoint, report)
     if as_json:
         print_json({"prepared": not cancel, "shards": done})
@@ -127,7 +127,7 @@ def finalize(
     Refused unless every node answers and knows the level.
     """
     settings = connected_settings_of(context)
-    with progress(as_json) as report, client_of(settings) as client:
+    with progress(as_json) as report, client_of(settings, operator=True) as client:
         done = finalize_shards(settings, client, level, report)
     if as_json:
         print_json({"shards": done})

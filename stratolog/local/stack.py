@@ -3,6 +3,7 @@
 Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
 
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
+    cluster-secret                       what members and operators prove to have (stratolog.cluster_secret)
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
@@ -27,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from stratolog.cluster_secret import make_secret
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state as states
 from stratolog.local.jars import kafka_jars, spark_jars
@@ -34,7 +36,7 @@ from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
-from stratolog.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
+from stratolog.settings import CONFIG_VARIABLE, SECRET_FILE, Settings, load_settings, without_variables
 from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 Report = Callable[[str], None]
@@ -88,7 +90,7 @@ def _remove_data(data_dir: Path) -> None:
     """Delete what a stack made in its data directory, and nothing else that may be there."""
     for name in ("kafka", "nodes", "datanodes", "audit", "logs", "drills"):
         shutil.rmtree(data_dir / name, ignore_errors=True)
-    for name in (SETTINGS_FILE, states.LOCK_FILE, states.DRILL_LOCK_FILE):
+    for name in (SETTINGS_FILE, SECRET_FILE, states.LOCK_FILE, states.DRILL_LOCK_FILE):
         (data_dir / name).unlink(missing_ok=True)
     if not any(data_dir.iterdir()):
         data_dir.rmdir()
@@ -210,6 +212,8 @@ class _Start:
         """Start what is missing, each kind once the one before serves."""
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
         self._start_brokers()
+        if make_secret(self._settings.secret_file):
+            self._report(f"the cluster's secret, in {self._settings.secret_file}")
         self._report("topics")
         ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
         for node in self._settings.nodes:

@@ -21,6 +21,7 @@ import httpx
 from confluent_kafka.admin import AdminClient
 
 from producers import Client
+from stratolog.cluster_secret import make_secret
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
@@ -169,6 +170,7 @@ class TestStack:
                 self.kafka.start()
             ensure_topics(self.settings.bootstrap_servers, topic_plan(self.settings))
             self.folder.mkdir(parents=True, exist_ok=True)
+            make_secret(self.settings.secret_file)
             self.settings_file.write_text(self.settings.to_toml())
             for node in self.settings.nodes:
                 self.start_node(node.name)
@@ -313,7 +315,8 @@ class TestStack:
 
     def client(self, **options: Any) -> Client:
         """Return a client of the SDK that reads from all nodes; close it."""
-        return Client(self.settings.bootstrap_servers, read_from=[self.address(name) for name in self.names], **options)
+        urls = [self.address(name) for name in self.names]
+        return Client(self.settings.bootstrap_servers, read_from=urls, cluster_secret=self.settings.secret(), **options)
 
     def leaders(self, shard: int) -> list[str]:
         """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""

@@ -35,7 +35,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "process", "reports", "shard_pages",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "http_guard", "logs", "process", "reports", "shard_pages",
         "startup",
     }
 )  # fmt: skip
@@ -43,7 +43,7 @@ REPLICATED_DB_SHELL = frozenset(
 
 PURE_STANDARD = frozenset(
     {
-        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq",
+        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq", "hmac",
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip

@@ -28,6 +28,7 @@ from schemas.result_codes import (
     VOLUME_NOT_FOUND,
 )
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from tests.support.secret import SECRET
 
 BLOCK_BYTES = 1 << 20
 
@@ -182,7 +183,9 @@ class MemoryConnection:
 
 
 def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[Pipeline, MemoryConnection]:
-    settings = Settings(bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms)
+    settings = Settings(
+        bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms, secret=SECRET
+    )
     connection = MemoryConnection(cluster)
     return Pipeline(settings, connect=lambda _settings, _client_id: connection), connection
 
