@@ -42,6 +42,7 @@ def alter(kafka: LocalKafka, topic: str, setting: str, value: str) -> None:
         (OM_LOG, "retention.ms", "86400000", LOG_SETTINGS["retention.ms"]),
         (OM_LOG, "cleanup.policy", "compact", LOG_SETTINGS["cleanup.policy"]),
         (OM_REQUESTS, "message.timestamp.type", "CreateTime", REQUEST_SETTINGS["message.timestamp.type"]),
+        (OM_REQUESTS, "compression.type", "producer", "uncompressed"),
     ],
 )
 def test_a_wrong_topic_setting(stack: TestStack, topic: str, setting: str, wrong: str, right: str) -> None:

@@ -316,7 +316,8 @@ class TestStack:
     def client(self, **options: Any) -> Client:
         """Return a client of the SDK that reads from all nodes; close it."""
         urls = [self.address(name) for name in self.names]
-        return Client(self.settings.bootstrap_servers, read_from=urls, cluster_secret=self.settings.secret(), **options)
+        options = {"cluster_secret": self.settings.secret(), **options}
+        return Client(self.settings.bootstrap_servers, read_from=urls, **options)
 
     def leaders(self, shard: int) -> list[str]:
         """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""
