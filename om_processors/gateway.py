@@ -29,7 +29,7 @@ MAX_REJECTED_BYTES = 65_536
 class Received:
     """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record.
 
-    ``proof`` is what the record's header says (``schemas.privilege``); requests of an envelope have none.
+    ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
     """
 
     offset: int

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
 
 from om_processors.backlog import Backlog
@@ -29,7 +29,6 @@ from schemas.codec import Undecodable
 from schemas.envelopes import requests_in
 from schemas.log import RequestPosition
 from schemas.messages import Rejected
-from schemas.privilege import proof_of
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
@@ -119,9 +118,9 @@ class RequestIntake:
                 continue
             self._next_offset = (message.offset() or 0) + 1
             self._out_of_range = 0
-            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", _proof_in(message))
+            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", message.key())
 
-    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, proof: bytes | None) -> None:
+    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, key: bytes | None) -> None:
         """Take the requests out of a record. Only the last one tells where to resume: a repeat is harmless, a gap is not."""
         try:
             requests = requests_in(value)
@@ -137,7 +136,7 @@ class RequestIntake:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        # A proof is of the record's bytes: those of an envelope are no request.
+        proof = key if requests[-1] is value else None  # that of a record with one request; those of an envelope have none
         self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
 
     def _reject(self, rejected: Rejected) -> None:
@@ -196,11 +195,3 @@ class RequestIntake:
 
     def _where(self, offset: int) -> TopicPartition:
         return TopicPartition(OM_REQUESTS, self._shard, offset)
-
-
-def _proof_in(message: Message) -> bytes | None:
-    """Return the proof that a record has; None for headers that cannot be read, as those with a name that is no UTF-8."""
-    try:
-        return proof_of(message.headers())
-    except Exception:  # of whatever kind: anybody may have written them
-        return None

@@ -16,7 +16,7 @@ from replicated_db.ports import Clock, Ids
 from schemas.codec import encode_at
 from schemas.features import level_of_command
 from schemas.messages import Request, RequestBody, shard_of_request
-from schemas.privilege import PROOF_HEADER, ClusterSecret
+from schemas.privilege import ClusterSecret
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, SILENT_BROKER_MS
 
 REPEAT_MS = 5_000
@@ -69,8 +69,7 @@ class Proposer:
         value = encode_at(request, level_of_command(body))
         try:
             # All are privileged: requests of leaders and of the fleet.
-            headers: list[tuple[str, str | bytes | None]] = [(PROOF_HEADER, self._secret.proof(value))]
-            self._producer.produce(OM_REQUESTS, value, partition=shard_of_request(body, self._shards), headers=headers)
+            self._producer.produce(OM_REQUESTS, value, self._secret.proof(value), shard_of_request(body, self._shards))
             self._producer.poll(0)
         except Exception as error:  # a full queue, brokers that are away: it is proposed again
             self._log(f"{type(body).__name__} not proposed: {error}")

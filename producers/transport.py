@@ -21,7 +21,6 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
 from schemas.envelopes import enveloped_requests
-from schemas.privilege import PROOF_HEADER
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
@@ -106,9 +105,8 @@ class Transport:
         self._send_requests(by_shard)
 
     def _send_proven(self, call: Call, proof: bytes) -> None:
-        headers: list[tuple[str, str | bytes | None]] = [(PROOF_HEADER, proof)]
         try:
-            self._producer.produce(OM_REQUESTS, call.value, partition=call.shard, headers=headers)
+            self._producer.produce(OM_REQUESTS, call.value, proof, call.shard)
         except (BufferError, KafkaException) as error:
             logger.warning("a request was not taken by the producer: %s", error)
 

@@ -3,8 +3,8 @@
 Operators' commands, and what the leaders and the placement loop ask for themselves, change how a shard is run or what is forgotten: they are
 for members and operators alone. Until there are real identities, those are whoever has the cluster's secret. Rules:
 
-1. A request of a type in PRIVILEGED goes in a record of ``om.requests`` of its own, never in an envelope, with a header PROOF_HEADER:
-   HMAC-SHA256 under a key of its own purpose over the request's bytes. The bytes are what they would be without it, retries included.
+1. A request of a type in PRIVILEGED goes in a record of ``om.requests`` of its own, never in an envelope, whose key is the proof:
+   HMAC-SHA256, under a key made for this from the secret, over the request's bytes. The bytes are what they would be without it, retries included.
 2. The leader's gateway looks at the proof before anything else depends on the request; a replica that executes a logged request again does not.
 3. A POST to a node or datanode has ``Authorization: Stratolog HEX``: HMAC-SHA256, under another key, over method, ``Host`` and the path with
    its query, so that whoever is called learns nothing that is good elsewhere.
@@ -23,9 +23,6 @@ from schemas.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
 
 PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS))
 """Request types for members and operators alone."""
-
-PROOF_HEADER = "proof"
-"""Header of a record of ``om.requests``."""
 
 AUTHORIZATION = "Authorization"
 SCHEME = "Stratolog"
@@ -82,9 +79,3 @@ class ClusterSecret:
 def is_privileged(body: object) -> bool:
     """Whether a request is for members and operators alone."""
     return type(body) in PRIVILEGED
-
-
-def proof_of(headers: Any) -> bytes | None:
-    """Return the proof among a record's headers, pairs of name and value; None if there is none, or more than one."""
-    found = [value for name, value in headers or () if name == PROOF_HEADER]
-    return found[0] if len(found) == 1 and isinstance(found[0], bytes) else None

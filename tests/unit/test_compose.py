@@ -109,7 +109,7 @@ def test_all_members_have_the_secret_that_one_service_makes() -> None:
         for name, service in SERVICES.items()
     }
     folder = str(load_settings(environment=SERVICES["om1"]["environment"]).secret_file.parent)
-    members = dict.fromkeys((*NODES, *DATANODES), [f"{SECRET_VOLUME}:{folder}:ro"])
+    members = {name: [f"{SECRET_VOLUME}:{folder}:ro"] for name in (*NODES, *DATANODES)}
     assert {name: found for name, found in users.items() if found} == {
         "topics": [f"{SECRET_VOLUME}:{folder}"],
         **members,

@@ -15,9 +15,7 @@ from schemas.privilege import (
     MAX_SECRET_BYTES,
     MIN_SECRET_BYTES,
     PRIVILEGED,
-    PROOF_HEADER,
     ClusterSecret,
-    proof_of,
 )
 
 TEXT = b"0123456789abcdef0123456789abcdef"
@@ -74,21 +72,6 @@ def test_httpx_sends_what_the_server_looks_at():
         target = request.url.raw_path.decode()
         assert SECRET.authorizes(request.headers["Authorization"], "POST", request.headers["Host"], target)
     assert [request.headers["Host"] for request in seen] == ["[::1]:9871", "om1"]
-
-
-@pytest.mark.parametrize(
-    ("headers", "proof"),
-    [
-        (None, None),
-        ([], None),
-        ([(PROOF_HEADER, b"p")], b"p"),
-        ([("other", b"x"), (PROOF_HEADER, b"p")], b"p"),
-        ([(PROOF_HEADER, None)], None),
-        ([(PROOF_HEADER, b"p"), (PROOF_HEADER, b"q")], None),
-    ],
-)
-def test_a_record_has_one_proof_or_none(headers: object, proof: bytes | None):
-    assert proof_of(headers) == proof
 
 
 @pytest.mark.parametrize("size", [0, MIN_SECRET_BYTES - 1, MAX_SECRET_BYTES + 1])
