@@ -155,6 +155,7 @@ class TestStack:
             **settings,
         )
         self.settings_file = folder / "stratolog.toml"
+        make_secret(self.settings.secret_file)
         self.nodes: dict[str, Process] = {}
         self.datanodes: dict[str, Process] = {}
         self.launchers: dict[str, tuple[str, ...]] = {}
@@ -170,7 +171,6 @@ class TestStack:
                 self.kafka.start()
             ensure_topics(self.settings.bootstrap_servers, topic_plan(self.settings))
             self.folder.mkdir(parents=True, exist_ok=True)
-            make_secret(self.settings.secret_file)
             self.settings_file.write_text(self.settings.to_toml())
             for node in self.settings.nodes:
                 self.start_node(node.name)
