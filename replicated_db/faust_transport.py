@@ -111,7 +111,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
 
         It reads a batch from its beginning, so the batch that holds the record is passed by, one refused attempt for each record.
         """
-        transport = self.consumer.transport
+        transport, passed = self.consumer.transport, False
         for place, found in list(fetcher._records.items()):
             records = getattr(found, "_partition_records", None)
             if records is None or records._records_iterator is None or records._records_iterator.gi_frame is not None:
@@ -124,6 +124,9 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
                 raise error
             del fetcher._records[place]
             consumer.seek(place, offset + 1)
+            passed = True
+        if not passed:
+            raise error
         # What this attempt had taken from other partitions is lost with it: reports are made again, a log is read again.
         for place in consumer.assignment():
             following = transport.next_offset(place)
