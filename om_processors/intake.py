@@ -136,7 +136,8 @@ class RequestIntake:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        proof = key if requests[-1] is value else None  # that of a record with one request; those of an envelope have none
+        # Requests of an envelope have none.
+        proof = key if requests[-1] is value else None
         self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
 
     def _reject(self, rejected: Rejected) -> None:
