@@ -58,7 +58,9 @@ def command(
     levels = _levels(in_flight)
     modes = _modes(mode)
     results: list[tuple[str | None, LoadResult]] = []
-    with client_of(connected_settings_of(context), in_flight=max(levels)) as client, progress(as_json) as report:
+    settings = connected_settings_of(context)
+    operator = modes != [None]  # who sets modes
+    with client_of(settings, in_flight=max(levels), operator=operator) as client, progress(as_json) as report:
         ensure_places(client, [(volume, bucket)])
         for level, chosen in itertools.product(levels, modes):
             report(f"{level} in flight, {seconds + warm_up_seconds:g} s{f', {chosen} mode' if chosen else ''}")

@@ -32,8 +32,10 @@ from schemas.datanode import (
     WriteChunk,
 )
 from schemas.packets import CELL_BYTES
+from schemas.privilege import ClusterSecret
 from schemas.topics import DN_AUDIT
 from tests.support.datanodes import Block, Datanodes
+from tests.support.secret import SECRET
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
@@ -466,7 +468,12 @@ def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], 
         one.open_pipeline(0)
         block, data = one.block(0, 1), os.urandom(1000)
         one.write(block, data)
-        answer = httpx.post(f"http://{one.http_address('dn1')}/v1/prepare-upgrade", timeout=60, trust_env=False)
+        url = f"http://{one.http_address('dn1')}/v1/prepare-upgrade"
+        for strangers in (None, ClusterSecret(b"of another cluster" * 2).sign):
+            answer = httpx.post(url, timeout=60, trust_env=False, auth=strangers)
+            assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED")
+        assert not (one.status("dn1") or {})["upgrade_prepared"]
+        answer = httpx.post(url, timeout=60, trust_env=False, auth=SECRET.sign)
         assert (answer.status_code, answer.json()["pipelines"]) == (200, ["pipeline-0"])
         assert (one.status("dn1") or {})["upgrade_prepared"]
         assert refused(lambda: one.commit(one.block(0, 2), data)).code == codes.PIPELINE_CLOSED

@@ -82,7 +82,7 @@ def test_pipelines_appear_and_a_killed_datanode_is_replaced(stack: TestStack) ->
     for row in stack.pipelines():
         assert len(members(row)) == 3
         assert len({one["rack"] for one in row["members"]}) == 2
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
         info = client.key_info("vol1", "bucket1", "k1").info
@@ -179,7 +179,7 @@ def pipeline_of(stack: TestStack, container: int) -> dict[str, Any]:
 
 def test_a_datanode_is_decommissioned_while_the_leader_dies(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
         containers = {block.container_id for block in client.key_info("vol1", "bucket1", "k1").info.blocks}
@@ -205,7 +205,7 @@ def read_back(client: Client) -> bool:
 
 def test_blocks_are_deleted_down_to_their_files_whoever_leads(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         for number in range(6):
             write(client, f"k{number}")
@@ -234,7 +234,7 @@ def test_blocks_are_deleted_down_to_their_files_whoever_leads(stack: TestStack) 
 
 def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
         before = {(row["partition"], row["generation"]) for row in usable(stack)}

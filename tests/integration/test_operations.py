@@ -208,7 +208,7 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     move(stack.settings, 0, victim)
     move(stack.settings, 1, victim)
     load = load_on_all_shards(client)
-    hang = hanging_node.hang_file(stack.settings.node_config(victim).data_dir / "shard-0")
+    hang = hanging_node.hang_file(stack.settings.node_folder(victim) / "shard-0")
     with load:
         for volume in load.journals:
             load.wait_more(volume, MORE_KEYS)
@@ -286,7 +286,7 @@ def requests_counted(stack: TestStack) -> Counter[tuple[str, str]]:
 def audit_lines(stack: TestStack, volume: str) -> list[dict[str, Any]]:
     lines = []
     for name in stack.names:
-        text = (stack.settings.node_config(name).data_dir / FILE_NAME).read_text()
+        text = (stack.settings.node_folder(name) / FILE_NAME).read_text()
         lines += [{**json.loads(line), "file": name} for line in text.splitlines() if f'"{volume}"' in line]
     return lines
 
@@ -349,7 +349,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
         assert {shard: view["applied_index"] for shard, view in views.items()} == {o["shard"]: o["index"] for o in done}
         for node in stack.names:
             for shard in range(SHARDS):
-                folder = stack.settings.node_config(node).data_dir / f"shard-{shard}.checkpoints" / name
+                folder = stack.settings.node_folder(node) / f"shard-{shard}.checkpoints" / name
                 with closing(RocksStore(folder, OM_FAMILIES.names)) as checkpoint:
                     stored = checkpoint.get(TRANSACTION_INFO, POSITION_KEY)
                     assert stored is not None

@@ -28,6 +28,7 @@ from schemas.messages import (
     SetDatanodeState,
     SetVolumeProperty,
 )
+from tests.support.secret import SECRET
 
 MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12
@@ -56,7 +57,7 @@ class Client:
     def __post_init__(self) -> None:
         self.calls = Calls(
             bytes([self.number]) * 16, caller=f"user{self.number}", reply_partition=self.number, shards=1,
-            policy=Policy(max_in_flight=MAX_IN_FLIGHT, deadline_ms=200_000), jitter=lambda: 0.0,
+            policy=Policy(max_in_flight=MAX_IN_FLIGHT, deadline_ms=200_000), jitter=lambda: 0.0, secret=SECRET,
         )  # fmt: skip
 
     def begin(self, body: RequestBody, now_ms: int, wall_ms: int) -> bytes | None:

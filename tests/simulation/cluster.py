@@ -33,6 +33,7 @@ from schemas.codec import encode
 from schemas.log import RequestPosition
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
+from tests.support.secret import SECRET
 
 CLUSTER = "simulated"
 NAMES = ("n1", "n2", "n3")
@@ -191,7 +192,7 @@ class Node:
         self.seen = seen
         self.ids = ids
         self.clock = Clock(scheduler)
-        self.gateway = Gateway(shard=0, node=name)
+        self.gateway = Gateway(shard=0, node=name, secret=SECRET)
         self.service = OMService(self._contexts())
         self.store = Store()
         self.replica: Replica

@@ -47,7 +47,15 @@ from schemas.datanode import (
     WatchBlock,
 )
 from schemas.packets import CELL_BYTES, Kind
-from schemas.topics import BOUNDED_RETENTION_MS, DN_AUDIT, DN_HEARTBEATS, DN_LOG, LOG_SETTINGS, MAX_MESSAGE_BYTES
+from schemas.topics import (
+    BOUNDED_RETENTION_MS,
+    DN_AUDIT,
+    DN_HEARTBEATS,
+    DN_LOG,
+    LOG_SETTINGS,
+    MAX_MESSAGE_BYTES,
+    UNCOMPRESSED,
+)
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
 from tests.support.pausing import pause
 from tests.support.stack import LocalKafka
@@ -82,7 +90,7 @@ class Block:
 
 def create_topics(kafka: LocalKafka, *, partitions: int = 8, replication_factor: int = 1) -> None:
     """Create dn.log, dn.audit and dn.heartbeats with the contract's settings, unless they are there."""
-    bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)}
+    bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES), **UNCOMPRESSED}
     in_sync = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}
     topics = [
         NewTopic(DN_LOG, partitions, replication_factor, config={**LOG_SETTINGS, **in_sync}),

@@ -35,15 +35,15 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "metrics", "node_web", "process", "reports",
-        "scan_threads", "shard_pages",        "startup",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "http_guard", "logs", "metrics", "node_web", "process",
+        "reports", "scan_threads", "shard_pages", "startup",
     }
 )  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
 
 PURE_STANDARD = frozenset(
     {
-        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq",
+        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq", "hmac",
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip
