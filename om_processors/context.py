@@ -8,7 +8,7 @@ operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -73,6 +73,8 @@ class Allocation:
 
     pipelines: tuple[NumberedPipeline, ...]
     closed_containers: frozenset[int]
+    generations: Mapping[int, int]
+    """Of pipelines by number; those that are not named are of the first."""
 
 
 @record
@@ -95,7 +97,7 @@ Choose = Callable[[], Allocation]
 
 def always(pipelines: Iterable[str]) -> Choose:
     """Return a choice that is always the same: the pipelines of the settings, by position."""
-    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset())
+    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset(), generations={})
     return lambda: found
 
 

@@ -340,7 +340,8 @@ class BlockWriter:
         self._still(error)
         with self._lock:
             window = self.window
-            if window.acknowledged < error.offset <= window.sent:
+            # Of other errors datanodes of earlier versions told how far they had come themselves, which says nothing of the others.
+            if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
                 window.acknowledge(error.offset)
             progress = window.acknowledged > self._resumed_at
             self._resumed_at = window.acknowledged

@@ -15,7 +15,6 @@ connection (``transport``). The rules:
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import random
@@ -25,12 +24,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from producers.caller import default_caller
 from producers.calls import Call, Calls, Done, Outcome, Policy, expired, outcome_of, unknown
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, TooManyInFlight
 from producers.transport import Transport
 from schemas import codec
 from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
+from schemas.privilege import ClusterSecret
 from schemas.topics import SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
@@ -57,6 +58,7 @@ class Settings:
     policy: Policy
     max_linger_ms: float = 10.0
     connect_timeout_ms: int = 15_000
+    secret: ClusterSecret | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,14 +78,16 @@ def make_settings(
     max_in_flight: int,
     max_linger_ms: float,
     connect_timeout_ms: int,
+    cluster_secret: ClusterSecret | None = None,
 ) -> Settings:
     """Return a client's checked settings; ``caller`` defaults to the name of the process's user."""
     return Settings(
         bootstrap_servers=bootstrap_servers,
-        caller=getpass.getuser() if caller is None else caller,
+        caller=default_caller() if caller is None else caller,
         policy=Policy(deadline_ms=deadline_ms, max_in_flight=max_in_flight),
         max_linger_ms=max_linger_ms,
         connect_timeout_ms=connect_timeout_ms,
+        secret=cluster_secret,
     )
 
 
@@ -152,6 +156,7 @@ class Pipeline:
             shards=self.shards,
             policy=policy,
             jitter=random.Random(self.client_id).random,
+            secret=settings.secret,
         )
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from producers.errors import NOT_CONNECTED, NotConnected, RequestFailed, RetryableError
-from schemas.result_codes import INTERNAL_ERROR
+from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
 Consistency = Literal["linearizable", "session", "stale"]
@@ -136,7 +136,7 @@ class Reads:
         start_after: str = "",
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[KeyInfo]:
-        """Iterate over a bucket's keys by name; each page is read as it is needed."""
+        """Iterate over a bucket's keys by name; each page is read as it is needed. They come without blocks: ``key_info`` has those."""
         return self._pages(lambda after: self.keys_page(volume, bucket, prefix, after, consistency), start_after)
 
     def volumes_page(self, prefix: str, start_after: str, consistency: Consistency) -> Page[VolumeInfo]:
@@ -204,6 +204,10 @@ class Reads:
     ) -> dict[str, Any] | RetryableError:
         try:
             answer = self._http.get(address + path, params=query, timeout=timeout_s)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise RequestFailed(
+                INVALID_REQUEST, f"GET {path}: a name is too long, or no Unicode text: {error}"
+            ) from error
         except httpx.TransportError as error:
             return NotConnected(NOT_CONNECTED, f"GET {address}{path}: {type(error).__name__}: {error}")
         if answer.status_code == httpx.codes.OK:
@@ -235,8 +239,11 @@ def address_of(address: str) -> str:
 def _segment(name: str) -> str:
     """Return a name as one segment of a path; refuses what a path cannot carry."""
     if name in {"", ".", ".."}:
-        raise RequestFailed("INVALID_REQUEST", f"{name!r} is not the name of a volume or bucket")
-    return quote(name, safe="")
+        raise RequestFailed(INVALID_REQUEST, f"{name!r} is not the name of a volume or bucket")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise RequestFailed(INVALID_REQUEST, f"{name!r} is no Unicode text: {error}") from error
 
 
 def _object(answer: httpx.Response, url: str) -> dict[str, Any]:
@@ -268,8 +275,10 @@ def _positions(value: dict[str, Any]) -> dict[int, int]:
 
 def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
     entries = [_row(row, entry) for entry in value.get("entries", [])]
-    more = bool(value.get("truncated")) and entries
-    return Page(entries=entries, next_after=getattr(entries[-1], name_field) if more else None)
+    if not value.get("truncated") or not entries:
+        return Page(entries=entries, next_after=None)
+    # Older nodes do not say it.
+    return Page(entries=entries, next_after=str(value.get("next_after", getattr(entries[-1], name_field))))
 
 
 def _row(row: type[Row], value: dict[str, Any]) -> Row:

@@ -9,6 +9,7 @@ import httpx
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.reach import check_nodes
 from stratolog.settings import Settings
 
 TRANSFER_TIMEOUT_S = 60.0
@@ -34,6 +35,7 @@ def shard_views(settings: Settings, shard: int) -> dict[str, dict[str, Any]]:
 
 def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
+    check_nodes(settings, {node})
     found = shard_views(settings, shard)
     if found.get(node, {}).get("role") == "leader":
         return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}
@@ -41,7 +43,13 @@ def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     target = settings.node(node).address
     url = f"http://{settings.node(owner).address}/v1/shards/{shard}/transfer"
     try:
-        answer = httpx.post(url, params={"node": node, "address": target}, timeout=TRANSFER_TIMEOUT_S, trust_env=False)
+        answer = httpx.post(
+            url,
+            params={"node": node, "address": target},
+            timeout=TRANSFER_TIMEOUT_S,
+            trust_env=False,
+            auth=settings.secret().sign,
+        )
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Unavailable(f"{owner}, which owns shard {shard}, does not answer: {error!r}") from error

@@ -1,7 +1,7 @@
 """All settings, as one frozen object: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
 
-The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` in the working
-directory if there is one. A setting's variable is its name in capitals: ``bootstrap_servers`` is
+The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
+(``stratolog.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's variable is its name in capitals: ``bootstrap_servers`` is
 ``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
 the wrong type or out of range: the message names the setting, the value and where it was found.
 
@@ -12,7 +12,6 @@ separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``no
 from __future__ import annotations
 
 import difflib
-import getpass
 import json
 import os
 import tomllib
@@ -24,18 +23,28 @@ from typing import TYPE_CHECKING, Any
 from schemas.sharding import MAX_SHARDS
 from stratolog import settings_values as values
 from stratolog.errors import UsageError
+from stratolog.places import (
+    DEFAULT_FILE,
+    expanded,
+    is_homeless,
+    project_directory,
+    stack_directory,
+    user_name,
+    working_directory,
+)
 from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 
 if TYPE_CHECKING:
     from datanode_processors.config import DatanodeConfig
     from om_processors.config import NodeConfig
+    from schemas.privilege import ClusterSecret
 
 PREFIX = "STRATOLOG_"
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
-DEFAULT_FILE = "stratolog.toml"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
 TABLES = ("nodes", "datanodes", "racks")
 """Settings that are tables in the file."""
+SECRET_FILE = "cluster-secret"  # noqa: S105 - where it is, not what it is
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
 
@@ -64,7 +73,7 @@ class Settings:
     nodes: tuple[NodeAddress, ...] = _setting(values.nodes, default=DEFAULT_NODES)
     """Object Manager nodes and where their HTTP servers are."""
     data_dir: Path = _setting(values.path, default=Path(".stratolog"))
-    """Where the local stack and the nodes keep their data (from the working directory)."""
+    """Where the local stack and the nodes keep their data; unset, the ``.stratolog`` of the working directory or the nearest one above it that has a stack."""
     cache_dir: Path = _setting(values.path, default=Path("~/.cache/stratolog"))
     """Where fetched jars are kept."""
     brokers: int = _setting(values.one_of_integers(1, 3), default=1)
@@ -103,8 +112,8 @@ class Settings:
     """How a stream is forwarded among the datanodes of its pipeline."""
     client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
     """Rack in which a client stands: it begins with the nearest datanode."""
-    caller: str = _setting(values.name, default_factory=getpass.getuser)
-    """Who asks: the owner of what is created without one."""
+    caller: str = _setting(values.user, default_factory=user_name)
+    """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
     """How long a silent leader keeps its shards."""
     max_queued_requests: int = _setting(values.integer(100, 100_000_000), default=50_000)
@@ -127,11 +136,31 @@ class Settings:
     """What the nodes log."""
     log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")
     """How: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
+    cluster_secret_file: Path | None = _setting(values.path, default=None)
+    """File with the secret of the cluster, which members and operators prove to have; ``cluster-secret`` in ``data_dir``, if none is given."""
+    http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
+    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and the nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
     """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the settings that the file or the environment gave, the others being defaults."""
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the cluster's secret is."""
+        return self.cluster_secret_file or self.data_dir / SECRET_FILE
+
+    def secret(self) -> ClusterSecret:
+        """Return the cluster's secret; raises UsageError, with the remedy, if there is none."""
+        from stratolog.cluster_secret import read_secret
+
+        return read_secret(self.secret_file)
+
+    def own_hosts(self) -> frozenset[str]:
+        """Return the names by which the HTTP servers of nodes and datanodes may be asked."""
+        own = [node.host for node in self.nodes] + [node.host for node in self.datanodes]
+        return frozenset((*self.http_hosts, *map(str.lower, own)))
 
     def node(self, name: str) -> NodeAddress:
         """Return a node's address; raises UsageError for a name that is not in ``nodes``."""
@@ -141,8 +170,12 @@ class Settings:
         known = ", ".join(node.name for node in self.nodes)
         raise UsageError(f"no node {name!r} in the setting 'nodes'; there is: {known}")
 
+    def node_folder(self, name: str) -> Path:
+        """Return where the node ``name`` keeps its databases; raises UsageError for an unknown name."""
+        return self.data_dir / "nodes" / self.node(name).name
+
     def node_config(self, name: str) -> NodeConfig:
-        """Return what the node ``name`` is started with; raises UsageError for an unknown name."""
+        """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
         from om_processors.config import NodeConfig
 
         own = self.node(name)
@@ -154,7 +187,7 @@ class Settings:
             bootstrap_servers=self.bootstrap_servers,
             shards=self.shards,
             replicas=tuple(node.name for node in self.nodes),
-            data_dir=self.data_dir / "nodes" / own.name,
+            data_dir=self.node_folder(own.name),
             pipelines=self.pipelines,
             datanodes=tuple(node.name for node in self.datanodes),
             datanode_timeout_ms=self.datanode_timeout_ms,
@@ -167,6 +200,8 @@ class Settings:
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
             late_flush_interval_ms=self.late_flush_interval_ms,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
             log_level=self.log_level,
             log_format=self.log_format,
             write_audit=self.write_audit,
@@ -181,7 +216,7 @@ class Settings:
         raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
 
     def datanode_config(self, name: str) -> DatanodeConfig:
-        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name."""
+        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
         from datanode_processors.config import DatanodeConfig
 
         own = self.datanode(name)
@@ -199,6 +234,8 @@ class Settings:
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
             container_bytes=self.container_bytes,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
             log_level=self.log_level,
             log_format=self.log_format,
         )
@@ -215,7 +252,9 @@ class Settings:
 
     def to_toml(self) -> str:
         """Return all settings as a file that :func:`load_settings` reads back."""
-        plain = {name: getattr(self, name) for name in NAMES if name not in TABLES}
+        # What is not set is left out: older software, to which one may go back, refuses names that it does not know.
+        found = {name: getattr(self, name) for name in NAMES if name not in TABLES}
+        plain = {name: value for name, value in found.items() if value not in (None, ())}
         lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
         lines += ["", "[nodes]", *(f"{_toml(node.name)} = {_toml(node.address)}" for node in self.nodes)]
         lines += ["", "[datanodes]"]
@@ -234,14 +273,39 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
     Raises UsageError naming what is wrong and where.
     """
     variables = os.environ if environment is None else environment
-    given = _from_file(_file(path, variables)) | _from_environment(variables)
+    here = working_directory()
+    named = path or (Path(variables[CONFIG_VARIABLE]) if variables.get(CONFIG_VARIABLE) else None)
+    root = here if named else project_directory(here)
+    in_file = _from_file(expanded(named) if named else _default_file(root))
+    in_environment = _from_environment(variables)
+    given = in_file | in_environment
     settings = replace(Settings(), **given, explicit=frozenset(given))
+    if "data_dir" in in_environment:
+        root = here
+    elif "data_dir" not in in_file and named:
+        root = stack_directory(here)
     # Absolute from here on: a process that is started later may have another working directory.
     return replace(
         settings,
-        data_dir=settings.data_dir.expanduser().absolute(),
-        cache_dir=settings.cache_dir.expanduser().absolute(),
+        data_dir=_absolute("data_dir", root, settings.data_dir),
+        cache_dir=_cache_dir(here, settings.cache_dir),
+        cluster_secret_file=None
+        if (file := settings.cluster_secret_file) is None
+        else _absolute("cluster_secret_file", root, file),
     )
+
+
+def _absolute(name: str, root: Path, path: Path) -> Path:
+    found = expanded(path)
+    if is_homeless(found):
+        raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
+    return root / found
+
+
+def _cache_dir(root: Path, path: Path) -> Path:
+    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
+    found = expanded(path)
+    return found if is_homeless(found) else root / found
 
 
 def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -249,12 +313,9 @@ def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
-def _file(path: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the file to read, None if none is named and there is no default one."""
-    named = path or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    if named is not None:
-        return named.expanduser()
-    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+def _default_file(root: Path) -> Path | None:
+    """Return the project's settings file, None if it has none."""
+    return root / DEFAULT_FILE if os.path.isfile(root / DEFAULT_FILE) else None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

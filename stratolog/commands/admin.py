@@ -13,10 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import fleet, members, modes, replica_base, transfer, upgrades
+from stratolog.cluster_secret import make_secret, read_secret
+from stratolog.commands import fleet, members, modes, replica_base, transfer, unflag, upgrades
 from stratolog.commands.audit import check_spark
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress, settings_of
 from stratolog.commands.local_nodes import member_of
+from stratolog.commands.names import NodeArgument
+from stratolog.commands.waiting import interruptible
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.leadership import check_shard
@@ -28,8 +31,9 @@ from stratolog.spark_oracle import open_oracle
 
 START_TIMEOUT_S = 120.0
 BASIS = "oracle"
+_BASE_UNKNOWN = "whether a digest base was logged is not known: 'stratolog debug log' tells; another one does no harm"
 
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
 
 
@@ -42,6 +46,8 @@ def register(app: typer.Typer) -> None:
     group.command("rebuild")(rebuild)
     group.command("stop-node")(stop_node)
     group.command("start-node")(start_node)
+    group.command("make-secret")(make_cluster_secret)
+    unflag.register(group)
     transfer.register(group)
     members.register(group)
     upgrades.register(group)
@@ -64,6 +70,12 @@ def digest_base(
             "--from-replicas", help="From equal full scans of a majority, instead of the log: after late validation."
         ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Although the shard's leader holds something else: every replica that differs is flagged."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restart a shard's digest sums from its live rows, recomputed by Spark with no claim of the log's used.
@@ -75,11 +87,11 @@ def digest_base(
     settings = connected_settings_of(context)
     check_shard(settings, shard)
     if from_replicas:
-        _digest_base_from_replicas(settings, shard, attempts, as_json=as_json)
+        _digest_base_from_replicas(settings, shard, attempts, force=force, as_json=as_json)
         return
     check_spark()
-    with progress(as_json) as report:
-        done = _log_digest_base(settings, shard, attempts, report)
+    with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
+        done = _log_digest_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
     else:
@@ -89,9 +101,9 @@ def digest_base(
         )  # fmt: skip
 
 
-def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, as_json: bool) -> None:
-    with progress(as_json) as report:
-        done = replica_base.log_base(settings, shard, attempts, report)
+def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, force: bool, as_json: bool) -> None:
+    with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
+        done = replica_base.log_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
     else:
@@ -101,19 +113,21 @@ def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *,
         )  # fmt: skip
 
 
-def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stack.Report) -> dict[str, Any]:
+def _log_digest_base(
+    settings: Settings, shard: int, attempts: int, report: stack.Report, *, force: bool = False
+) -> dict[str, Any]:
     """Compute and log a digest base; raises UserError if the shard moved in every attempt."""
     from producers.errors import RequestFailed
     from schemas.result_codes import INDEX_MOVED
 
     moved = ""
-    with client_of(settings) as client, open_oracle(settings, report) as oracle:
+    with client_of(settings, operator=True) as client, open_oracle(settings, report) as oracle:
         for attempt in range(1, attempts + 1):
             report(f"attempt {attempt}: Spark recomputes the rows of shard {shard}")
             found = oracle(shard)
             slots, sums = found.base()
             try:
-                client.log_digest_base(shard, found.index, slots=slots, sums=sums, basis=BASIS)
+                client.log_digest_base(shard, found.index, slots=slots, sums=sums, basis=BASIS, force=force)
             except RequestFailed as error:
                 if error.status != INDEX_MOVED:
                     raise
@@ -125,6 +139,27 @@ def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stac
                 "slots": len(slots), "attempts": attempt,
             }  # fmt: skip
     raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")
+
+
+# -- the cluster's secret ----------------------------------------------------------------------------------------------
+
+
+def make_cluster_secret(context: typer.Context, *, as_json: JsonOption = False) -> None:
+    """Make the file with the cluster's secret, where the setting 'cluster_secret_file' says, unless it is there.
+
+    All nodes, datanodes and operators of a cluster need the same: copy the file, readable by its owner alone. To change it, stop the nodes,
+    replace it everywhere, and start them; nothing that is stored depends on it.
+    """
+    path = settings_of(context).secret_file
+    made = make_secret(path)
+    if not made:
+        read_secret(path)
+    if as_json:
+        print_json({"path": str(path), "made": made})
+    else:
+        console.print(
+            f"{path} {'is made' if made else 'is there already'}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 # -- nodes of the local stack ------------------------------------------------------------------------------------------
@@ -142,7 +177,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
         member = member_of(settings, node)
         if (member is not None and member.process.is_running()) or stack.node_status(address) is not None:
             raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
-        folder = settings.node_config(node).data_dir / f"shard-{shard}"
+        folder = settings.node_folder(node) / f"shard-{shard}"
         if not folder.is_dir():
             raise UserError(f"{node} has no database of shard {shard}: there is no {folder}")
         aside = folder.with_name(f"{folder.name}.moved-{datetime.now().strftime('%Y%m%dT%H%M%S')}")
@@ -168,7 +203,7 @@ def stop_node(
     """Stop one node of the local stack; the others take over what it leads."""
     settings = connected_settings_of(context)
     settings.node(name)
-    with state.locked(settings.data_dir):
+    with interruptible(lambda: _as_it_is(settings, name)), state.locked(settings.data_dir):
         member = member_of(settings, name)
         running = member is not None and member.process.is_running()
         if member is not None and kill:
@@ -181,11 +216,22 @@ def stop_node(
         console.print(f"{name} is stopped" if running else f"{name} was not running", highlight=False)
 
 
+def _as_it_is(settings: Settings, name: str) -> str:
+    """Say how a node is when the command was interrupted."""
+    member = member_of(settings, name)
+    runs = member is not None and member.process.is_running()
+    return f"{name} {'runs, or is just starting or stopping' if runs else 'does not run'}: 'stratolog status' tells"
+
+
 def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = False) -> None:
     """Start one node of the local stack that was stopped, and wait until it answers."""
     settings = connected_settings_of(context)
     address = settings.node(name).address
-    with state.locked(settings.data_dir), progress(as_json) as report:
+    with (
+        interruptible(lambda: _as_it_is(settings, name)),
+        state.locked(settings.data_dir),
+        progress(as_json) as report,
+    ):
         known = state.running_state(settings.data_dir)
         member = member_of(settings, name)
         if member is not None and member.process.is_running():

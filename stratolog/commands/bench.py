@@ -24,6 +24,8 @@ from stratolog.errors import EXIT_FAILED, UsageError
 MAX_IN_FLIGHT = 100_000
 MEASURED = ("CreateKey", "CommitKey")
 DEFAULT_IN_FLIGHT = "1,50,500,4000"
+LESS = ("max ms", "requests", "mode", "p99 ms")
+"""Columns that go where there is no room for them."""
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +45,8 @@ def command(
     mode: Annotated[
         list[str] | None,
         typer.Option(
-            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards."
+            metavar="leader|late",
+            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards.",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -55,7 +58,9 @@ def command(
     levels = _levels(in_flight)
     modes = _modes(mode)
     results: list[tuple[str | None, LoadResult]] = []
-    with client_of(connected_settings_of(context), in_flight=max(levels)) as client, progress(as_json) as report:
+    settings = connected_settings_of(context)
+    operator = modes != [None]  # who sets modes
+    with client_of(settings, in_flight=max(levels), operator=operator) as client, progress(as_json) as report:
         ensure_places(client, [(volume, bucket)])
         for level, chosen in itertools.product(levels, modes):
             report(f"{level} in flight, {seconds + warm_up_seconds:g} s{f', {chosen} mode' if chosen else ''}")
@@ -77,7 +82,9 @@ def command(
                 print_json(asdict(result) | ({"mode": chosen} if chosen else {}))
     if not as_json:
         columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
-        print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results])
+        print_table(
+            f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS
+        )
     if any(result.failures for _, result in results):
         raise typer.Exit(EXIT_FAILED)
 

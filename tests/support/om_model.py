@@ -89,9 +89,10 @@ class Model:
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.deleted: dict[bytes, int] = {}
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
-        self.level = 5
-        """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from level 5 on."""
-        self.pipelines: dict[int, tuple[list[str], str]] = {}
+        self.level = 6
+        """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
+        level 5 on, pipelines are opened again from level 6 on."""
+        self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
     def do(self, body: m.RequestBody, caller: str, index: int, now_ms: int) -> int:
@@ -138,16 +139,24 @@ class Model:
         refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
         refuse_unless(all(names), "INVALID_REQUEST")
         self.needs(3)
-        refuse_unless(body.partition not in self.pipelines, "PIPELINE_ALREADY_EXISTS")
+        generation = 1
+        if body.partition in self.pipelines:
+            known, state, before = self.pipelines[body.partition]
+            again = state == "CLOSED" and set(known) == set(names) and self.level >= 6
+            refuse_unless(again, "PIPELINE_ALREADY_EXISTS")
+            names, generation = known, before + 1
+        else:
+            refuse_unless(set(range(body.partition)) <= self.pipelines.keys(), "INVALID_REQUEST")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
-        self.pipelines[body.partition] = (names, "OPEN")
+        self.pipelines[body.partition] = (names, "OPEN", generation)
 
     def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
         self.needs(3)
         refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
-        self.pipelines[body.partition] = (self.pipelines[body.partition][0], "CLOSED")
+        names, _, generation = self.pipelines[body.partition]
+        self.pipelines[body.partition] = (names, "CLOSED", generation)
 
     def SetDatanodeState(self, body: m.SetDatanodeState, caller: str, index: int, now_ms: int) -> None:
         before = self.datanodes.get(body.datanode, "IN_SERVICE")

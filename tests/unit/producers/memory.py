@@ -20,6 +20,7 @@ from schemas.result_codes import OK
 from schemas.rows import BucketInfo, KeyInfo, VolumeInfo
 from tests.support.dict_transaction import DictTables, DictTransaction
 from tests.support.om_world import request_of
+from tests.support.secret import SECRET
 
 BLOCK_BYTES = 1 << 20
 
@@ -65,7 +66,7 @@ class MemoryCluster:
 
     def apply(self, body):
         """Execute a request and return its result; raises OMError. All shards are one."""
-        given = Allocation(pipelines=tuple(enumerate(self.pipelines())), closed_containers=frozenset())
+        given = Allocation(pipelines=tuple(enumerate(self.pipelines())), closed_containers=frozenset(), generations={})
         contexts = Contexts(
             shard=0, shards=1, pipelines=tuple(name for _, name in given.pipelines), block_bytes=self.block_bytes,
             choose=(lambda: given) if self.datanodes else None,
@@ -221,7 +222,9 @@ class MemoryConnection:
 
 
 def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[Pipeline, MemoryConnection]:
-    settings = Settings(bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms)
+    settings = Settings(
+        bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms, secret=SECRET
+    )
     connection = MemoryConnection(cluster)
     return Pipeline(settings, connect=lambda _settings, _client_id: connection), connection
 

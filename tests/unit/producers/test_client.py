@@ -28,6 +28,7 @@ from schemas.messages import (
     SetVolumeProperty,
 )
 from schemas.rows import BlockLocation
+from tests.support.secret import SECRET
 
 from .memory import MemoryCluster, MemoryConnection, client_to
 from .nodes import Node
@@ -95,7 +96,7 @@ def async_client_to(cluster, **parameters) -> AsyncClient:
     def open_pipeline(settings):
         return Pipeline(settings, connect=lambda _settings, _client_id: MemoryConnection(cluster))
 
-    return AsyncClient("memory:0", open_pipeline=open_pipeline, **parameters)
+    return AsyncClient("memory:0", open_pipeline=open_pipeline, cluster_secret=SECRET, **parameters)
 
 
 def test_every_method_refuses_what_the_server_refuses():
