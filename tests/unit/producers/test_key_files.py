@@ -325,11 +325,14 @@ def overloaded(*_):
     raise BlockError("OVERLOADED", "no more streams")
 
 
-def test_a_writer_waits_while_no_pipeline_takes_blocks(make):
+@pytest.mark.parametrize("known", [False, True], ids=["AllocateBlock", "CreateKey"])
+def test_a_writer_waits_while_no_pipeline_takes_blocks(make, known):
     world = make()
     world.without_pipelines = 3
     data = some_bytes(100 * KIB)
-    world.put(data)
+    with world.client.open("/v/b/k", "wb", size=len(data) if known else 0) as file:
+        file.write(data)
+    assert world.without_pipelines == 0
     assert world.get() == data
 
 
