@@ -51,6 +51,9 @@ MAX_CHECKPOINTS = 4
 MAX_SKIPPED_KEYS = 20_000
 """Removed rows that one page goes past. The interpreter's lock is held meanwhile: 600,000 of them took a second, and all threads waited."""
 
+COMPACTION_WAIT_S = 5.0
+"""How long closing waits for a compaction; RocksDB ends it by itself after that."""
+
 INCOMPLETE = "Result incomplete"
 """What RocksDB says of an iterator that has gone past too many."""
 
@@ -305,8 +308,7 @@ class RocksStore(RocksView):
         for snapshot in self._snapshots:
             snapshot.close()
         if self._compaction is not None:
-            self._db.cancel_all_background(False)
-            self._compaction.join()
+            self._compaction.join(COMPACTION_WAIT_S)
         for table in self._tables.values():
             if table is not None:
                 table.close()
