@@ -249,8 +249,11 @@ class BlockCluster(MemoryCluster):
     def __init__(self, world):
         super().__init__(1)
         self.world = world
-        self.block_bytes = world.block_bytes
         self.allocated = []
+
+    @property
+    def block_bytes(self):  # type: ignore[override]
+        return self.world.block_bytes
 
     def pipelines(self):
         if self.world.without_pipelines > 0:
