@@ -167,8 +167,10 @@ class Datanode:
         Raises BlockError if a pipeline could not be closed here in time; nothing is marked then.
         """
         for pipeline in self.pipelines.all():
+            # One that was away may have read of a later generation before anybody told it.
+            generation = max(pipeline.opened.generation, pipeline.generation)
             self.pipelines.close_pipeline(
-                ClosePipeline(partition=pipeline.partition, generation=pipeline.opened.generation), PREPARE_TIMEOUT_S
+                ClosePipeline(partition=pipeline.partition, generation=generation), PREPARE_TIMEOUT_S
             )
         deadline = time.monotonic() + PREPARE_TIMEOUT_S
         while still_open := [one.container_id for one in self.blocks.containers() if not one.closed]:

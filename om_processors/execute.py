@@ -61,6 +61,8 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
         shard = _shard_of(body.volume, context.shards)
         if shard != context.shard:
             raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+    if handler.admit is not None:
+        handler.admit(body, context)
     object_id = ids.object_id(context.shard, context.index)
     return Prepared(
         body=body,

@@ -14,10 +14,11 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from producers.async_key_files import AsyncKeyFile
 from producers.calls import Outcome
 from producers.client import CLOSE_TIMEOUT_MS, Client, logger
 from producers.errors import StratologError, closed_unanswered
-from producers.key_files import AsyncKeyFile, KeyInput, KeyOutput
+from producers.key_files import KeyInput, KeyOutput
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, Settings, make_settings
 from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView

@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from producers.histogram import Histogram
 from producers.key_copy import copy
 from producers.keys import Submitter, ensure_places, fit_blocks, session_of
 from producers.listing import metadata_of
-from producers.placement import Placement
+from producers.placement import Placement, PlacementRule
 from producers.tree import FileContent, FoundFile, Skipped, read_file, walk
 from schemas.messages import CommitKey, CreateKey, RequestBody
 from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
@@ -97,7 +98,7 @@ def ingest(
     client: Submitter,
     root: str | os.PathLike[str],
     *,
-    placement: Placement | None = None,
+    placement: PlacementRule | None = None,
     progress: Callable[[Progress], None] | None = None,
     max_in_flight: int = MAX_IN_FLIGHT,
     leave_out: Collection[str] = (),
@@ -122,7 +123,7 @@ def ingest_contents(
     client: Client,
     root: str | os.PathLike[str],
     *,
-    placement: Placement | None = None,
+    placement: PlacementRule | None = None,
     progress: Callable[[Progress], None] | None = None,
     writers: int = WRITERS,
     leave_out: Collection[str] = (),
@@ -137,12 +138,27 @@ def ingest_contents(
         raise ValueError(f"writers must be at least 1, not {writers}")
     # One file more for each writer is hashed already when a writer is done with its last one.
     run = _Ingest(client, root, placement or Placement(), progress, 2 * writers, leave_out)
-    with ThreadPoolExecutor(max_workers=writers, thread_name_prefix="ingest") as pool:
+    with _pool(writers) as pool:
 
         def begin(content: FileContent, place: tuple[str, str], size: int) -> None:
             pool.submit(_write_contents, run, client, content, place, size)
 
         return run.through(begin)
+
+
+@contextmanager
+def _pool(writers: int) -> Iterator[ThreadPoolExecutor]:
+    """Open a pool, which waits for its threads in the end, but not after an interrupt."""
+    pool = ThreadPoolExecutor(max_workers=writers, thread_name_prefix="ingest")
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()
 
 
 Begin = Callable[[FileContent, tuple[str, str], int], None]
@@ -156,7 +172,7 @@ class _Ingest:
         self,
         client: Submitter,
         root: str | os.PathLike[str],
-        placement: Placement,
+        placement: PlacementRule,
         progress: Callable[[Progress], None] | None,
         max_in_flight: int,
         leave_out: Collection[str],
@@ -211,14 +227,21 @@ class _Ingest:
             for found in walk(self.root, self.leave_out):
                 self._write(found, begin)
                 self.tell_progress()
-        finally:
-            # Callbacks count into this object until the last key is done.
-            for _ in range(self.max_in_flight):
-                while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
-                    self.tell_progress()
+        except KeyboardInterrupt:
+            raise  # what is under way ends with the client: a person who interrupts waits for nothing
+        except BaseException:
+            self._await_written()
+            raise
+        self._await_written()
         self.writing_s = time.monotonic() - begun_s
         self.writing_requests = self.requests - before
         self.tell_progress(last=True)
+
+    def _await_written(self) -> None:
+        """Wait until no key is under way: callbacks count into this object until the last one is done."""
+        for _ in range(self.max_in_flight):
+            while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
+                self.tell_progress()
 
     def _write(self, found: FoundFile | Skipped, begin: Begin) -> None:
         if isinstance(found, Skipped):

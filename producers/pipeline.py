@@ -15,7 +15,6 @@ connection (``transport``). The rules:
 
 from __future__ import annotations
 
-import getpass
 import logging
 import os
 import random
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from producers.caller import default_caller
 from producers.calls import Call, Calls, Done, Outcome, Policy, expired, outcome_of, unknown
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, TooManyInFlight
 from producers.transport import Transport
@@ -83,7 +83,7 @@ def make_settings(
     """Return a client's checked settings; ``caller`` defaults to the name of the process's user."""
     return Settings(
         bootstrap_servers=bootstrap_servers,
-        caller=getpass.getuser() if caller is None else caller,
+        caller=default_caller() if caller is None else caller,
         policy=Policy(deadline_ms=deadline_ms, max_in_flight=max_in_flight),
         max_linger_ms=max_linger_ms,
         connect_timeout_ms=connect_timeout_ms,

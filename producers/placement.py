@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Protocol
 
 from xxhash import xxh64_hexdigest, xxh64_intdigest
 
@@ -28,6 +29,37 @@ _HASH_CHARACTERS = 8
 _MIN_BUCKET_CHARACTERS = 3
 _OTHER = re.compile(r"[^a-z0-9]+")
 _PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?")
+
+
+class PlacementRule(Protocol):
+    """What an ingest asks: in which volume and bucket a file goes."""
+
+    def place(self, relative_path: str) -> tuple[str, str]:
+        """Return volume and bucket of a file."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneBucket:
+    """Another rule: every file into one bucket.
+
+    >>> OneBucket(volume="vol1", bucket="bucket1").place("a/b.txt")
+    ('vol1', 'bucket1')
+    """
+
+    volume: str
+    bucket: str
+
+    def place(self, relative_path: str) -> tuple[str, str]:
+        """Return volume and bucket; raises as :meth:`Placement.place` does."""
+        _check_path(relative_path)
+        relative_path.encode()
+        return self.volume, self.bucket
+
+
+def _check_path(relative_path: str) -> None:
+    if not relative_path or relative_path.startswith("/"):
+        raise ValueError(f"{relative_path!r} is not the relative path of a file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +87,7 @@ class Placement:
 
         Raises ValueError for a path that is empty or absolute, UnicodeEncodeError for one that is not UTF-8.
         """
-        if not relative_path or relative_path.startswith("/"):
-            raise ValueError(f"{relative_path!r} is not the relative path of a file")
+        _check_path(relative_path)
         directory, _, _ = relative_path.rpartition("/")
         number = xxh64_intdigest(directory.encode()) % self.volumes
         first = relative_path.split("/", 1)[0] if directory else ""

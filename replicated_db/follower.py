@@ -26,6 +26,7 @@ from replicated_db.faust_transport import FLOWING_WAIT_MS, FollowerTransport
 from replicated_db.http_guard import HttpGuard
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
+from replicated_db.node_web import NodeWeb
 from replicated_db.ports import Log, LogUnavailable
 from replicated_db.quorum import Judgement, Quorum
 from replicated_db.reading import Reading
@@ -92,6 +93,7 @@ def make_app(
         # A follower that follows nothing yet fetches nothing: it would leave the group for that, and not come back.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
     )
+    app.web = NodeWeb(app)
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )

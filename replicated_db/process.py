@@ -56,7 +56,7 @@ def fatal(error: BaseException) -> None:
     if _closing.is_set():
         log.warning("while closing: %s", error)
         return
-    if isinstance(error, StopProcess):
+    if isinstance(error, StopProcess | LogUnavailable):
         log.critical("stop: %s", error)
     else:
         log.critical("defect: %r", error, exc_info=error)

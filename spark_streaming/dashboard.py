@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from schemas.codec import Undecodable, decode_as
 from schemas.messages import Verdict
@@ -51,25 +52,33 @@ class LatestVerdicts:
         return iter([self._latest[key] for key in order])
 
 
-def table_of(verdicts: Iterable[Verdict], now_ms: int) -> Table:
-    """Return the table for people; ``now_ms`` gives the age of each verdict."""
+GOING = (("barrier", 112), ("slots", 100), ("age", 92), ("basis", 84), ("log", 66), ("reason", 58))
+"""Columns that go on a terminal with fewer columns than that: words are not broken."""
+
+
+def table_of(verdicts: Iterable[Verdict], now_ms: int, width: int = GOING[0][1]) -> Table:
+    """Return the table for people; ``now_ms`` gives the age of each verdict, ``width`` is that of the terminal."""
     table = Table(title="Audit: replicas against the log")
-    for name in ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"):
-        table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots", "age") else "left")
+    gone = {name for name, least in GOING if width < least}
+    names = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
+    for name in names:
+        if name not in gone:
+            table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots", "age") else "left")
     for verdict in verdicts:
         colour = COLOURS.get(verdict.verdict, "white")
-        table.add_row(
+        cells: tuple[Text | str, ...] = (
             verdict.log,
             str(verdict.shard),
             verdict.node or "-",
             verdict.basis,
-            f"[{colour}]{verdict.verdict}[/]",
+            Text(verdict.verdict, style=colour),
             str(verdict.index),
             str(verdict.barrier_offset),
             str(verdict.differing_slots) if verdict.differing_slots else "",
             f"{max(0, now_ms - verdict.decided_at_ms) // 1000} s",
-            verdict.reason[:REASON_CHARACTERS],
+            Text(verdict.reason[:REASON_CHARACTERS]),
         )
+        table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in gone))
     return table
 
 
@@ -132,7 +141,7 @@ def follow(
             for verdicts in consume(bootstrap_servers, topic, from_start=from_start):
                 for verdict in verdicts:
                     latest.add(verdict)
-                live.update(table_of(latest, time.time_ns() // 1_000_000), refresh=True)
+                live.update(table_of(latest, time.time_ns() // 1_000_000, live.console.width), refresh=True)
                 if until(latest):
                     break
         except KeyboardInterrupt:

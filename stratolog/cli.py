@@ -6,7 +6,6 @@ else is a defect and keeps its traceback.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable
@@ -16,8 +15,10 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import Invocation, JsonOption, notes, print_json
-from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UserError
+from stratolog.commands.common import Invocation, JsonOption, complain, print_json, printed
+from stratolog.commands.helps import tidied
+from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, Unavailable, UserError
+from stratolog.extras import missing_extra
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh", "audit": "audit",
@@ -60,15 +61,27 @@ def _named(words: Iterable[str]) -> str | None:
     return rest[0] if rest and rest[0] in COMMANDS else None
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stratolog {metadata.version('stratolog')}")
+        raise typer.Exit
+
+
 def _root(
     context: typer.Context,
     *,
     config: Annotated[
         Path | None,
-        typer.Option(help="Settings file (TOML); else STRATOLOG_CONFIG, else ./stratolog.toml if it exists."),
+        typer.Option(
+            help="Settings file (TOML); else STRATOLOG_CONFIG, else stratolog.toml of this directory or one above."
+        ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version, and end.")
+    ] = False,
 ) -> None:
     """An object store's metadata path on Kafka: leader-side execution, and an audit in Spark."""
+    del version
     context.obj = Invocation(config=config)
 
 
@@ -86,16 +99,25 @@ def _version(*, as_json: JsonOption = False) -> None:
 def main() -> None:
     """Run the command with the process's arguments; ends the process."""
     try:
-        build_app(sys.argv[1:])(prog_name="stratolog")
+        tidied(build_app(sys.argv[1:]))(prog_name="stratolog")
+    except SystemExit as ended:
+        # Typer ends an interrupted command without a word, unless the command itself had one (commands/waiting.py).
+        if ended.code == EXIT_INTERRUPTED and not printed.complaints:
+            complain("Interrupted", "interrupted", "before the command had begun, or when it was done")
+        raise
     except BrokenPipeError:
         # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except Exception as error:
+        if (missing := missing_extra(error)) is not None:
+            error = Unavailable(missing)
         code = exit_code_of(error)
         if code is None:
             raise
-        _complain(error)
+        # A refused request has a result code, too (schemas/result_codes.py).
+        more = {"code": error.status} if hasattr(error, "status") else {}
+        complain(type(error).__name__, "error", str(error), **more)
         sys.exit(code)
 
 
@@ -108,14 +130,3 @@ def exit_code_of(error: Exception) -> int | None:
     if isinstance(error, StratologError):
         return EXIT_UNAVAILABLE if isinstance(error, RetryableError) else EXIT_FAILED
     return None
-
-
-def _complain(error: Exception) -> None:
-    """Say on standard error what is wrong."""
-    if "--json" in sys.argv:
-        # A refused request has a result code, too (schemas/result_codes.py).
-        code = {"code": error.status} if hasattr(error, "status") else {}
-        notes.file.write(json.dumps({"error": type(error).__name__, **code, "message": str(error)}) + "\n")
-    else:
-        notes.print("[bold red]error:[/]", end=" ")
-        notes.print(str(error), markup=False, highlight=False, soft_wrap=True)

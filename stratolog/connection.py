@@ -6,13 +6,13 @@ long enough for another node to take over a shard.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from stratolog.errors import Unavailable, UsageError
-from stratolog.local import state
+from stratolog.reach import check_brokers, check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 PATIENCE_MS = 20_000
 """A command that makes single requests gives up after this time, or the setting 'request_timeout_ms' if that is less."""
 CONNECT_TIMEOUT_MS = 10_000
-PROBE_TIMEOUT_S = 1.0
+INTERRUPTED_CLOSE_MS = 200
+"""How long an interrupted command waits for what it has in flight."""
 
 
 def node_urls(settings: Settings) -> list[str]:
@@ -61,7 +62,7 @@ def client_of(
     from producers.client import Client
     from producers.errors import NotConnected
 
-    _check_reachable(settings, settings.bootstrap_servers.split(","))
+    check_brokers(settings)
     secret = settings.secret() if operator else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     try:
@@ -80,7 +81,14 @@ def client_of(
     except NotConnected as error:
         raise Unavailable(str(error)) from error
     with client:
-        yield client
+        try:
+            yield client
+        except KeyboardInterrupt:
+            client.close_timeout_ms = INTERRUPTED_CLOSE_MS
+            logging.getLogger("stratolog.client").setLevel(
+                logging.ERROR
+            )  # what is unanswered is said by who catches this
+            raise
 
 
 @contextmanager
@@ -94,7 +102,7 @@ def reads_of(
     from producers.errors import NotConnected
     from producers.reads import Reads
 
-    _check_reachable(settings, [settings.node(node).address] if node else [item.address for item in settings.nodes])
+    check_nodes(settings, None if node is None else {settings.node(node).name})
     urls = [f"http://{settings.node(node).address}"] if node else node_urls(settings)
     known = positions or {}
     reads = Reads(urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known)
@@ -104,28 +112,3 @@ def reads_of(
         raise Unavailable(str(error)) from error
     finally:
         reads.close()
-
-
-def _check_reachable(settings: Settings, addresses: Iterable[str]) -> None:
-    """Raise Unavailable at once if nobody listens at any of the addresses and no local stack runs.
-
-    With a stack that runs (or another that is reachable in part) waiting makes sense: another node may take over.
-    """
-    known = state.read_state(settings.data_dir)
-    if known is not None and known.running():
-        return
-    tried = list(addresses)
-    if not any(map(_listens, tried)):
-        raise Unavailable(
-            f"nobody listens at {', '.join(tried)}, and no stack is running in {settings.data_dir}: "
-            "start one with 'stratolog up'"
-        )
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT_S):
-            return True
-    except OSError:
-        return False

@@ -9,6 +9,7 @@ import httpx
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.reach import check_nodes
 from stratolog.settings import Settings
 
 TRANSFER_TIMEOUT_S = 60.0
@@ -34,6 +35,7 @@ def shard_views(settings: Settings, shard: int) -> dict[str, dict[str, Any]]:
 
 def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
+    check_nodes(settings, {node})
     found = shard_views(settings, shard)
     if found.get(node, {}).get("role") == "leader":
         return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}

@@ -1,7 +1,7 @@
 """All settings, as one frozen object: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
 
-The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` in the working
-directory if there is one. A setting's variable is its name in capitals: ``bootstrap_servers`` is
+The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
+(``stratolog.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's variable is its name in capitals: ``bootstrap_servers`` is
 ``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
 the wrong type or out of range: the message names the setting, the value and where it was found.
 
@@ -12,7 +12,6 @@ separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``no
 from __future__ import annotations
 
 import difflib
-import getpass
 import json
 import os
 import tomllib
@@ -24,6 +23,15 @@ from typing import TYPE_CHECKING, Any
 from schemas.sharding import MAX_SHARDS
 from stratolog import settings_values as values
 from stratolog.errors import UsageError
+from stratolog.places import (
+    DEFAULT_FILE,
+    expanded,
+    is_homeless,
+    project_directory,
+    stack_directory,
+    user_name,
+    working_directory,
+)
 from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 
 if TYPE_CHECKING:
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
 
 PREFIX = "STRATOLOG_"
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
-DEFAULT_FILE = "stratolog.toml"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
 TABLES = ("nodes", "datanodes", "racks")
 """Settings that are tables in the file."""
@@ -66,7 +73,7 @@ class Settings:
     nodes: tuple[NodeAddress, ...] = _setting(values.nodes, default=DEFAULT_NODES)
     """Object Manager nodes and where their HTTP servers are."""
     data_dir: Path = _setting(values.path, default=Path(".stratolog"))
-    """Where the local stack and the nodes keep their data (from the working directory)."""
+    """Where the local stack and the nodes keep their data; unset, the ``.stratolog`` of the working directory or the nearest one above it that has a stack."""
     cache_dir: Path = _setting(values.path, default=Path("~/.cache/stratolog"))
     """Where fetched jars are kept."""
     brokers: int = _setting(values.one_of_integers(1, 3), default=1)
@@ -105,8 +112,8 @@ class Settings:
     """How a stream is forwarded among the datanodes of its pipeline."""
     client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
     """Rack in which a client stands: it begins with the nearest datanode."""
-    caller: str = _setting(values.name, default_factory=getpass.getuser)
-    """Who asks: the owner of what is created without one."""
+    caller: str = _setting(values.user, default_factory=user_name)
+    """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
     """How long a silent leader keeps its shards."""
     max_queued_requests: int = _setting(values.integer(100, 100_000_000), default=50_000)
@@ -266,15 +273,39 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
     Raises UsageError naming what is wrong and where.
     """
     variables = os.environ if environment is None else environment
-    given = _from_file(_file(path, variables)) | _from_environment(variables)
+    here = working_directory()
+    named = path or (Path(variables[CONFIG_VARIABLE]) if variables.get(CONFIG_VARIABLE) else None)
+    root = here if named else project_directory(here)
+    in_file = _from_file(expanded(named) if named else _default_file(root))
+    in_environment = _from_environment(variables)
+    given = in_file | in_environment
     settings = replace(Settings(), **given, explicit=frozenset(given))
+    if "data_dir" in in_environment:
+        root = here
+    elif "data_dir" not in in_file and named:
+        root = stack_directory(here)
     # Absolute from here on: a process that is started later may have another working directory.
     return replace(
         settings,
-        data_dir=settings.data_dir.expanduser().absolute(),
-        cache_dir=settings.cache_dir.expanduser().absolute(),
-        cluster_secret_file=None if (file := settings.cluster_secret_file) is None else file.expanduser().absolute(),
+        data_dir=_absolute("data_dir", root, settings.data_dir),
+        cache_dir=_cache_dir(here, settings.cache_dir),
+        cluster_secret_file=None
+        if (file := settings.cluster_secret_file) is None
+        else _absolute("cluster_secret_file", root, file),
     )
+
+
+def _absolute(name: str, root: Path, path: Path) -> Path:
+    found = expanded(path)
+    if is_homeless(found):
+        raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
+    return root / found
+
+
+def _cache_dir(root: Path, path: Path) -> Path:
+    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
+    found = expanded(path)
+    return found if is_homeless(found) else root / found
 
 
 def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -282,12 +313,9 @@ def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
-def _file(path: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return the file to read, None if none is named and there is no default one."""
-    named = path or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
-    if named is not None:
-        return named.expanduser()
-    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None
+def _default_file(root: Path) -> Path | None:
+    """Return the project's settings file, None if it has none."""
+    return root / DEFAULT_FILE if os.path.isfile(root / DEFAULT_FILE) else None
 
 
 def _from_file(path: Path | None) -> dict[str, Any]:

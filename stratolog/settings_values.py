@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stratolog.places import expanded
+
 MAX_NODES = 31
 MAX_DATANODES = 99
 NONE = "none"
 """What a variable says for an empty table: an empty variable is refused."""
 DEFAULT_RACK = "/default-rack"
 MAX_PORT = 65_535
+MAX_USER = 255
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 _RACK = re.compile(r"(/[A-Za-z0-9][A-Za-z0-9._-]{0,62}){1,8}")
@@ -87,8 +90,16 @@ def names(value: Any) -> tuple[str, ...]:
 
 
 def path(value: Any) -> Path:
-    """Read a path; ``~`` is the home directory."""
-    return Path(str(value) if isinstance(value, Path) else text(value)).expanduser()
+    """Read a path; ``~`` is the home directory, if one is known."""
+    return expanded(Path(str(value) if isinstance(value, Path) else text(value)))
+
+
+def user(value: Any) -> str:
+    """Read who asks: a system's user name, with its domain if it has one; at most 255 characters."""
+    found = text(value)
+    if not found.isprintable() or len(found) > MAX_USER:
+        raise ValueError(f"must be at most {MAX_USER} printable characters, not {found!r}")
+    return found
 
 
 def hosts(value: Any) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from stratolog.commands import fleet, members, modes, replica_base, transfer, un
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress, settings_of
 from stratolog.commands.local_nodes import member_of
+from stratolog.commands.names import NodeArgument
+from stratolog.commands.waiting import interruptible
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.leadership import check_shard
@@ -29,8 +31,9 @@ from stratolog.spark_oracle import open_oracle
 
 START_TIMEOUT_S = 120.0
 BASIS = "oracle"
+_BASE_UNKNOWN = "whether a digest base was logged is not known: 'stratolog debug log' tells; another one does no harm"
 
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
 
 
@@ -87,7 +90,7 @@ def digest_base(
         _digest_base_from_replicas(settings, shard, attempts, force=force, as_json=as_json)
         return
     check_spark()
-    with progress(as_json) as report:
+    with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
         done = _log_digest_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
@@ -99,7 +102,7 @@ def digest_base(
 
 
 def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, force: bool, as_json: bool) -> None:
-    with progress(as_json) as report:
+    with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
         done = replica_base.log_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
@@ -200,7 +203,7 @@ def stop_node(
     """Stop one node of the local stack; the others take over what it leads."""
     settings = connected_settings_of(context)
     settings.node(name)
-    with state.locked(settings.data_dir):
+    with interruptible(lambda: _as_it_is(settings, name)), state.locked(settings.data_dir):
         member = member_of(settings, name)
         running = member is not None and member.process.is_running()
         if member is not None and kill:
@@ -213,11 +216,22 @@ def stop_node(
         console.print(f"{name} is stopped" if running else f"{name} was not running", highlight=False)
 
 
+def _as_it_is(settings: Settings, name: str) -> str:
+    """Say how a node is when the command was interrupted."""
+    member = member_of(settings, name)
+    runs = member is not None and member.process.is_running()
+    return f"{name} {'runs, or is just starting or stopping' if runs else 'does not run'}: 'stratolog status' tells"
+
+
 def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = False) -> None:
     """Start one node of the local stack that was stopped, and wait until it answers."""
     settings = connected_settings_of(context)
     address = settings.node(name).address
-    with state.locked(settings.data_dir), progress(as_json) as report:
+    with (
+        interruptible(lambda: _as_it_is(settings, name)),
+        state.locked(settings.data_dir),
+        progress(as_json) as report,
+    ):
         known = state.running_state(settings.data_dir)
         member = member_of(settings, name)
         if member is not None and member.process.is_running():

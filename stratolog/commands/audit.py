@@ -20,12 +20,15 @@ from confluent_kafka import KafkaException
 from schemas.block_rows import block_of_key
 from spark_streaming import dashboard
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
+from stratolog.reach import check_brokers
 from stratolog.verdicts import VerdictReader
 
 if TYPE_CHECKING:
+    from schemas.messages import Verdict
     from stratolog.settings import Settings
 
 BATCH_JOB = "spark_streaming.jobs.audit_batch"
@@ -72,10 +75,11 @@ def command(
     if blocks and not once:
         raise UsageError("--blocks goes with --once")
     settings = connected_settings_of(context)
+    check_brokers(settings)
     if follow:
         _follow(settings, as_json)
         return
-    with progress(as_json) as report:
+    with progress(as_json) as report, interruptible("there is no verdict; nothing was changed"):
         report("Spark reads the log and recomputes (half a minute or more)")
         result = audit_once(settings, report_timeout_ms=int(report_timeout_s * 1000), require_blocks=blocks)
     if as_json:
@@ -162,7 +166,7 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
         for replica in entry["replicas"]
     ]  # fmt: skip
     columns = (kind, "index", "node", "verdict", "basis", "slots", "reason")
-    print_table(f"Verdicts at the last barrier of each {kind}", columns, rows)
+    print_table(f"Verdicts at the last barrier of each {kind}", columns, rows, ("slots", "basis", "index", "reason"))
     partitions = [
         (
             entry["shard"], entry["index"], entry["log_digest"], entry["oracle_digest"], entry["oracle_rows"],
@@ -171,7 +175,8 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
         for entry in entries
     ]  # fmt: skip
     columns = (kind, "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
-    print_table("The log's sums, and the rows recomputed the long way", columns, partitions)
+    less = ("index", "rows", "digest of the log", "digest of the oracle")
+    print_table("The log's sums, and the rows recomputed the long way", columns, partitions, less)
 
 
 def _print_blocks(entries: Sequence[Json]) -> None:
@@ -185,7 +190,8 @@ def _print_blocks(entries: Sequence[Json]) -> None:
         for member in entry["blocks"]["members"]
     ]  # fmt: skip
     columns = ("pipeline", "index", "node", "verdict", "containers", "differing", "reason")
-    print_table("Stored bytes of blocks, against the checksums in the log", columns, rows)
+    less = ("index", "containers", "reason")
+    print_table("Stored bytes of blocks, against the checksums in the log", columns, rows, less)
 
 
 def _details(entry: Json, name: str) -> Iterator[str]:
@@ -230,9 +236,23 @@ def _follow(settings: Settings, as_json: bool) -> None:
                     for verdict in verdicts:
                         print_json(_plain(asdict(verdict)))
                 elif verdicts:
-                    console.print(dashboard.table_of(verdicts, time.time_ns() // 1_000_000))
+                    _print_verdicts(verdicts)
         except KeyboardInterrupt:
             return
+
+
+def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Print verdicts that have come where there is no terminal to redraw."""
+    now_ms = time.time_ns() // 1_000_000
+    columns = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
+    rows = [
+        (
+            one.log, one.shard, one.node or None, one.basis, one.verdict, one.index, one.barrier_offset,
+            one.differing_slots or None, f"{max(0, now_ms - one.decided_at_ms) // 1000} s", one.reason or None,
+        )
+        for one in verdicts
+    ]  # fmt: skip
+    print_table("Audit: replicas against the log", columns, rows)
 
 
 def _plain(value: Any) -> Any:

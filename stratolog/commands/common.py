@@ -6,18 +6,17 @@ Results go to standard output, progress and errors to standard error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from stratolog.errors import Unavailable
+from stratolog.commands.tables import harmless, print_table_on
 from stratolog.local import state
 from stratolog.settings import Settings, load_settings
 
@@ -47,30 +46,39 @@ def connected_settings_of(context: typer.Context) -> Settings:
     return state.connected(settings_of(context))
 
 
-@contextmanager
-def libraries_of(extra: str, names: Collection[str]) -> Iterator[None]:
-    """Import what needs an extra within this: raises Unavailable, naming the extra, if one of its libraries is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in names:
-            raise
-        raise Unavailable(f"{error.name} is not installed: install stratolog with the extra '{extra}'") from error
+def complain(name: str, word: str, message: str, **more: Any) -> None:
+    """Say on standard error why a command ends: a sentence, with ``--json`` one object."""
+    printed.complaints += 1
+    if "--json" in sys.argv:
+        notes.file.write(json.dumps({"error": name, **more, "message": message}) + "\n")
+        return
+    notes.print(f"[bold red]{word}:[/]", end=" ")
+    notes.print("\n".join(map(harmless, message.splitlines())), markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass(slots=True)
+class Printed:
+    """How many results were printed: as long as that grows, nobody wonders what a command is doing; and how many complaints."""
+
+    results: int = 0
+    complaints: int = 0
+
+
+printed = Printed()
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on one line."""
+    """Print one JSON object on one line."""
+    printed.results += 1
     typer.echo(json.dumps(value, default=str))
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; None is shown as a dash."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    console.print(table)
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], less: Sequence[str] = ()
+) -> None:  # fmt: skip
+    """Print a table; on a terminal that is too narrow the columns in ``less`` go, the first one first."""
+    printed.results += 1
+    print_table_on(console, title, columns, rows, less)
 
 
 @contextmanager
@@ -96,13 +104,16 @@ def print_fleet(found: Mapping[str, Any]) -> None:
     ]  # fmt: skip
     if datanodes:
         columns = ("datanode", "address", "rack", "state", "health", "silent ms", "free", "containers", "pipelines")
-        print_table("Datanodes", columns, datanodes)
+        print_table(
+            "Datanodes", columns, datanodes, ("rack", "silent ms", "containers", "free", "pipelines", "address")
+        )
     pipelines = [
         (
-            one["pipeline"], one["state"], "yes" if one["usable"] else "no", one["leader"],
+            one["pipeline"], one["state"], bool(one["usable"]), one["leader"],
             " ".join(member["datanode"] for member in one["members"]),
         )
         for one in found.get("pipelines", ())
     ]  # fmt: skip
     if pipelines:
-        print_table("Pipelines", ("pipeline", "state", "takes blocks", "leader", "members"), pipelines)
+        of_pipelines = ("pipeline", "state", "takes blocks", "leader", "members")
+        print_table("Pipelines", of_pipelines, pipelines, ("leader", "members"))

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from stratolog.commands.common import libraries_of, settings_of
+from stratolog.commands.common import JsonOption, connected_settings_of, print_json, settings_of
+from stratolog.commands.names import datanode_names
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import Unavailable, UsageError, UserError
-
-DATANODE_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers", "uvloop"})
-"""What the extra ``datanode`` brings."""
+from stratolog.extras import libraries_of
+from stratolog.reach import await_broker, broker_addresses
 
 PREPARE_TIMEOUT_S = 180.0
 """How long closing all containers and pipelines may take."""
@@ -25,27 +26,46 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="datanode")
 
 
-def run(
-    context: typer.Context,
-    node: Annotated[str, typer.Option(help="Name of the datanode, one of the setting 'datanodes'.")],
-) -> None:
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="DATANODE", help="Name of the datanode, one of the setting 'datanodes'.", autocompletion=datanode_names
+    ),
+]
+OldName = Annotated[str | None, typer.Option("--node", hidden=True, help="The name, as earlier versions took it.")]
+
+
+def _name(name: str | None, old: str | None) -> str:
+    """Return the name that was given, in whichever way."""
+    given = [one for one in (name, old) if one is not None]
+    if len(given) != 1:
+        raise UsageError("give the name of one datanode, as in 'stratolog datanode run dn1'")
+    return given[0]
+
+
+def run(context: typer.Context, name: Name = None, *, node: OldName = None) -> None:
     """Run one datanode in this process until SIGTERM."""
+    node = _name(name, node)
     settings = settings_of(context)
     try:
         config = settings.datanode_config(node)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with libraries_of("datanode", DATANODE_LIBRARIES):
+    with libraries_of("datanode"):
         from datanode_processors import node as datanode
+        from replicated_db import logs
+    logs.configure(config.node, config.log_level, config.log_format)
+    with interruptible("the datanode had not begun"):
+        await_broker(broker_addresses(settings), logs.log.warning)
     datanode.run(config)
 
 
 def prepare_upgrade(
-    context: typer.Context,
-    node: Annotated[str, typer.Option(help="Name of the datanode, one of the setting 'datanodes'.")],
-) -> None:
+    context: typer.Context, name: Name = None, *, node: OldName = None, as_json: JsonOption = False
+) -> None:  # fmt: skip
     """Close a running datanode's containers and pipelines, and mark its folder: software with a newer layout may then take it."""
-    settings = settings_of(context)
+    node = _name(name, node)
+    settings = connected_settings_of(context)
     address, secret = settings.datanode(node).http_address, settings.secret()
     url = f"http://{address}/v1/prepare-upgrade"
     try:
@@ -55,5 +75,8 @@ def prepare_upgrade(
         raise Unavailable(f"datanode {node} at {address} does not answer: {error}") from error
     if answer.status_code != 200:
         raise UserError(f"datanode {node} is not prepared: {found.get('message', found)}")
+    if as_json:
+        print_json({"datanode": node, "pipelines": found["pipelines"]})
+        return
     pipelines = ", ".join(found["pipelines"]) or "none"
     typer.echo(f"datanode {node} is prepared for an upgrade; pipelines closed: {pipelines}")

@@ -19,8 +19,10 @@ from schemas.messages import PreparedRequest
 from schemas.result_codes import OK
 from schemas.topics import OM_LOG
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
+from stratolog.commands.names import node_names
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.leadership import check_shard
+from stratolog.reach import check_brokers, check_nodes
 from stratolog.settings import Settings
 from stratolog.shard_log import read_judged
 
@@ -62,6 +64,7 @@ def log(
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
+    check_brokers(settings)
     printed: list[Json] = []
     broken = None
     replay = _replay(settings, shard) if execute else None
@@ -84,7 +87,8 @@ def log(
     if not as_json:
         columns = ("offset", "kind", "term", "seq", "index", "operations", "results", "bytes", "reading")
         rows = [tuple(line[column] for column in columns) for line in printed]
-        print_table(f"{OM_LOG}, shard {shard}", columns, rows)
+        less = ("bytes", "seq", "results", "term", "operations", "index")
+        print_table(f"{OM_LOG}, shard {shard}", columns, rows, less)
     if broken is not None:
         raise typer.Exit(EXIT_FAILED)
 
@@ -142,7 +146,7 @@ def _plain(value: Any) -> Any:
 def digest(
     context: typer.Context,
     *,
-    node: Annotated[str | None, typer.Option(help="Only this node.")] = None,
+    node: Annotated[str | None, typer.Option(metavar="NODE", help="Only this node.", autocompletion=node_names)] = None,
     shard: Annotated[int | None, typer.Option(help="Only this shard.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -156,13 +160,16 @@ def digest(
         raise UsageError(f"no node {node!r}; there are: {', '.join(names)}")
     if shard is not None:
         check_shard(settings, shard)
+    check_nodes(settings, None if node is None else {node})
     shards = range(settings.shards) if shard is None else [shard]
     found = [_digests(settings, name, number) for name in names if node in (None, name) for number in shards]
     if as_json:
-        print_json(found)
+        for line in found:
+            print_json(line)
     else:
-        columns = ("node", "shard", "index", "incremental", "scrubbed", "equal", "differing_slots")
-        print_table("Digests", columns, [tuple(line[column] for column in columns) for line in found])
+        columns = ("node", "shard", "index", "incremental", "scrubbed", "equal", "differing slots")
+        rows = [tuple(line[column.replace(" ", "_")] for column in columns) for line in found]
+        print_table("Digests", columns, rows, ("differing slots", "incremental", "scrubbed", "index"))
     if not all(line["equal"] for line in found):
         raise typer.Exit(EXIT_FAILED)
 

@@ -26,6 +26,9 @@ from stratolog.checks import Check, Replica
 from stratolog.commands.audit import check_spark
 from stratolog.commands.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
+from stratolog.commands.stack import check_installed
+from stratolog.commands.tables import yes_or_no
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, UserError
 from stratolog.local import stack, state
 from stratolog.settings import Settings, default_datanodes
@@ -96,11 +99,13 @@ def command(
         data_dir=given.data_dir / FOLDER, brokers=brokers, audit=True, scrub_interval_ms=SCRUB_INTERVAL_MS,
         datanodes=datanodes,
     )  # fmt: skip
+    check_installed(settings)
     # Python caches compiled modules beside its library, which is the tree: none of our processes may change it.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     source = Source(path=tree.absolute()) if tree is not None else _python_library()
-    with _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
+    ended = f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: {settings.data_dir}"
+    with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
             print_json(_as_json(outcome))
@@ -212,8 +217,8 @@ def _print(outcome: Outcome) -> None:
         for replica in outcome.replicas
     ]  # fmt: skip
     columns = ("shard", "node", "role", "index", "digest", "Spark", "full scan")
-    print_table("Replicas, and Spark's verdict on each", columns, rows)
-    answers = [("[green]yes[/]" if check.holds else "[bold red]NO[/]", check.name) for check in outcome.checks]
+    print_table("Replicas, and Spark's verdict on each", columns, rows, ("role", "digest", "index"))
+    answers = [(yes_or_no(holds=check.holds), check.name) for check in outcome.checks]
     print_table("Does it hold?", ("", "what"), answers)
     failed = [check for check in outcome.checks if not check.holds]
     for check in failed:

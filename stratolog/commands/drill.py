@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.tables import yes_or_no
+from stratolog.commands.waiting import interruptible
 from stratolog.drills import registry
 from stratolog.drills.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
 from stratolog.leadership import check_shard
+from stratolog.reach import check_brokers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +58,7 @@ def list_drills(*, as_json: JsonOption = False) -> None:
             print_json({"name": drill.name, "does": drill.does, "touches": drill.touches, "needs": drill.needs})
         return
     rows = [(drill.name, drill.does, drill.touches, drill.needs or None) for drill in registry.DRILLS]
-    print_table("Drills", ("drill", "does", "touches", "needs"), rows)
+    print_table("Drills", ("drill", "does", "touches", "needs"), rows, ("needs", "touches"))
 
 
 # -- the drills --------------------------------------------------------------------------------------------------------
@@ -137,10 +139,12 @@ def point_in_time(
     moment = drill.Moment(index=index, time_ms=time_ms, into=None if into is None else into.expanduser().absolute())
     shards = range(settings.shards) if shard is None else [shard]
     cluster = Cluster(settings=settings)
-    done = _told(
-        settings, "point-in-time", shard, lambda session: drill.run(session, cluster, shards, moment), as_json
-    )  # fmt: skip
-    _finish(done, report, as_json)
+
+    def begin(session: Session) -> None:
+        check_brokers(settings)
+        drill.run(session, cluster, shards, moment)
+
+    _finish(_told(settings, "point-in-time", shard, begin, as_json), report, as_json)
 
 
 def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
@@ -177,7 +181,12 @@ def _run(
     check_shard(settings, shard)
     _check_file(report)
     cluster = Cluster(settings=settings)
-    _finish(_told(settings, name, shard, lambda session: drill(session, cluster, shard), as_json), report, as_json)
+
+    def begin(session: Session) -> None:
+        check_brokers(settings)
+        drill(session, cluster, shard)
+
+    _finish(_told(settings, name, shard, begin, as_json), report, as_json)
 
 
 def _check_file(file: Path | None) -> None:
@@ -193,7 +202,17 @@ def _told(
     from stratolog.drills.session import Session, run
 
     with _ended_in_order(), _telling(as_json) as (tell, begin):
-        return run(name, shard, drill, data_dir=settings.data_dir, session=Session(tell, begin))
+        session = Session(tell, begin)
+        with interruptible(lambda: _what_was_touched(session)):
+            return run(name, shard, drill, data_dir=settings.data_dir, session=session)
+
+
+def _what_was_touched(session: Session) -> str:
+    """Say what an interrupted drill has touched, and how that was put back."""
+    if not session.touched:
+        return "nothing of the stack was touched"
+    words = [*(f"touched: {text}" for text in session.touched), *(f"restored: {text}" for text in session.restored)]
+    return "\n".join(["there is no verdict", *words])
 
 
 @contextmanager
@@ -259,8 +278,7 @@ def _finish(report: Report, file: Path | None, as_json: bool) -> None:
 
 def _print_report(report: Report) -> None:
     answers: list[tuple[Any, ...]] = [
-        ("[green]yes[/]" if finding.holds else "[bold red]NO[/]", escape(finding.question), escape(finding.seen))
-        for finding in report.findings
+        (yes_or_no(holds=finding.holds), finding.question, finding.seen) for finding in report.findings
     ]
     if answers:
         print_table(f"Drill {report.drill}", ("", "does it hold?", "seen"), answers)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_fleet, print_json
+from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_fleet, print_json
+from stratolog.commands.names import DatanodeArgument
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
+from stratolog.reach import check_log, check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 PIPELINE_NAME = re.compile(r"pipeline-(\d{1,3})")
 
-Datanode = Annotated[str, typer.Argument(help="Name of the datanode.")]
+Datanode = DatanodeArgument
 Pipeline = Annotated[str, typer.Argument(help="Name of the pipeline, as 'pipeline-3'.")]
 Force = Annotated[bool, typer.Option("--force", help="Also a datanode that nobody has heard of.")]
 
@@ -63,11 +66,21 @@ def _show(context: typer.Context, what: str, *, as_json: bool) -> None:
 
 def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
     """Return the datanodes or pipelines, as the first node that answers tells them; raises Unavailable if none does."""
-    for node in settings.nodes:
-        answer = stack.node_answer(node.address, f"/v1/{what}")
-        if answer is not None:
-            found: list[dict[str, Any]] = answer[what]
-            return found
+    check_nodes(settings)
+    try:
+        check_log(settings)
+        paths = [f"/v1/{what}", f"/v1/{what}?consistency=stale"]
+    except Unavailable as error:
+        notes.print(f"{error}; what follows may be old", markup=False, highlight=False, soft_wrap=True)
+        paths = [f"/v1/{what}?consistency=stale"]
+    for path in paths:
+        for node in settings.nodes:
+            answer = stack.node_answer(node.address, path)
+            if answer is not None:
+                found: list[dict[str, Any]] = answer[what]
+                return found
+        if path != paths[-1]:
+            notes.print("no node answers a linearizable read: what follows may be old", highlight=False, soft_wrap=True)
     raise Unavailable(f"no node answers: {', '.join(node.address for node in settings.nodes)}")
 
 
@@ -93,7 +106,7 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
     known = {one["datanode"]: one["state"] for one in fleet_of(settings, "datanodes")}
     if name not in known and not force:
         raise UserError(f"no datanode {name!r}; there is: {', '.join(known) or 'none'}")
-    index = _call(settings, SetDatanodeState(datanode=name, state=state))
+    index = _call(settings, SetDatanodeState(datanode=name, state=state), as_json=as_json)
     if as_json:
         print_json({"datanode": name, "before": known.get(name), "state": state, "index": index})
     else:
@@ -101,14 +114,16 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
 
 
 def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False) -> None:
-    """Close a pipeline: it takes no more blocks, another one is made in its place."""
+    """Close a pipeline: it takes no more blocks. Another one, or its next generation, takes its place."""
     from schemas.messages import RetirePipeline
 
     found = PIPELINE_NAME.fullmatch(name)
     if found is None:
         raise UserError(f"{name!r} is no pipeline's name: 'pipeline-3' is one")
     index = _call(
-        connected_settings_of(context), RetirePipeline(partition=int(found[1]), reason="an operator's command")
+        connected_settings_of(context),
+        RetirePipeline(partition=int(found[1]), reason="an operator's command"),
+        as_json=as_json,
     )
     if as_json:
         print_json({"pipeline": name, "state": "CLOSED", "index": index})
@@ -116,6 +131,7 @@ def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False
         console.print(f"{name}: CLOSED", highlight=False)
 
 
-def _call(settings: Settings, body: RequestBody) -> int:
-    with client_of(settings, operator=True) as client:
+def _call(settings: Settings, body: RequestBody, *, as_json: bool) -> int:
+    unknown = "whether it was done is not known: 'admin datanode list' and 'admin pipeline list' tell"
+    with waiting(settings, type(body).__name__, unknown, quiet=as_json), client_of(settings, operator=True) as client:
         return client.call(body).index

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.ingest import Progress as Step
-from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, Placement
-from stratolog.commands.addresses import shown_size
+from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
+from stratolog.commands.addresses import Address, bucket_address, shown_size
 from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import EXIT_FAILED, UsageError
 
@@ -27,6 +29,11 @@ LINE_INTERVAL_S = 5.0
 SHOWN_PROBLEMS = 10
 """At most so many failures, and so many skipped files, are printed for people; ``--json`` names more."""
 
+SHOWN_PLACES = 12
+"""At most so many volumes with their buckets are printed for people; ``--json`` names all."""
+WIDE, MIDDLING, NARROW = 110, 76, 60
+"""Widths of a terminal from which on the bar says all, all but the rate, only how many files are done; below there is no bar."""
+
 MaxInFlight = Annotated[int, typer.Option(min=1, max=100_000, help="Keys that are written at the same time.")]
 
 
@@ -37,26 +44,39 @@ def register(app: typer.Typer) -> None:
 
 def command(
     context: typer.Context,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, readable=True)],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", exists=True, file_okay=False, readable=True, help="The tree's root.")
+    ],
     *,
     max_in_flight: MaxInFlight = MAX_IN_FLIGHT,
-    prefix: Annotated[str, typer.Option(help="Volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",
-    volumes: Annotated[int, typer.Option(min=1, max=MAX_VOLUMES, help="Number of volumes.")] = DEFAULT_VOLUMES,
+    bucket: Annotated[
+        Address | None,
+        typer.Option(
+            "--bucket", "-b", parser=bucket_address, metavar="/VOLUME/BUCKET",
+            help="Put every file into this bucket, which is made if need be, instead of volumes and buckets of its own.",
+        ),
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Without --bucket: volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",
+    volumes: Annotated[
+        int, typer.Option(min=1, max=MAX_VOLUMES, help="Without --bucket: number of volumes.")
+    ] = DEFAULT_VOLUMES,
     contents: Annotated[bool, typer.Option("--contents", help="Write the files' bytes too, to the datanodes.")] = False,
     as_json: JsonOption = False,
-) -> None:
+) -> None:  # fmt: skip
     """Make a key of every file below DIR, with size, modification time and SHA-256.
 
-    A key's name is the file's path within DIR; its bucket follows from the first part of the path, its volume from the
-    directory, so that volumes spread over the shards. Links and special files are skipped and named. Running it again
-    replaces keys by equal ones. Exit status 1 if a file could not be ingested.
+    A key's name is the file's path within DIR. With --bucket all go there. Else the volume follows from the file's directory, so that
+    the tree spreads over volumes PREFIX-0 to PREFIX-15 and thereby over the shards, and the bucket from the first part of the path
+    ("root" for files directly in DIR); what was used is printed at the end. Links and special files are skipped and named. Running it
+    again replaces keys by equal ones. Exit status 1 if a file could not be ingested.
     """
     try:
         placement = Placement(prefix=prefix, volumes=volumes)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    rule = placement if bucket is None else OneBucket(volume=bucket.volume, bucket=bucket.bucket)
     summary = run_ingest(
-        connected_settings_of(context), directory, placement=placement, max_in_flight=max_in_flight, quiet=as_json,
+        connected_settings_of(context), directory, placement=rule, max_in_flight=max_in_flight, quiet=as_json,
         contents=contents,
     )  # fmt: skip
     if as_json:
@@ -68,19 +88,40 @@ def command(
 
 
 def run_ingest(
-    settings: Settings, directory: Path, *, placement: Placement, max_in_flight: int, quiet: bool,
+    settings: Settings, directory: Path, *, placement: PlacementRule, max_in_flight: int, quiet: bool,
     contents: bool = False, leave_out: Collection[str] = (),
 ) -> IngestSummary:  # fmt: skip
     """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
 
     Raises as ``producers.ingest`` does.
     """
-    with client_of(settings, in_flight=max_in_flight) as client, _progress(quiet) as told:
+    last: list[Step] = []
+
+    def requests() -> int:
+        return last[-1].requests if last else 0
+
+    with (
+        waiting(settings, "ingest", lambda: _so_far(last), quiet=quiet, bytes_too=contents, moving=requests),
+        client_of(settings, in_flight=max_in_flight) as client,
+        _progress(quiet) as told,
+    ):
+
+        def both(step: Step) -> None:
+            last[:] = [step]
+            if told is not None:
+                told(step)
+
         if contents:
-            return ingest_contents(client, directory, placement=placement, progress=told, leave_out=leave_out)
+            return ingest_contents(client, directory, placement=placement, progress=both, leave_out=leave_out)
         return ingest(
-            client, directory, placement=placement, progress=told, max_in_flight=max_in_flight, leave_out=leave_out
+            client, directory, placement=placement, progress=both, max_in_flight=max_in_flight, leave_out=leave_out
         )
+
+
+def _so_far(last: list[Step]) -> str:
+    """Say what an interrupted ingest has done."""
+    done = f"{last[-1].files:,} of {last[-1].files_total:,} files are done" if last else "no file is done"
+    return f"{done}; give the command again: what is there is replaced by equal keys"
 
 
 @contextmanager
@@ -92,19 +133,22 @@ def _progress(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
     if not notes.is_terminal:
         yield _Lines()
         return
-    columns = (
-        TextColumn("ingest"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[done]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=notes) as bar:
+    with bar_on(notes) as told:
+        yield told
+
+
+@contextmanager
+def bar_on(console: Console) -> Iterator[Callable[[Step], None]]:
+    """Show a bar that leaves room for its words, however narrow the terminal."""
+    columns: list[ProgressColumn] = [TextColumn("ingest"), TextColumn("{task.fields[done]}")]
+    if console.width >= NARROW:
+        columns.insert(1, BarColumn(bar_width=max(8, min(40, console.width - 70))))
+        columns.append(TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task("ingest", total=None, done="looking at the tree")
 
         def told(step: Step) -> None:
-            bar.update(task, total=step.files_total, completed=step.files, done=_done(step))
+            bar.update(task, total=step.files_total, completed=step.files, done=_done(step, console.width))
 
         yield told
 
@@ -122,9 +166,13 @@ class _Lines:
             notes.print(f"{_done(step)}, {_time_left_s(step):.0f} s left", highlight=False, soft_wrap=True)
 
 
-def _done(step: Step) -> str:
-    rate = step.requests / max(step.elapsed_s, 1e-9)
-    return f"{step.files:,} of {step.files_total:,} files, {shown_size(step.bytes)}, {rate:,.0f} requests/s"
+def _done(step: Step, width: int = WIDE) -> str:
+    """Say how far it is, in as many words as there is room for."""
+    files = f"{step.files:,} of {step.files_total:,} files"
+    if width < MIDDLING:
+        return files
+    rate = f", {step.requests / max(step.elapsed_s, 1e-9):,.0f} requests/s" if width >= WIDE else ""
+    return f"{files}, {shown_size(step.bytes)}{rate}"
 
 
 def _time_left_s(step: Step) -> float:
@@ -133,11 +181,13 @@ def _time_left_s(step: Step) -> float:
 
 def print_summary(summary: IngestSummary) -> None:
     """Print what an ingest did, for people."""
-    volumes = {volume for volume, _ in summary.places}
+    buckets: dict[str, list[str]] = {}
+    for volume, bucket in summary.places:
+        buckets.setdefault(volume, []).append(bucket)
     lines = [
         ("keys", f"{summary.keys:,}"),
         ("bytes of the files", f"{shown_size(summary.bytes)} ({summary.bytes:,})"),
-        ("volumes, buckets", f"{len(volumes)}, {len(summary.places)}"),
+        ("volumes, buckets", f"{len(buckets)}, {len(summary.places)}"),
         ("requests", f"{summary.requests:,} in {summary.seconds:.1f} s"),
         ("throughput", f"{summary.requests_per_second:,.0f} requests/s"),
         ("latency", f"p50 {summary.p50_ms:.1f} ms, p99 {summary.p99_ms:.1f} ms, max {summary.max_ms:.1f} ms"),
@@ -145,6 +195,13 @@ def print_summary(summary: IngestSummary) -> None:
         ("failed files", f"{summary.failed_files:,}"),
     ]
     print_table("Ingest", ("what", "figure"), lines)
+    for volume in list(buckets)[:SHOWN_PLACES]:
+        said = f"/{volume}: {', '.join(buckets[volume])}"
+        console.print(said, markup=False, highlight=False, soft_wrap=True)
+    if len(buckets) > SHOWN_PLACES:
+        console.print(
+            f"... and {len(buckets) - SHOWN_PLACES:,} more volumes: 'stratolog sh volume list'", highlight=False
+        )
     problems = [(item.relative_path, f"skipped: {item.reason}") for item in summary.skipped[:SHOWN_PROBLEMS]]
     problems += [
         (item.relative_path, f"failed: {item.status}: {item.message}") for item in summary.failures[:SHOWN_PROBLEMS]

@@ -7,6 +7,7 @@ from contextlib import suppress
 import typer
 
 from stratolog.commands.common import JsonOption, console, print_json, progress, settings_of
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import Unavailable
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import make_class_archive
@@ -22,7 +23,7 @@ def register(app: typer.Typer) -> None:
 def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Fetch the jars by Maven, and make the archive of the broker's classes, unless they are in the cache; several processes may do so at once."""
     settings = settings_of(context)
-    with progress(as_json) as report:
+    with progress(as_json) as report, interruptible("what is not whole is not kept: give the command again"):
         report("jars of Kafka")
         kafka = kafka_jars(settings.cache_dir)
         report("the broker's classes, for a quick start")

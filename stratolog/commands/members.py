@@ -14,12 +14,15 @@ import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
 from stratolog.commands.local_nodes import member_of
+from stratolog.commands.names import NodeArgument
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.leadership import shard_views
 from stratolog.local import stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
 from stratolog.local.state import NODE, Member, StackState
+from stratolog.reach import check_brokers
 from stratolog.settings import Settings, load_settings
 from stratolog.settings_values import NodeAddress, host_and_port, name
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 REPLAY_TIMEOUT_S = 3600.0
 """How long a new node may take to replay the log."""
 
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 
 
 def register(group: typer.Typer) -> None:
@@ -70,7 +73,9 @@ def add_node(
     _check_name(node)
     place = _place(settings, node, address)
     begun_s = time.monotonic()
-    with progress(as_json) as report:
+    again = f"how far it came is in 'stratolog status'; give the command again: {node} is then made a member of the shards that are left"
+    check_brokers(settings)
+    with progress(as_json) as report, waiting(settings, f"add {node}", again, quiet=as_json):
         local = state.read_state(settings.data_dir) is not None
         with client_of(settings, operator=True) as client:
             done = log_members(client, node, member=True, report=report)
@@ -164,7 +169,9 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
     settings.node(node)
     if len(settings.nodes) == 1:
         raise UserError(f"{node} is the last node")
-    with progress(as_json) as report:
+    again = f"{node} may be stopped and still a member of some shards: give the command again, or 'stratolog admin start-node {node}'"
+    check_brokers(settings)
+    with progress(as_json) as report, waiting(settings, f"remove {node}", again, quiet=as_json):
         if (member := _local_member(settings, node)) is not None:
             report(f"stopping {node}")
             member.process.stop(stack.STOP_NODES_TIMEOUT_S)

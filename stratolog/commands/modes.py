@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError
 from stratolog.leadership import check_shard, shard_views
@@ -78,16 +79,25 @@ def mode(
         return
     types = _checked(request_type, wanted)
     done: list[dict[str, Any]] = []
-    with client_of(settings, operator=True) as client:
+    with (
+        waiting(settings, "mode", lambda: _set_so_far(done), quiet=as_json),
+        client_of(settings, operator=True) as client,
+    ):
         for one in shards:
             allowed = types if request_type != ALL else _within_level(settings, one, types)
             done += set_modes(client, [one], allowed, str(wanted))
-    if as_json:
-        print_json(done)
-        return
     for line in done:
+        if as_json:
+            print_json(line)
+            continue
         text = f"shard {line['shard']}: {line['request_type']} is in {wanted} mode after index {line['index'] - 1}"
         console.print(text, highlight=False)
+
+
+def _set_so_far(done: Sequence[dict[str, Any]]) -> str:
+    """Say what was set when the command was interrupted."""
+    names = ", ".join(f"{one['request_type']} on shard {one['shard']}" for one in done) or "nothing for certain"
+    return f"set: {names}; 'stratolog admin mode --show' tells; the command may be given again"
 
 
 def _checked(request_type: str | None, wanted: str | None) -> Sequence[str]:
@@ -123,11 +133,13 @@ def _show(settings: Settings, shards: Iterable[int], as_json: bool) -> None:
             counts = {"executed": view["late_requests"], "invalid": view["late_invalid"]}
             lines.append({"shard": shard, "node": node, "late": view["late_types"], **counts})
     if as_json:
-        print_json(lines)
+        for line in lines:
+            print_json(line)
         return
     columns = ("shard", "node", "late", "executed", "invalid")
     rows = [
         (line["shard"], line["node"], ", ".join(line["late"]) or None, line["executed"], line["invalid"])
         for line in lines
     ]
-    print_table("Request types validated late; logged requests executed by each replica since its start", columns, rows)
+    title = "Request types validated late; logged requests executed by each replica since its start"
+    print_table(title, columns, rows, ("invalid", "executed"))

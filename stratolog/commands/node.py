@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import libraries_of, settings_of
+from stratolog.commands.common import settings_of
+from stratolog.commands.names import node_names
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import UsageError
-
-OM_LIBRARIES = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers"})
-"""What the extra ``om`` brings."""
+from stratolog.extras import libraries_of
+from stratolog.reach import await_broker, broker_addresses
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +23,10 @@ def register(app: typer.Typer) -> None:
 
 def run(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Name of the node, one of the setting 'nodes'.")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NODE", help="Name of the node, one of the setting 'nodes'.", autocompletion=node_names),
+    ],
 ) -> None:
     """Run one node in this process until SIGTERM."""
     settings = settings_of(context)
@@ -30,6 +34,10 @@ def run(
         config = settings.node_config(name)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    with libraries_of("om", OM_LIBRARIES):
+    with libraries_of("om"):
         from om_processors import node
+        from replicated_db import logs
+    logs.configure(config.node, config.log_level, config.log_format)
+    with interruptible("the node had not begun"):
+        await_broker(broker_addresses(settings), logs.log.warning)
     node.run(config)

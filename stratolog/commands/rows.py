@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TABLE_ROWS = 1000
 """A longer listing is printed as several tables: one table's rows are all held in memory."""
 BYTES = frozenset({"size", "quota_in_bytes", "used_bytes", "allotted_bytes"})
+LESS = ("owner", "namespace quota", "space quota", "creation time", "modification time")
+"""Columns that go where there is no room for them."""
 HEADINGS = {"quota_in_bytes": "space quota", "quota_in_namespace": "namespace quota"}
 
 
@@ -30,7 +32,7 @@ def print_rows(title: str, columns: tuple[str, ...], rows: Iterable[Any]) -> Non
         console.print(f"{title}: none", markup=False, highlight=False)
     while part:
         print_table(
-            title, headings, [tuple(_short(column, getattr(row, column)) for column in columns) for row in part]
+            title, headings, [tuple(_short(column, getattr(row, column)) for column in columns) for row in part], LESS
         )
         part = list(islice(source, TABLE_ROWS))
 
@@ -52,6 +54,8 @@ def print_fields(title: str, view: View[Any], as_json: bool) -> None:
 
 def shown(name: str, value: Any) -> str:
     """Return a field's value for people."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if name.startswith("quota_") and value < 0:
         return "none"
     if name in BYTES:

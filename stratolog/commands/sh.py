@@ -8,7 +8,6 @@ at which position, so that a later read with ``--consistency session --session S
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -18,14 +17,14 @@ import typer
 
 from stratolog.commands import addresses, sh_bytes
 from stratolog.commands.addresses import Address
-from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
+from stratolog.commands.common import Invocation, JsonOption, console, notes, print_json
+from stratolog.commands.names import node_names
 from stratolog.commands.rows import print_fields, print_rows
-from stratolog.connection import PATIENCE_MS, client_of, reads_of
+from stratolog.commands.sh_access import Asked, reads, writer
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
     from producers.client import Client
-    from producers.reads import Reads
 
 DEFAULT_LENGTH = 100
 NO_QUOTA = -1
@@ -60,7 +59,9 @@ Session = Annotated[
     dict[int, int] | None,
     typer.Option(parser=addresses.positions, metavar="SHARD:INDEX[,...]", help="Positions for --consistency session."),
 ]
-Node = Annotated[str | None, typer.Option(help="Ask this node and no other.")]
+Node = Annotated[
+    str | None, typer.Option(metavar="NODE", help="Ask this node and no other.", autocompletion=node_names)
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -115,7 +116,7 @@ def create_volume(
     owner: Owner = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Create a volume."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.create_volume(
             address.volume, owner=owner or "", quota_in_bytes=_quota(quota), quota_in_namespace=_quota(namespace_quota)
         )
@@ -127,8 +128,8 @@ def volume_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a volume and what of its quotas is used."""
-    with _reads(context, node, session) as reads:
-        print_fields(str(address), reads.volume_info(address.volume, consistency=consistency), as_json)
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        print_fields(str(address), found_by.volume_info(address.volume, consistency=consistency), as_json)
 
 
 def list_volumes(
@@ -136,21 +137,21 @@ def list_volumes(
     consistency: Consistency = "linearizable", session: Session = None, node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List volumes by name."""
-    with _reads(context, node, session) as reads:
-        found = reads.list_volumes(prefix=prefix, start_after=start, consistency=consistency)
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        found = found_by.list_volumes(prefix=prefix, start_after=start, consistency=consistency)
         _list("Volumes", ("volume", "owner", *QUOTAS, "creation_time_ms"), found, None if every else length, as_json)
 
 
 def delete_volume(context: typer.Context, address: Volume, *, as_json: JsonOption = False) -> None:
     """Delete a volume without buckets."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.delete_volume(address.volume)
         _did("deleted", address, client, as_json)
 
 
 def update_volume(context: typer.Context, address: Volume, *, owner: NewOwner, as_json: JsonOption = False) -> None:
     """Give a volume another owner."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_volume_property(address.volume, owner=owner)
         _did("updated", address, client, as_json)
 
@@ -161,7 +162,7 @@ def set_volume_quota(
 ) -> None:  # fmt: skip
     """Set a volume's quotas: the sum of its buckets' space quotas, the number of its buckets."""
     _check_given(quota, namespace_quota)
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_volume_property(address.volume, quota_in_bytes=quota, quota_in_namespace=namespace_quota)
         _did("quota set on", address, client, as_json)
 
@@ -174,7 +175,7 @@ def clear_volume_quota(
 ) -> None:  # fmt: skip
     """Lift a volume's quotas."""
     _check_given(space or None, namespace or None)
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_volume_property(
             address.volume,
             quota_in_bytes=NO_QUOTA if space else None,
@@ -191,7 +192,7 @@ def create_bucket(
     owner: Owner = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Create a bucket."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.create_bucket(
             address.volume, address.bucket, owner=owner or "",
             quota_in_bytes=_quota(quota), quota_in_namespace=_quota(namespace_quota),
@@ -204,8 +205,10 @@ def bucket_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a bucket and what of its quotas is used."""
-    with _reads(context, node, session) as reads:
-        print_fields(str(address), reads.bucket_info(address.volume, address.bucket, consistency=consistency), as_json)
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        print_fields(
+            str(address), found_by.bucket_info(address.volume, address.bucket, consistency=consistency), as_json
+        )
 
 
 def list_buckets(
@@ -214,22 +217,22 @@ def list_buckets(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List a volume's buckets by name."""
-    with _reads(context, node, session) as reads:
-        found = reads.list_buckets(address.volume, prefix=prefix, start_after=start, consistency=consistency)
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        found = found_by.list_buckets(address.volume, prefix=prefix, start_after=start, consistency=consistency)
         columns = ("bucket", "owner", *QUOTAS, "creation_time_ms")
         _list(f"Buckets of {address}", columns, found, None if every else length, as_json)
 
 
 def delete_bucket(context: typer.Context, address: Bucket, *, as_json: JsonOption = False) -> None:
     """Delete a bucket without keys."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.delete_bucket(address.volume, address.bucket)
         _did("deleted", address, client, as_json)
 
 
 def update_bucket(context: typer.Context, address: Bucket, *, owner: NewOwner, as_json: JsonOption = False) -> None:
     """Give a bucket another owner."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_bucket_property(address.volume, address.bucket, owner=owner)
         _did("updated", address, client, as_json)
 
@@ -240,7 +243,7 @@ def set_bucket_quota(
 ) -> None:  # fmt: skip
     """Set a bucket's quotas: the bytes of its keys, and their number."""
     _check_given(quota, namespace_quota)
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_bucket_property(
             address.volume, address.bucket, quota_in_bytes=quota, quota_in_namespace=namespace_quota
         )
@@ -255,7 +258,7 @@ def clear_bucket_quota(
 ) -> None:  # fmt: skip
     """Lift a bucket's quotas."""
     _check_given(space or None, namespace or None)
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.set_bucket_property(
             address.volume, address.bucket,
             quota_in_bytes=NO_QUOTA if space else None, quota_in_namespace=NO_QUOTA if namespace else None,
@@ -277,7 +280,7 @@ def create_key(
     from producers.keys import fit_blocks
 
     given, length = dict(map(addresses.metadata_item, metadata or [])), size or 0
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         place = (address.volume, address.bucket, address.key)
         opened = client.create_key(*place, size=length, metadata=given)
         client.commit_key(*place, opened.session_id, size=length, blocks=fit_blocks(opened.blocks, length))
@@ -289,8 +292,8 @@ def key_info(
     node: Node = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Show a key with its blocks and metadata."""
-    with _reads(context, node, session) as reads:
-        view = reads.key_info(address.volume, address.bucket, address.key, consistency=consistency)
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        view = found_by.key_info(address.volume, address.bucket, address.key, consistency=consistency)
         print_fields(str(address), view, as_json)
 
 
@@ -300,8 +303,8 @@ def list_keys(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List a bucket's keys by name."""
-    with _reads(context, node, session) as reads:
-        found = reads.list_keys(
+    with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:
+        found = found_by.list_keys(
             address.volume, address.bucket, prefix=prefix, start_after=start, consistency=consistency
         )
         columns = ("key", "size", "owner", "modification_time_ms")
@@ -310,7 +313,7 @@ def list_keys(
 
 def delete_key(context: typer.Context, address: Key, *, as_json: JsonOption = False) -> None:
     """Delete a key."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.delete_key(address.volume, address.bucket, address.key)
         _did("deleted", address, client, as_json)
 
@@ -322,7 +325,7 @@ def rename_key(
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Rename a key within its bucket."""
-    with _writer(context) as client:
+    with writer(context, quiet=as_json) as client:
         client.rename_key(address.volume, address.bucket, from_key, to_key)
         old, new = (Address(volume=address.volume, bucket=address.bucket, key=key) for key in (from_key, to_key))
         _did(f"renamed {old} to", new, client, as_json)
@@ -331,26 +334,6 @@ def rename_key(
 # -- what they share ---------------------------------------------------------------------------------------------------
 
 QUOTAS = ("quota_in_bytes", "quota_in_namespace")
-
-
-def _writer(context: typer.Context) -> AbstractContextManager[Client]:
-    """Open a client; raises UsageError if a state directory is to be read."""
-    at = context.ensure_object(Invocation).at
-    if at is not None:
-        raise UsageError(f"the state in {at} can be read only: without --at the command goes to the running stack")
-    return client_of(connected_settings_of(context), patience_ms=PATIENCE_MS)
-
-
-def _reads(context: typer.Context, node: str | None, session: dict[int, int] | None) -> AbstractContextManager[Reads]:
-    """Open reads from the running stack, or from the state directory given."""
-    at = context.ensure_object(Invocation).at
-    if at is None:
-        return reads_of(connected_settings_of(context), node=node, positions=session)
-    if node is not None or session is not None:
-        raise UsageError("--node and --session are about the running stack, not about the state in a directory (--at)")
-    from stratolog.state_directory import reads_at
-
-    return reads_at(at)
 
 
 def _quota(given: int | None) -> int:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from stratolog.commands import addresses
 from stratolog.commands.addresses import Address, shown_size
 from stratolog.commands.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of, reads_of, stream_options
 from stratolog.errors import UsageError, UserError
+from stratolog.reach import check_log
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
     from stratolog.settings import Settings
 
 STANDARD = "-"
-"""In place of a local file: standard input."""
+"""In place of a local file: standard input or output."""
 
 Key = Annotated[Address, typer.Argument(parser=addresses.key_address, metavar="/VOLUME/BUCKET/KEY")]
 Bucket = Annotated[Address, typer.Argument(parser=addresses.bucket_address, metavar="/VOLUME/BUCKET")]
 Source = Annotated[str, typer.Argument(metavar="FILE", help="A local file; '-' is standard input.")]
-Target = Annotated[Path, typer.Argument(metavar="FILE", help="A local file, or a directory to put it into.")]
+Target = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A local file, or a directory to put it into; '-' is standard output.")
+]
 Metadata = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Metadata; may be given several times.")]
 Way = Annotated[
     int | None, typer.Option("--way", min=0, max=3, help="How blocks are committed (setting 'commit_way').")
@@ -67,7 +72,11 @@ def put(
     settings = _settings(context).with_values(commit_way=way, topology=topology)
     size = None if file == STANDARD else _size_of(file)
     begun_s = time.monotonic()
-    with client_of(settings) as client, _progress(f"put {address}", size, quiet=as_json) as told:
+    with (
+        _waiting(settings, f"put {address}", _AS_BEFORE.format(address), as_json) as moving,
+        client_of(settings) as client,
+        _progress(f"put {address}", size, moving, quiet=as_json) as told,
+    ):
         if file == STANDARD:
             with client.open(str(address), "wb", metadata=given) as key:
                 copied = copy(sys.stdin.buffer, key, told)
@@ -82,14 +91,22 @@ def get(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write a key into a local file; into a directory, under the last part of the key's name."""
+    """Write a key into a local file; into a directory, under the last part of the key's name; '-' is standard output."""
     from producers.key_copy import get_file
 
+    settings = _settings(context)
+    if str(file) == STANDARD:
+        _write_out(settings, address)
+        return
     target = file / address.key.rstrip("/").rpartition("/")[2] if file.is_dir() else file
     if target.exists() and not force:
         raise UsageError(f"{target} exists; --force replaces it")
     begun_s = time.monotonic()
-    with _opened(_settings(context), address) as key, _progress(f"get {address}", key.size, quiet=as_json) as told:
+    with (
+        _waiting(settings, f"get {address}", f"{target} is not written", as_json) as moving,
+        _opened(settings, address) as key,
+        _progress(f"get {address}", key.size, moving, quiet=as_json) as told,
+    ):
         with _local_errors(str(target)):
             copied = get_file(key, target, progress=told)
         _did("get", address, str(target), copied, time.monotonic() - begun_s, as_json, failovers=key.failovers)
@@ -97,15 +114,22 @@ def get(
 
 def cat(context: typer.Context, address: Key, *, offset: Offset = None, length: Length = None) -> None:
     """Write a key's bytes, or some of them, to standard output."""
+    _write_out(_settings(context), address, offset or 0, length)
+
+
+def _write_out(settings: Settings, address: Address, offset: int = 0, length: int | None = None) -> None:
+    """Write a key's bytes, or some of them, to standard output."""
     from producers.key_copy import COPY_BYTES
 
-    with _opened(_settings(context), address) as key:
-        key.seek(offset or 0)
-        left = key.size if length is None else length
-        while left and (data := key.read(min(left, COPY_BYTES))):
-            sys.stdout.buffer.write(data)
-            left -= len(data)
-        sys.stdout.buffer.flush()
+    with _waiting(settings, f"cat {address}", "what was written is a part", quiet=False) as moving:
+        with _opened(settings, address) as key:
+            key.seek(offset)
+            left = key.size if length is None else length
+            while left and (data := key.read(min(left, COPY_BYTES))):
+                sys.stdout.buffer.write(data)
+                moving.bytes += len(data)
+                left -= len(data)
+            sys.stdout.buffer.flush()
 
 
 def copy_key(
@@ -119,9 +143,14 @@ def copy_key(
 
     source, target = (Address(volume=address.volume, bucket=address.bucket, key=key) for key in (from_key, to_key))
     begun_s = time.monotonic()
-    with client_of(_settings(context)) as client, client.open(str(source)) as old:
+    settings = _settings(context)
+    with (
+        _waiting(settings, f"cp {target}", _AS_BEFORE.format(target), as_json) as moving,
+        client_of(settings) as client,
+        client.open(str(source)) as old,
+    ):
         metadata = {} if old.info is None else old.info.metadata
-        with _progress(f"cp {target}", old.size, quiet=as_json) as told:
+        with _progress(f"cp {target}", old.size, moving, quiet=as_json) as told:
             with client.open(str(target), "wb", size=old.size, metadata=metadata) as new:
                 copied = copy(old, new, told)
         seconds = time.monotonic() - begun_s
@@ -145,6 +174,7 @@ def _opened(settings: Settings, address: Address) -> Iterator[KeyInput]:
     from producers.key_files import open_file
     from producers.key_streams import KeyStreams
 
+    check_log(settings)
     with reads_of(settings) as reads:
         streams = KeyStreams(reads, stream_options(settings))
         try:
@@ -170,11 +200,32 @@ def _local_errors(file: str) -> Iterator[None]:
         raise UserError(f"{file}: {error.strerror or error}") from error
 
 
+@dataclass(slots=True)
+class Moving:
+    """How many bytes have gone through."""
+
+    bytes: int = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes."""
+        self.bytes += count
+
+
+_AS_BEFORE = "{} is as it was before, unless its commit was under way: 'stratolog sh key info' tells"
+
+
 @contextmanager
-def _progress(what: str, size: int | None, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """Show a bar on a terminal, nothing elsewhere."""
+def _waiting(settings: Settings, what: str, interrupted: str, quiet: bool) -> Iterator[Moving]:
+    moving = Moving()
+    with waiting(settings, what, interrupted, quiet=quiet, bytes_too=True, moving=lambda: moving.bytes):
+        yield moving
+
+
+@contextmanager
+def _progress(what: str, size: int | None, moving: Moving, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a bar on a terminal, nothing elsewhere; count the bytes in any case."""
     if quiet or not notes.is_terminal:
-        yield None
+        yield moving.add
         return
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True),
@@ -182,7 +233,12 @@ def _progress(what: str, size: int | None, *, quiet: bool) -> Iterator[Callable[
     )  # fmt: skip
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(what, total=size)
-        yield lambda count: bar.advance(task, count)
+
+        def told(count: int) -> None:
+            moving.add(count)
+            bar.advance(task, count)
+
+        yield told
 
 
 def _positions(client: Client) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,8 +17,12 @@ from stratolog.commands.common import (
     progress,
     settings_of,
 )
+from stratolog.commands.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable
+from stratolog.extras import check_extras
 from stratolog.local import stack, state
+from stratolog.local.contents import has_stack
+from stratolog.local.ports import WANTED
 from stratolog.settings import Settings, default_datanodes
 from stratolog.settings_values import MAX_DATANODES, DatanodeAddress
 
@@ -58,9 +63,18 @@ def up(
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
     named = None if count is None else datanodes_of(settings, count)
     settings = settings.with_values(brokers=brokers, audit=audit, datanodes=named)
-    with progress(as_json) as report:
+    check_installed(settings)
+    with (
+        progress(as_json) as report,
+        interruptible(lambda: _still_runs(settings, "what this command started is stopped again")),
+    ):
         effective = stack.up(settings, report=report)
     _show(effective, as_json)
+
+
+def check_installed(settings: Settings) -> None:
+    """Raise Unavailable before anything is started, if what the stack consists of is not installed."""
+    check_extras(["om", *(["datanode"] if settings.datanodes else []), *(["spark"] if settings.audit else [])])
 
 
 def down(
@@ -69,15 +83,36 @@ def down(
     remove_data: Annotated[bool, typer.Option("--remove-data", help="Delete all that the stack stored.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop the local stack; its data stays, unless it is to be removed."""
+    """Stop the local stack; its data stays, unless it is to be removed. Exit status 3 if there is no stack."""
     settings = settings_of(context)
-    with progress(as_json) as report:
+    if not has_stack(settings.data_dir):
+        raise Unavailable(f"there is no stack in {settings.data_dir}{_nor_above(settings)}")
+    with progress(as_json) as report, interruptible(lambda: _still_runs(settings, "the stack is stopped in part")):
         stopped = stack.down(settings, remove_data=remove_data, report=report)
     names = [member.name for member in stopped]
     if as_json:
-        print_json({"stopped": names, "data_removed": remove_data})
-    else:
-        console.print(f"stopped: {', '.join(names) or 'nothing was running'}")
+        print_json({"data_dir": str(settings.data_dir), "stopped": names, "data_removed": remove_data})
+        return
+    said = f"stopped: {', '.join(names)}" if names else "nothing was running"
+    console.print(
+        f"{said} (stack in {settings.data_dir}){'; its data is deleted' if remove_data else ''}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _nor_above(settings: Settings) -> str:
+    """Say where else a stack was looked for (stratolog.places)."""
+    given = "data_dir" in settings.explicit
+    return "" if given else ", nor in a directory above it (STRATOLOG_DATA_DIR names another one)"
+
+
+def _still_runs(settings: Settings, otherwise: str) -> str:
+    """Say what runs of an interrupted stack."""
+    known = state.read_state(settings.data_dir) or state.StackState()
+    names = ", ".join(member.name for member in known.running())
+    if not names:
+        return f"{otherwise}; nothing runs in {settings.data_dir}"
+    return f"{otherwise}; still running in {settings.data_dir}: {names}: 'stratolog up' starts the rest, 'stratolog down' stops them"
 
 
 def status(context: typer.Context, *, as_json: JsonOption = False) -> None:
@@ -103,7 +138,9 @@ def _gather(settings: Settings) -> dict[str, Any]:
     nodes = {node.name: stack.node_status(node.address) for node in settings.nodes}
     fleet = _fleet(settings) if settings.datanodes else {}
     if not known.members and not any(nodes.values()):
-        raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
+        raise Unavailable(
+            f"no stack is running in {settings.data_dir}{_nor_above(settings)}: start one with 'stratolog up'"
+        )
     return {
         "data_dir": str(settings.data_dir),
         "bootstrap_servers": settings.bootstrap_servers,
@@ -115,8 +152,9 @@ def _gather(settings: Settings) -> dict[str, Any]:
                 "pid": member.process.pid,
                 "running": member.process.is_running(),
                 "log": str(member.log),
+                "wanted_port": member.extra.get(WANTED),
             }
-            for member in known.members
+            for member in sorted(known.members, key=lambda member: (state.KINDS.index(member.kind), member.name))
         ],
         "nodes": nodes,
         **fleet,
@@ -140,11 +178,20 @@ def _fleet(settings: Settings) -> dict[str, Any]:
 
 def _print(found: dict[str, Any]) -> None:
     rows = [
-        (member["name"], member["address"] or None, member["pid"], "running" if member["running"] else "stopped")
+        (
+            member["name"], member["address"] or None, member["pid"], "running" if member["running"] else "stopped",
+            _within(found["data_dir"], member["log"]),
+        )
         for member in found["members"]
-    ]
+    ]  # fmt: skip
     if rows:
-        print_table(f"Stack in {found['data_dir']}", ("process", "address", "pid", "state"), rows)
+        columns = ("process", "address", "pid", "state", "log")
+        print_table(f"Stack in {found['data_dir']}", columns, rows, ("pid", "log", "address"))
+    else:
+        console.print(
+            f"no stack in {found['data_dir']}: what follows is what answers at the addresses of the settings",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     shards = [
         (name, *(shard.get(column) for column in SHARD_COLUMNS))
         for name, node in found["nodes"].items()
@@ -153,7 +200,30 @@ def _print(found: dict[str, Any]) -> None:
     silent = [name for name, node in found["nodes"].items() if not node]
     print_fleet(found)
     if shards:
-        print_table("Replicas", ("node", *SHARD_COLUMNS.values()), shards)
+        less = ("term", "offset", "flagged", "digest", "leader")
+        print_table("Replicas", ("node", *SHARD_COLUMNS.values()), shards, less)
     if silent:
-        console.print(f"no answer from: {', '.join(silent)}")
-    console.print(f"Kafka: {found['bootstrap_servers']}")
+        console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Kafka: {found['bootstrap_servers']}", markup=False, highlight=False, soft_wrap=True)
+    _print_moved(found["members"])
+
+
+def _within(data_dir: str, log: str) -> str:
+    """Return a log's path, from the data directory if it lies there."""
+    path = Path(log)
+    return str(path.relative_to(data_dir)) if path.is_relative_to(data_dir) else log
+
+
+def _print_moved(members: list[dict[str, Any]]) -> None:
+    """Say which processes are not where their settings say: a program that does not know talks to somebody else."""
+    moved = [member for member in members if member["running"] and member["wanted_port"]]
+    for member in moved:
+        console.print(
+            f"{member['name']} is at {member['address']}, not at port {member['wanted_port']}: somebody else listens there",
+            style="bold yellow", markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    if any(member["kind"] == state.BROKER for member in moved):
+        console.print(
+            "Programs must be given the address of Kafka above: those that use the default one talk to somebody else",
+            style="bold yellow", markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip

@@ -5,8 +5,12 @@ from __future__ import annotations
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.waiting import waiting
+from stratolog.errors import UsageError
 from stratolog.local.stack import topic_plan
+from stratolog.local.state import read_state
 from stratolog.local.topics import ensure_topics
+from stratolog.reach import check_brokers
 
 
 def register(app: typer.Typer) -> None:
@@ -19,8 +23,18 @@ def register(app: typer.Typer) -> None:
 def ensure(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Create the topics that are missing with the settings that the log needs, and verify the others."""
     settings = connected_settings_of(context)
+    known = read_state(settings.data_dir)
+    if "bootstrap_servers" not in settings.explicit and (known is None or not known.running()):
+        # The default address may be anybody's Kafka.
+        raise UsageError(
+            f"whose topics? no stack is running in {settings.data_dir}: give STRATOLOG_BOOTSTRAP_SERVERS, or 'bootstrap_servers' in "
+            "the settings file"
+        )
+    check_brokers(settings)
     plan = topic_plan(settings)
-    created = ensure_topics(settings.bootstrap_servers, plan)
+    left = "topics that were created stay: give the command again, it creates what is missing"
+    with waiting(settings, "topics", left, quiet=as_json):
+        created = ensure_topics(settings.bootstrap_servers, plan)
     verified = [name for name in plan.topics() if name not in created]
     if as_json:
         print_json({"created": created, "verified": verified})

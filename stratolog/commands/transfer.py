@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.names import NodeArgument
+from stratolog.commands.waiting import waiting
 from stratolog.leadership import check_shard, move
 
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]
-Node = Annotated[str, typer.Argument(help="Name of the node.")]
+Node = NodeArgument
 
 
 def register(group: typer.Typer) -> None:
@@ -27,7 +29,10 @@ def transfer(context: typer.Context, shard: Shard, node: Node, *, as_json: JsonO
     settings = connected_settings_of(context)
     check_shard(settings, shard)
     settings.node(node)
-    done = move(settings, shard, node)
+    what = f"transfer of shard {shard} to {node}"
+    unknown = f"whether shard {shard} moves to {node} is not known: 'stratolog status' shows who leads it"
+    with waiting(settings, what, unknown, quiet=as_json):
+        done = move(settings, shard, node)
     if as_json:
         print_json(done)
     else:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, console, libraries_of, print_json
-from stratolog.commands.node import OM_LIBRARIES
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
 from stratolog.errors import UserError
+from stratolog.extras import libraries_of
 from stratolog.leadership import check_shard
 from stratolog.local import stack, state
 from stratolog.settings import Settings
@@ -54,7 +54,7 @@ def unflag(
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
-    with state.locked(settings.data_dir), libraries_of("om", OM_LIBRARIES):
+    with state.locked(settings.data_dir), libraries_of("om"):
         done = unflag_replica(settings, node, shard, force=force)
     if as_json:
         print_json(done)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
+from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UserError
 from stratolog.leadership import shard_views
@@ -46,10 +47,15 @@ def prepare(
 ) -> None:
     """Refuse writes on all shards and take a checkpoint on every replica, for an upgrade of all nodes.
 
-    Clients get PREPARED and try again until their deadline. To be given again if it was interrupted; ``--cancel`` undoes it.
+    Clients get PREPARED and try again until their deadline. To be given again if it was interrupted; --cancel undoes it.
     """
     settings = connected_settings_of(context)
-    with progress(as_json) as report, client_of(settings, operator=True) as client:
+    left = "some shards may be prepared and refuse writes: give the command again, or 'prepare --cancel'"
+    with (
+        progress(as_json) as report,
+        waiting(settings, "prepare", left, quiet=as_json),
+        client_of(settings, operator=True) as client,
+    ):
         done = cancel_prepare(client) if cancel else prepare_shards(settings, client, checkpoint, report)
     if as_json:
         print_json({"prepared": not cancel, "shards": done})
@@ -57,7 +63,7 @@ def prepare(
         console.print("the shards take writes again")
     else:
         rows = [(one["shard"], one["index"], one["checkpoint"], ", ".join(one["replicas"])) for one in done]
-        print_table("Prepared: writes are refused", ("shard", "index", "checkpoint", "taken by"), rows)
+        print_table("Prepared: writes are refused", ("shard", "index", "checkpoint", "taken by"), rows, ("index",))
 
 
 def prepare_shards(
@@ -127,7 +133,12 @@ def finalize(
     Refused unless every node answers and knows the level.
     """
     settings = connected_settings_of(context)
-    with progress(as_json) as report, client_of(settings, operator=True) as client:
+    left = "some shards may be at the new level: give the command again; there is no way back for those"
+    with (
+        progress(as_json) as report,
+        waiting(settings, "finalize", left, quiet=as_json),
+        client_of(settings, operator=True) as client,
+    ):
         done = finalize_shards(settings, client, level, report)
     if as_json:
         print_json({"shards": done})

@@ -190,6 +190,9 @@ def _genesis_of(record: LogRecord) -> reading.Genesis | None:
     )  # fmt: skip
 
 
+LATE = "a request that is validated late"
+"""In place of the type of a request that was logged, not executed."""
+
 # -- one pass ----------------------------------------------------------------------------------------------------------
 
 
@@ -242,8 +245,8 @@ class Survey:
 
     ``calls`` are the results of one client's calls by call id; ``void`` the void records from ``since`` on, the first MAX_VOID_KEPT of
     them; ``late_calls`` that client's calls which were logged for late validation, how often each; ``checkpoints`` name -> offset
-    of the batch that took it last; ``barrier`` the digest at the last barrier; ``strangers`` whether other clients' results
-    lie behind ``since``; ``rules_differ`` the offset at which the nodes' rule and the auditor's disagree, if they do.
+    of the batch that took it last; ``barrier`` the digest at the last barrier; ``others`` the types of other clients' requests
+    behind ``since``; ``rules_differ`` the offset at which the nodes' rule and the auditor's disagree, if they do.
     """
 
     digest: LogDigest = field(default_factory=LogDigest)
@@ -256,7 +259,7 @@ class Survey:
     checkpoints: dict[str, int] = field(default_factory=dict)
     barrier: Digest | None = None
     end_timestamp_ms: int = 0
-    strangers: bool = False
+    others: set[str] = field(default_factory=set)
     rules_differ: int | None = None
 
     def take(self, entry: LogEntry, client_id: bytes | None, since: int) -> None:
@@ -280,7 +283,7 @@ class Survey:
                 if request.client_id == client_id:
                     self.late_calls[request.call_id] = self.late_calls.get(request.call_id, 0) + 1
                 elif entry.offset >= since:
-                    self.strangers = True
+                    self.others.add(LATE)
         elif isinstance(record, Barrier):
             self.barrier = self.digest_here()
 
@@ -310,7 +313,7 @@ class Survey:
                 )  # fmt: skip
                 self.calls.setdefault(result.call_id, []).append(found)
             elif offset >= since:
-                self.strangers = True
+                self.others.add(result.request_type)
 
 
 def survey(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,8 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
-from stratolog.errors import Unavailable, UserError
+from stratolog.errors import Unavailable, UsageError, UserError
+from stratolog.places import expanded, is_homeless
 
 KAFKA_VERSION = "4.3.1"
 SPARK_VERSION = "4.0.0"
@@ -25,13 +27,15 @@ SPARK_VERSION = "4.0.0"
 
 CACHE_DIR_VARIABLE = "STRATOLOG_CACHE_DIR"
 FETCH_TIMEOUT_S = 600
+REMEDY = f"set {CACHE_DIR_VARIABLE} (or 'cache_dir' in the settings file) to a directory that you may write"
 ERROR_LINES = 15
 """How much of Maven's output an error shows."""
 
 
 def default_cache_dir() -> Path:
     """Return the cache directory: ``STRATOLOG_CACHE_DIR``, else ``~/.cache/stratolog``."""
-    return Path(os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/stratolog").expanduser().absolute()
+    found = expanded(Path(os.environ.get(CACHE_DIR_VARIABLE) or "~/.cache/stratolog"))
+    return found if is_homeless(found) else found.absolute()
 
 
 def kafka_jars(cache_dir: Path | None = None) -> Path:
@@ -47,16 +51,22 @@ def spark_jars(cache_dir: Path | None = None) -> list[Path]:
 def fetch(name: str, version: str, cache_dir: Path | None = None) -> Path:
     """Return ``CACHE/jars/NAME-VERSION``, fetching it by Maven if it is absent.
 
-    Raises Unavailable if Maven is missing, UserError if it fails or names no jar.
+    Raises Unavailable if Maven is missing, UserError if it fails or names no jar, or if the cache cannot be written.
     """
-    root = (cache_dir or default_cache_dir()) / "jars"
+    cache = cache_dir or default_cache_dir()
+    if is_homeless(cache):
+        raise UsageError(f"no home directory is known for the jars' cache {cache}: {REMEDY}")
+    root = cache / "jars"
     target = root / f"{name}-{version}"
-    if target.is_dir():
-        return target
-    root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f"{name}-{version}.lock"):
-        if not target.is_dir():
-            _fetch_into(target, _pom(name))
+    try:
+        if target.is_dir():
+            return target
+        root.mkdir(parents=True, exist_ok=True)
+        with _locked(root / f"{name}-{version}.lock"):
+            if not target.is_dir():
+                _fetch_into(target, _pom(name))
+    except OSError as error:
+        raise UserError(f"the jars' cache {cache} cannot be used: {error.strerror or error}: {REMEDY}") from error
     return target
 
 
@@ -87,9 +97,20 @@ def _fetch_into(target: Path, pom: str) -> None:
         jars.rename(target)
 
 
+def _has_home() -> bool:
+    """Say whether the system knows this user and his home: Java asks it, not the variable HOME."""
+    try:
+        return bool(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:
+        return False
+
+
 def _run_maven(maven: str, folder: Path, what: str) -> None:
     command = [maven, "-B", "-q", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
     command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
+    if not _has_home():
+        # Java's own notion of it would be '?', a folder in the working directory.
+        command.append(f"-Dmaven.repo.local={folder / 'repository'}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,12 +30,15 @@ import httpx
 from stratolog.cluster_secret import make_secret
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state as states
+from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
-from stratolog.local.processes import free_ports, is_port_free, log_tail, spawn, stop_all, wait_until
+from stratolog.local.orphans import find_orphans
+from stratolog.local.ports import WANTED, Moved, free_datanodes, with_free_ports
+from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
-from stratolog.settings import CONFIG_VARIABLE, SECRET_FILE, Settings, load_settings, without_variables
+from stratolog.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
 from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 Report = Callable[[str], None]
@@ -56,13 +58,20 @@ FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: None) -> Settings:
     """Start the stack (or what is missing of it) and return the settings that reach it.
 
-    Raises UsageError for settings that the existing data refuses, Unavailable if something does not start.
+    Raises UsageError for settings that the existing data refuses, Unavailable if something does not start or an address that was
+    written down is taken.
     """
     check_java()
-    with states.locked(settings.data_dir):
+    with states.locked(settings.data_dir), states.writing(settings.data_dir):
         before = states.read_state(settings.data_dir) or StackState()
-        effective = _effective_settings(settings, before)
-        started = _Start(effective, before, detached=detached, report=report)
+        try:
+            effective, moved = _effective_settings(settings, before)
+        except BaseException:
+            remove_if_empty(settings.data_dir)
+            raise
+        for one in moved:
+            report(str(one))
+        started = _Start(effective, before, detached=detached, report=report, moved=moved)
         try:
             started.run()
         except BaseException:
@@ -73,27 +82,33 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
 
 
 def down(settings: Settings, *, remove_data: bool = False, report: Report = lambda _: None) -> tuple[Member, ...]:
-    """Stop the stack; return the members that ran. With ``remove_data``, delete all that it stored."""
-    with states.locked(settings.data_dir):
-        state = states.read_state(settings.data_dir) or StackState()
-        running = state.running()
+    """Stop the stack; return the members that ran. With ``remove_data``, delete all that it stored.
+
+    A state file that cannot be read is no hindrance: the processes are then found by what they were started with. Makes nothing. Raises
+    UserError if the directory cannot be written, or something could not be deleted.
+    """
+    if not settings.data_dir.is_dir():
+        return ()
+    with states.locked(settings.data_dir), states.writing(settings.data_dir):
+        running = _to_be_stopped(settings.data_dir, report).running()
         if running:
-            report(f"stopping {len(running)} processes")
+            report(f"stopping {', '.join(member.name for member in running)}")
         _stop(running)
         states.state_file(settings.data_dir).unlink(missing_ok=True)
         if remove_data:
-            _remove_data(settings.data_dir)
+            remove_contents(settings.data_dir)
     return running
 
 
-def _remove_data(data_dir: Path) -> None:
-    """Delete what a stack made in its data directory, and nothing else that may be there."""
-    for name in ("kafka", "nodes", "datanodes", "audit", "logs", "drills"):
-        shutil.rmtree(data_dir / name, ignore_errors=True)
-    for name in (SETTINGS_FILE, SECRET_FILE, states.LOCK_FILE, states.DRILL_LOCK_FILE):
-        (data_dir / name).unlink(missing_ok=True)
-    if not any(data_dir.iterdir()):
-        data_dir.rmdir()
+def _to_be_stopped(data_dir: Path, report: Report) -> StackState:
+    try:
+        return states.read_state(data_dir) or StackState()
+    except states.Unreadable as error:
+        report(str(error).partition(";")[0])
+        found = find_orphans(data_dir)
+        path = states.state_file(data_dir)
+        path.rename(unreadable_file(data_dir))
+        return found
 
 
 def _stop(members: tuple[Member, ...]) -> None:
@@ -105,18 +120,19 @@ def _stop(members: tuple[Member, ...]) -> None:
     stop_all([member.process for member in members if member.kind == BROKER], STOP_BROKERS_TIMEOUT_S)
 
 
-def _effective_settings(settings: Settings, before: StackState) -> Settings:
-    """Return the settings with the addresses that the stack has or gets."""
+def _effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
+    """Return the settings with the addresses that the stack has or gets, and which of these are not as they should be."""
     path = settings.data_dir / SETTINGS_FILE
     if not path.exists():
-        return _with_free_ports(settings)
+        return with_free_ports(settings)
     stored = load_settings(path, environment={})
     for name in FIXED:
         if getattr(settings, name) != getattr(stored, name):
             if name in settings.explicit:
                 raise UsageError(
-                    f"the data in {settings.data_dir} was made with {name} = {getattr(stored, name)}, "
-                    f"not {getattr(settings, name)}: use another data_dir, or 'stratolog down --remove-data' first"
+                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
+                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
+                    "('stratolog down --remove-data')"
                 )
             settings = replace(settings, **{name: getattr(stored, name)})
     names = ", ".join(node.name for node in stored.nodes)
@@ -127,13 +143,14 @@ def _effective_settings(settings: Settings, before: StackState) -> Settings:
         )
     if "nodes" not in settings.explicit:
         settings = replace(settings, nodes=stored.nodes)
-    settings = _with_datanodes(settings, stored, running=bool(before.running()))
+    moved: list[Moved] = []
+    settings = _with_datanodes(settings, stored, moved, running=bool(before.running()))
     if before.running():
-        return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes)
-    return _with_free_ports(settings)
+        return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes), tuple(moved)
+    return with_free_ports(settings)
 
 
-def _with_datanodes(settings: Settings, stored: Settings, *, running: bool) -> Settings:
+def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:
     """Return the settings with the datanodes that the stack has, and those that are new.
 
     One that has data stays, with its address while the stack runs. Raises UsageError if one is to go, or if a running stack that has
@@ -154,47 +171,17 @@ def _with_datanodes(settings: Settings, stored: Settings, *, running: bool) -> S
         return settings
     taken = {port for node in stored.datanodes for port in (node.port, node.http_port)}
     new = [node for node in settings.datanodes if node.name not in known]
-    free = {node.name: node for node in _free_datanodes(tuple(new), taken)}
+    free = {node.name: node for node in free_datanodes(settings, new, taken, moved)}
     return replace(settings, datanodes=tuple(known.get(node.name) or free[node.name] for node in settings.datanodes))
-
-
-def _free_datanodes(datanodes: tuple[DatanodeAddress, ...], taken: set[int]) -> tuple[DatanodeAddress, ...]:
-    """Return datanodes with each port replaced by a free one if somebody listens on it, or has it already."""
-    spare = iter(free_ports(2 * len(datanodes)))
-    found = []
-    for node in datanodes:
-        port, http_port = (
-            wanted if wanted not in taken and is_port_free(wanted) else next(spare)
-            for wanted in (node.port, node.http_port)
-        )
-        found.append(replace(node, port=port, http_port=http_port))
-    return tuple(found)
-
-
-def _with_free_ports(settings: Settings) -> Settings:
-    """Return the settings with each port replaced by a free one if somebody listens on it."""
-    given = settings.bootstrap_servers.split(",")
-    wanted = [int(address.rpartition(":")[2]) for address in given]
-    # One address is the first of consecutive ports: 9092 for three brokers is 9092, 9093, 9094.
-    wanted += range(wanted[-1] + 1, wanted[-1] + 1 + settings.brokers - len(wanted))
-    spare = iter(free_ports(settings.brokers + len(settings.nodes)))
-    ports = [port if is_port_free(port) else next(spare) for port in wanted[: settings.brokers]]
-    nodes = tuple(
-        node if is_port_free(node.port) else NodeAddress(name=node.name, host=node.host, port=next(spare))
-        for node in settings.nodes
-    )
-    return replace(
-        settings,
-        bootstrap_servers=",".join(f"127.0.0.1:{port}" for port in ports),
-        nodes=nodes,
-        datanodes=_free_datanodes(settings.datanodes, {*ports, *(node.port for node in nodes)}),
-    )
 
 
 class _Start:
     """One run of ``up``: what was there, and what has been started so far."""
 
-    def __init__(self, settings: Settings, before: StackState, *, detached: bool, report: Report) -> None:
+    def __init__(
+        self, settings: Settings, before: StackState, *, detached: bool, report: Report, moved: Iterable[Moved] = ()
+    ) -> None:  # fmt: skip
+        self._moved = {one.name: one for one in moved}
         self._settings = settings
         self._data_dir = settings.data_dir
         self._kept = before.running()
@@ -231,6 +218,8 @@ class _Start:
 
     def _add(self, member: Member) -> None:
         """Remember a process at once: a crash of this command must not orphan it."""
+        if member.name in self._moved:
+            member = replace(member, extra={**member.extra, WANTED: self._moved[member.name].wanted})
         self._new.append(member)
         states.write_state(self._data_dir, StackState(members=(*self._kept, *self._new)))
 
@@ -362,7 +351,7 @@ def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
 
 def datanode_command(name: str) -> list[str]:
     """Return the command of one datanode's process."""
-    return [sys.executable, "-m", "stratolog", "datanode", "run", "--node", name]
+    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
 
 
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> Member:

@@ -7,6 +7,7 @@ reboot or a crash never makes anybody signal a stranger. The settings that the s
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -30,9 +31,23 @@ BROKER = "broker"
 NODE = "node"
 DATANODE = "datanode"
 AUDIT = "audit"
+KINDS = (BROKER, NODE, DATANODE, AUDIT)
+
+WAY_OUT = "'stratolog down' stops what still runs of it and puts the file away"
+OTHER_DIR = "choose a directory that you may write: STRATOLOG_DATA_DIR, or 'data_dir' in the settings file"
 
 PERSONAL = frozenset({"data_dir", "cache_dir", "caller"})
 """Settings that belong to who runs a command, not to the stack."""
+
+
+_CANNOT_WRITE = frozenset({
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST,
+    errno.ENAMETOOLONG, errno.ELOOP,
+})  # fmt: skip
+
+
+class Unreadable(UserError):
+    """The state file is damaged, or of another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +70,18 @@ class Member:
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Member:
-        """Return the member that :meth:`as_json` wrote."""
+        """Return the member that :meth:`as_json` wrote; raises ValueError, KeyError or TypeError for anything else.
+
+        Signals go to what is read here: a process id that is none (-1 are all processes of the user) must not come through.
+        """
         process = Process(**found["process"])
+        if type(process.pid) is not int or process.pid < 1 or type(process.started) is not str or not process.started:
+            raise ValueError(f"{found['process']} is no process")
+        if found["kind"] not in KINDS:
+            raise ValueError(f"{found['kind']!r} is no kind of process")
+        texts = (found["kind"], found["name"], found["address"], found["log"])
+        if not all(isinstance(text, str) for text in texts) or not isinstance(found["extra"], dict):
+            raise TypeError(f"{found} is no member of a stack")
         return cls(**{**found, "log": Path(found["log"]), "process": process})
 
 
@@ -81,34 +106,58 @@ def state_file(data_dir: Path) -> Path:
 
 
 def read_state(data_dir: Path) -> StackState | None:
-    """Return the stack's state, None if there is none; raises UserError if the file cannot be read."""
+    """Return the stack's state, None if there is none; raises Unreadable if the file cannot be read."""
     path = state_file(data_dir)
     try:
         found = json.loads(path.read_text())
         if found["version"] != VERSION:
-            raise UserError(f"{path} is of version {found['version']}, not {VERSION}: another Stratolog wrote it")
+            raise Unreadable(
+                f"{path} is of version {found['version']}, not {VERSION}: another Stratolog wrote it; {WAY_OUT}"
+            )
         return StackState(members=tuple(Member.from_json(item) for item in found["members"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not readable as the state of a stack: {error}") from error
+    except PermissionError as error:
+        raise UserError(f"{path}: {error.strerror}: the stack belongs to another user; {OTHER_DIR}") from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Unreadable(f"{path} is not readable as the state of a stack: {error!r}; {WAY_OUT}") from error
 
 
 def write_state(data_dir: Path, state: StackState) -> None:
-    """Replace the stack's state as a whole."""
+    """Replace the stack's state as a whole; raises UserError if the directory cannot be written."""
     path = state_file(data_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"version": VERSION, "members": [member.as_json() for member in state.members]}, indent=2)
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(text + "\n")
-    scratch.replace(path)
+    with writing(data_dir):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text + "\n")
+        scratch.replace(path)
+
+
+@contextmanager
+def writing(data_dir: Path) -> Iterator[None]:
+    """Write into a data directory: raises UserError, with what to do, if it cannot be written or its disk is full."""
+    try:
+        yield
+    except OSError as error:
+        # What is not there counts only if it is of this directory: anything else that misses a file is a defect.
+        own = error.errno == errno.ENOENT and str(error.filename).startswith(str(data_dir))
+        if error.errno not in _CANNOT_WRITE and not own:
+            raise
+        remedy = "make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else OTHER_DIR
+        raise UserError(f"{error.filename or data_dir}: {error.strerror or error}; {remedy}") from error
 
 
 @contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """Keep other ``up`` and ``down`` commands out of the same stack; raises UserError if one is at work."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with (data_dir / LOCK_FILE).open("w") as handle:
+    """Keep other ``up`` and ``down`` commands out of the same stack; raises UserError if one is at work.
+
+    Makes the data directory.
+    """
+    with writing(data_dir):
+        data_dir.mkdir(parents=True, exist_ok=True)
+        handle = (data_dir / LOCK_FILE).open("w")
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

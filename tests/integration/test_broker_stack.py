@@ -90,7 +90,7 @@ def test_up_status_loss_up_again_down(command: Command) -> None:
 
     code, found = command("up", "--brokers", "3")
     assert code == EXIT_USAGE
-    assert "was made with brokers = 1, not 3" in found["message"]
+    assert "was made with brokers = 1, which stays: for 3 make another" in found["message"]
 
     code, found = command("down")
     assert (code, sorted(found["stopped"])) == (EXIT_OK, ["broker-1", *DATANODES, *NODES])

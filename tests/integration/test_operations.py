@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from prometheus_client.parser import text_string_to_metric_families
 
 from om_processors.service import OM_FAMILIES
 from om_processors.write_audit import FILE_NAME
@@ -275,10 +275,11 @@ def test_a_full_queue_refuses_and_clients_get_through_all_the_same(stack: TestSt
 def requests_counted(stack: TestStack) -> Counter[tuple[str, str]]:
     """Return (type, result) -> requests, summed over nodes and shards."""
     counted: Counter[tuple[str, str]] = Counter()
-    pattern = re.compile(r'stratolog_requests_total\{.*type="(\w+)",result="(\w+)"\} (\d+)')
     for name in stack.nodes:
-        for kind, result, number in pattern.findall(stack.get(name, "/metrics").text):
-            counted[kind, result] += int(number)
+        for metric in text_string_to_metric_families(stack.get(name, "/metrics").text):
+            for sample in metric.samples:
+                if sample.name == "stratolog_requests_total":
+                    counted[sample.labels["type"], sample.labels["result"]] += int(sample.value)
     return counted
 
 

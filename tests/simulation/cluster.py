@@ -220,6 +220,7 @@ class Node:
         return Allocation(
             pipelines=tuple(numbered[moment % 2 :] + numbered[: moment % 2][moment // 2 % 2 :]),
             closed_containers=frozenset({full} if moment % 3 else ()),
+            generations={0: 1 + moment % 3},
         )
 
     # -- the process -------------------------------------------------------------------------------------------------

@@ -301,11 +301,15 @@ class Datanodes:
             for name in names or self.names
         ]
 
-    def open_pipeline(self, partition: int = 0, names: Sequence[str] | None = None, *, wait: bool = True) -> str:
+    def open_pipeline(
+        self, partition: int = 0, names: Sequence[str] | None = None, *, wait: bool = True, generation: int = 1
+    ) -> str:
         """Open a pipeline on these datanodes (all); with ``wait``, return its leader's name once it leads."""
         members = self.members(names)
         self.pipelines[partition] = [member.datanode for member in members]
-        request = OpenPipeline(pipeline=f"pipeline-{partition}", partition=partition, generation=1, members=members)
+        request = OpenPipeline(
+            pipeline=f"pipeline-{partition}", partition=partition, generation=generation, members=members
+        )
         for member in members:
             self.ask(member.datanode, request)
         return self.wait_leader(partition) if wait else ""

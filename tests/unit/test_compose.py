@@ -89,7 +89,7 @@ def test_a_datanode_runs_under_its_name_and_is_reached_by_it(name: str) -> None:
     service = SERVICES[name]
     settings = load_settings(environment=service["environment"])
     address = settings.datanode(name)
-    assert service["command"] == ["datanode", "run", "--node", name]
+    assert service["command"] == ["datanode", "run", name]
     assert address.host == service["hostname"] == name
     assert address.http_port == 10_000 + int(name[-1])  # what the shared health check computes from the host's name
     assert len({settings.rack_of(one) for one in DATANODES}) == 2

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from producers.errors import NotConnected, OutcomeUnknown, RequestFailed
 from stratolog.cli import exit_code_of
-from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, EXIT_USAGE, Unavailable, UsageError, UserError
+from stratolog.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    Unavailable,
+    UsageError,
+    UserError,
+)
+from stratolog.local.processes import wait_until
 
 ROOT = Path(__file__).parents[3]
+NOBODY = 1_000_650_000
+"""A user id as OpenShift gives it: nobody has a name for it."""
+NOBODY_ANSWERS = {"STRATOLOG_NODES": "om1=127.0.0.1:1", "STRATOLOG_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
 
 
 def stratolog(*arguments: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -29,6 +44,7 @@ def stratolog(*arguments: str, folder: Path, **variables: str) -> subprocess.Com
 def test_help_lists_the_commands_and_the_exit_codes(tmp_path: Path) -> None:
     done = stratolog("--help", folder=tmp_path)
     assert done.returncode == 0
+    assert "--version" in done.stdout
     for word in ("up", "down", "status", "node", "topics", "jars", "version", "Exit status"):
         assert word in done.stdout
 
@@ -41,6 +57,12 @@ def test_every_command_explains_itself(command: tuple[str, ...], tmp_path: Path)
     done = stratolog(*command, "--help", folder=tmp_path)
     assert done.returncode == 0
     assert "Usage: stratolog" in done.stdout
+
+
+def test_the_version_in_the_way_of_other_commands(tmp_path: Path) -> None:
+    done = stratolog("--version", folder=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == f"stratolog {metadata.version('stratolog')}\n"
 
 
 def test_version(tmp_path: Path) -> None:
@@ -85,9 +107,102 @@ def test_no_stack(tmp_path: Path) -> None:
     assert json.loads(for_programs.stderr)["error"] == "Unavailable"
 
 
-def test_down_without_a_stack_is_no_error(tmp_path: Path) -> None:
-    done = stratolog("down", "--json", folder=tmp_path)
+def test_down_without_a_stack_says_where_it_looked_and_makes_nothing(tmp_path: Path) -> None:
+    """From another directory it said "nothing was running", with status 0, and left an empty .stratolog there."""
+    done = stratolog("down", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (EXIT_UNAVAILABLE, "")
+    assert f"there is no stack in {tmp_path}/.stratolog, nor in a directory above it" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_down_of_a_stack_that_does_not_run_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / ".stratolog" / "nodes").mkdir(parents=True)
+    (tmp_path / ".stratolog" / "stack.toml").write_text("")
+    (tmp_path / "below").mkdir()
+    done = stratolog("down", "--json", folder=tmp_path / "below")
     assert (done.returncode, json.loads(done.stdout)["stopped"]) == (0, [])
+    assert json.loads(done.stdout)["data_dir"] == f"{tmp_path}/.stratolog"
+    said = stratolog("down", "--remove-data", folder=tmp_path / "below").stdout
+    assert said == f"nothing was running (stack in {tmp_path}/.stratolog); its data is deleted\n"
+    assert os.listdir(tmp_path) == ["below"]
+
+
+def test_down_says_what_could_not_be_deleted(tmp_path: Path) -> None:
+    """It said that the data was removed, whatever had become of it."""
+    data = tmp_path / "data"
+    (data / "kafka" / "broker-1").mkdir(parents=True)
+    (data / "kafka" / "broker-1" / "file").write_text("x")
+    data.chmod(0o755)
+    (data / "kafka").chmod(0o555)
+    done = as_nobody("down", "--remove-data", folder=tmp_path, data=data)
+    assert done.returncode == EXIT_FAILED
+    assert "Permission denied" in done.stderr
+    assert "Traceback" not in done.stderr
+    (data / "kafka").chmod(0o755)
+
+
+def as_nobody(
+    *arguments: str, folder: Path, data: Path, owner: int = NOBODY, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user without a name, who owns ``data`` but nothing below it, and whose home is not his own."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root, and setpriv")
+    for one in (folder, *folder.parents):
+        if one.stat().st_mode & 0o005 != 0o005:
+            one.chmod(one.stat().st_mode | 0o755)
+    if data.exists():
+        os.chown(data, owner, owner)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "200",
+        "HOME": "/",
+        **NOBODY_ANSWERS,
+        **variables,
+    }
+    return subprocess.run(
+        ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", sys.executable, "-m", "stratolog", *arguments],
+        cwd=folder, env={**environment, "STRATOLOG_DATA_DIR": str(data)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "command", [("up", "--no-audit"), ("demo",), ("down", "--remove-data"), ("status",), ("sh", "volume", "list")]
+)
+def test_a_directory_of_somebody_else(command: tuple[str, ...], tmp_path: Path) -> None:
+    """Each of these ended in a traceback."""
+    data = tmp_path / "data"
+    (data / "nodes").mkdir(parents=True)
+    (data / "stack.json").write_text("{}")
+    (data / "stack.json").chmod(0o600)
+    data.chmod(0o555)
+    done = as_nobody(*command, folder=tmp_path, data=data, owner=0)
+    assert done.returncode in (EXIT_FAILED, EXIT_UNAVAILABLE)
+    assert "Traceback" not in done.stderr
+    assert "error: " in done.stderr
+
+
+def test_a_read_only_directory_names_the_remedy(tmp_path: Path) -> None:
+    done = as_nobody("up", "--no-audit", folder=tmp_path, data=Path("/proc/stratolog"))
+    assert done.returncode == EXIT_FAILED
+    assert "/proc/stratolog: " in done.stderr
+    assert "choose a directory that you may write: STRATOLOG_DATA_DIR" in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
+    """Under an arbitrary user id HOME is often /, where nobody may write."""
+    done = as_nobody("jars", "fetch", folder=tmp_path, data=tmp_path / "data")
+    assert done.returncode == EXIT_FAILED
+    assert "the jars' cache /.cache/stratolog cannot be used" in done.stderr
+    assert "set STRATOLOG_CACHE_DIR" in done.stderr
+
+
+def test_a_user_without_a_name_or_a_home(tmp_path: Path) -> None:
+    done = as_nobody("version", folder=tmp_path, data=tmp_path / "data", HOME="")
+    assert done.returncode == 0
+    status = as_nobody("status", folder=tmp_path, data=tmp_path / "data", HOME="", STRATOLOG_NODES="om1=127.0.0.1:1")
+    assert status.returncode == EXIT_UNAVAILABLE
+    assert "start one with 'stratolog up'" in status.stderr
 
 
 def test_down_removes_its_data_and_nothing_else(tmp_path: Path) -> None:
@@ -101,6 +216,7 @@ def test_down_removes_its_data_and_nothing_else(tmp_path: Path) -> None:
 
 def test_no_java(tmp_path: Path) -> None:
     done = stratolog("up", folder=tmp_path, PATH=str(tmp_path))
+    assert os.listdir(tmp_path) == []
     assert done.returncode == EXIT_UNAVAILABLE
     assert "'java' not found: install Java 17 or newer" in done.stderr
 
@@ -137,3 +253,18 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 )
 def test_exit_codes(error: Exception, code: int | None) -> None:
     assert exit_code_of(error) == code
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="there is no /proc")
+def test_an_interrupt_while_the_command_is_loaded(tmp_path: Path) -> None:
+    """It showed a traceback of whatever was just being imported."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stratolog", "sh", "volume", "list"],
+        cwd=tmp_path, env={**os.environ, **NOBODY_ANSWERS, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    maps = Path(f"/proc/{process.pid}/maps")
+    assert wait_until(lambda: process.poll() is not None or "_json." in maps.read_text(), 60.0, interval_s=0.001)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode in (EXIT_INTERRUPTED, EXIT_UNAVAILABLE)
+    assert "Traceback" not in said

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import pytest
+from rich.console import Console
+
 from schemas.messages import Verdict
+from spark_streaming import dashboard
 from stratolog import verdicts
 from stratolog.verdicts import Latest
 
@@ -77,3 +82,17 @@ def test_memory_is_bounded() -> None:
     assert len(latest.verdicts) == len(latest.diverged) == verdicts.MAX_LATEST
     assert latest.of(0, "om0", "incremental") is None
     assert latest.of(0, f"om{verdicts.MAX_LATEST}", "incremental") is not None
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_the_live_table_breaks_no_word_on_a_narrow_terminal(width: int) -> None:
+    long = verdict(
+        index=123_456, barrier_offset=123_456, verdict="diverged", differing_slots=3, reason="[/] no report in time"
+    )
+    output = io.StringIO()
+    Console(file=output, width=width).print(dashboard.table_of([long], 1_000, width))
+    shown = output.getvalue()
+    assert "diverged" in shown
+    assert "123456" in shown
+    assert "…" not in shown
+    assert all(len(line) <= width for line in shown.splitlines())

@@ -1,0 +1,73 @@
+"""The processes of a stack whose state file cannot be read, found by what they were started with.
+
+What belongs here: a search of this machine's processes (``/proc``) for those that name the stack's own files: brokers by their
+properties file, the audit by its configuration, nodes and datanodes by the settings file in their environment. Only processes of the
+same user are looked at (root looks at all), and a file of the stack's own directory must be named, so nobody else's are found.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from stratolog.errors import UserError
+from stratolog.local.processes import Process
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
+from stratolog.settings import CONFIG_VARIABLE
+
+_PROC = Path("/proc")
+
+
+def find_orphans(data_dir: Path) -> StackState:
+    """Return the processes that run on a data directory; raises UserError where processes cannot be looked at."""
+    if not (_PROC / "self" / "cmdline").exists():
+        raise UserError(
+            f"there is no /proc to find the processes of the stack in {data_dir}: stop those that name it (ps), "
+            "then delete its stack.json"
+        )
+    return StackState(members=tuple(_members(data_dir)))
+
+
+def _members(data_dir: Path) -> Iterator[Member]:
+    for folder in _PROC.iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if folder.stat().st_uid != os.geteuid() != 0:
+                continue
+            words = (folder / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
+            variables = (folder / "environ").read_bytes().decode(errors="surrogateescape").split("\0")
+        except OSError:
+            continue  # it has ended, or is not ours to look at
+        found = _kind_and_name(data_dir, words, variables)
+        process = Process.of(int(folder.name))
+        if found is not None and process is not None:
+            kind, name = found
+            log = data_dir / "logs" / f"{name}.log"
+            yield Member(kind=kind, name=name, address="", log=log, process=process, extra={})
+
+
+def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tuple[str, str] | None:
+    """Return what a process is to the stack in ``data_dir``, by its command line and environment; None = nothing."""
+    for word in words:
+        # As files, not as texts: a directory may have been reached by another path then.
+        if word.endswith("/server.properties") and "kafka.Kafka" in words:
+            home = Path(os.path.realpath(word)).parent
+            if home.parent == Path(os.path.realpath(data_dir / "kafka")):
+                return BROKER, home.name
+        if word.endswith("/audit.json") and _is_same(word, data_dir / "audit" / "audit.json"):
+            return AUDIT, AUDIT
+    given = next((one.partition("=")[2] for one in variables if one.startswith(f"{CONFIG_VARIABLE}=")), "")
+    if not given or not _is_same(given, data_dir / SETTINGS_FILE) or words[1:3] != ["-m", "stratolog"]:
+        return None
+    arguments = [word for word in words[3:] if word and word != "--node"]
+    if arguments[:2] == ["node", "run"] and len(arguments) > 2:
+        return NODE, arguments[2]
+    if arguments[:2] == ["datanode", "run"] and len(arguments) > 2:
+        return DATANODE, arguments[2]
+    return None
+
+
+def _is_same(one: str, other: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)

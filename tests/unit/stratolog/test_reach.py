@@ -1,0 +1,124 @@
+"""Whether anybody listens, and what is amiss while a command waits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stratolog.errors import Unavailable
+from stratolog.local.processes import Process, free_ports
+from stratolog.local.state import Member, StackState, write_state
+from stratolog.reach import Seen, amiss, check_brokers, check_nodes, listening
+from stratolog.settings import Settings, load_settings
+
+HEALTHY = {"datanode": "dn1", "address": "x:1", "health": "HEALTHY", "silent_ms": 100, "free_bytes": 10**12}
+
+
+@pytest.fixture
+def listener() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def settings_in(folder: Path, **variables: str) -> Settings:
+    return load_settings(environment={"STRATOLOG_DATA_DIR": str(folder), **variables})
+
+
+def seen(**changes: Any) -> Seen:
+    view = {"shard": 0, "role": "leader", "prepared": None, "flagged": False}
+    given: dict[str, Any] = {
+        "brokers": ["b:1"], "listening_brokers": ["b:1"], "statuses": {"om1": {"shards": [view]}}, "shards": 1,
+        "datanodes": [HEALTHY], "pipelines": [{"usable": True}],
+    }  # fmt: skip
+    return Seen(**(given | changes))
+
+
+def views(**changes: Any) -> dict[str, Any]:
+    return {"om1": {"shards": [{"shard": 0, "role": "leader", "prepared": None, "flagged": False} | changes]}}
+
+
+def test_those_where_somebody_listens_in_their_order(listener: str) -> None:
+    silent = f"127.0.0.1:{free_ports(1)[0]}"
+    assert listening([silent, listener, silent, "no.such.host.invalid:1"]) == [listener]
+    assert listening([]) == []
+    assert listening(["." * 70 + ":1"]) == []
+
+
+def test_many_silent_addresses_take_no_longer_than_one() -> None:
+    begun_s = time.monotonic()
+    assert listening(["192.0.2.1:9"] * 8) == []  # TEST-NET-1: nobody answers, or the network refuses at once
+    assert time.monotonic() - begun_s < 8
+
+
+def test_nobody_listens_and_no_stack_runs(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    settings = settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS=address, STRATOLOG_NODES=f"om1={address}")
+    for check in (check_brokers, check_nodes):
+        with pytest.raises(Unavailable, match=rf"nobody listens at {address}, and no stack .* 'stratolog up'"):
+            check(settings)
+
+
+@pytest.mark.parametrize(("brokers", "remedy"), [(1, "'stratolog up'"), (3, "'stratolog down', then 'stratolog up'")])
+def test_a_stack_without_its_broker_is_named(brokers: int, remedy: str, tmp_path: Path) -> None:
+    """A stack that runs in part made commands wait for what nobody was going to start."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    here = Process.of(os.getpid())
+    assert here is not None
+    gone = Process(pid=os.getpid(), started="long ago")
+    members = [
+        Member(kind="broker", name=f"broker-{n}", address=address, log=tmp_path, process=gone, extra={})
+        for n in range(1, brokers + 1)
+    ]
+    node = Member(kind="node", name="om1", address=address, log=tmp_path, process=here, extra={})
+    write_state(tmp_path, StackState(members=(*members, node)))
+    with pytest.raises(Unavailable, match=rf"nobody listens at {address}: broker-1.* not run; {remedy}"):
+        check_brokers(settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS=address))
+
+
+def test_only_the_node_that_is_asked_counts(listener: str, tmp_path: Path) -> None:
+    silent = f"127.0.0.1:{free_ports(1)[0]}"
+    settings = settings_in(tmp_path, STRATOLOG_NODES=f"om1={listener},om2={silent}")
+    check_nodes(settings)
+    check_nodes(settings, {"om1"})
+    with pytest.raises(Unavailable, match=silent):
+        check_nodes(settings, {"om2"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, []),
+        ({"listening_brokers": []}, ["no broker listens at b:1"]),
+        ({"statuses": {"om1": None}}, ["no node answers: om1"]),
+        ({"statuses": {**views(), "om2": None}}, ["no answer from om2"]),
+        ({"statuses": views(role="follower")}, ["shard 0 has no leader"]),
+        (
+            {"statuses": views(prepared="p1")},
+            ["shard 0 is prepared for an upgrade and refuses writes until 'stratolog admin prepare --cancel'"],
+        ),
+        (
+            {"statuses": views(flagged=True)},
+            ["1 of 1 replicas of shard 0 are flagged: see 'stratolog audit --once'"],
+        ),
+        (
+            {"datanodes": [HEALTHY | {"health": "STALE", "silent_ms": 9000}]},
+            ["datanode dn1 is STALE, last heard of 9 s ago"],
+        ),
+        ({"silent_datanodes": ["dn1"]}, ["datanode dn1 does not answer"]),
+        (
+            {"datanodes": [HEALTHY | {"free_bytes": 7}]},
+            ["the disk of datanode dn1 has 7 bytes left above its reserve (setting 'datanode_reserve_bytes')"],
+        ),
+        ({"pipelines": [{"usable": False}]}, ["no pipeline takes blocks"]),
+        ({"pipelines": []}, ["no pipeline takes blocks"]),
+        ({"pipelines": [], "datanodes": []}, []),
+    ],
+)  # fmt: skip
+def test_what_is_amiss_in_words(changes: dict[str, Any], words: list[str]) -> None:
+    assert amiss(seen(**changes)) == words
