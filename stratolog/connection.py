@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from stratolog.errors import Unavailable, UsageError
-from stratolog.reach import check_brokers, check_nodes
+from stratolog.reach import check_brokers, check_leaders, check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: 
     from producers.errors import NotConnected
 
     check_brokers(settings)
+    check_leaders(settings)
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     try:
         client = Client(
