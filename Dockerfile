@@ -25,7 +25,7 @@ RUN apt-get update \
     && apt-get purge -y --auto-remove gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
-RUN useradd --create-home stratolog && mkdir -p /data && chown stratolog /data
+RUN useradd --create-home stratolog && mkdir -p /data /run/stratolog && chown stratolog /data /run/stratolog
 USER stratolog
 ENV STRATOLOG_CACHE_DIR=/var/cache/stratolog STRATOLOG_DATA_DIR=/data
 ENTRYPOINT ["stratolog"]

@@ -38,6 +38,7 @@ from schemas.messages import (
     RequestBody,
     Response,
 )
+from schemas.privilege import MIN_SECRET_BYTES, ClusterSecret
 
 CLIENT = b"benchmark-client"
 
@@ -60,7 +61,7 @@ class Bench:
             self.leader_replica, service, limits, claim_offset=offset, claim_time_ms=self.clock.wall_ms(), elapsed_ms=0
         )
         self.appender = self.log.appender()
-        self.gateway = Gateway(shard=0, node="a")
+        self.gateway = Gateway(shard=0, node="a", secret=ClusterSecret(bytes(MIN_SECRET_BYTES)))
         self.calls = 0
         self.spent: dict[str, float] = {}
         # Without it the shard is at the first feature level, and its values are of older schemas than a new shard's.

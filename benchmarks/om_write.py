@@ -84,7 +84,7 @@ class System:
 
     def set_mode(self, mode: str) -> None:
         """Have what is measured executed by the leader, or by every replica."""
-        with Client(self.stack.settings.bootstrap_servers) as client:
+        with self.stack.client() as client:
             set_modes(client, [0], MEASURED, mode)
 
     def measure(self, spec: Spec) -> dict[str, Any]:

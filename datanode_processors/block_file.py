@@ -185,8 +185,14 @@ class BlockFile:
             try:
                 return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             except FileNotFoundError:  # no such container yet, or its last block was deleted this moment
-                self.path.parent.mkdir(exist_ok=True)
+                self._containers.make_directory(self._known_container())
         raise FileNotFoundError(errno.ENOENT, "its directory keeps going away")
+
+    def _known_container(self) -> Container:
+        """Return the container of a file that is there, or about to be."""
+        if self._container is None:
+            self._container = self._containers.find(self.key[0])
+        return self._container
 
     def _counted(self, *, blocks: int = 0, used_bytes: int = 0) -> None:
         if self._container is not None:
@@ -254,10 +260,7 @@ class BlockFile:
                 os.close(own)
         if not self._linked:
             self._count.directory(self.path.parent)
-            if self._container is None or not self._container.linked:
-                self._count.directory(self._containers.folder)
-                if self._container is not None:
-                    self._container.linked = True
+            self._containers.link(self._known_container())
 
     def _lose(self, descriptor: int | None) -> None:
         """What is not durable counts as not written; call with ``lock``."""

@@ -6,7 +6,9 @@ Rules (design, section 8; decision 0023):
    nothing. A committed length never shrinks.
 2. Cells that two PutBlocks of a block have in common must have the same checksums, or the later one is refused.
 3. A delete leaves a tombstone, which voids every PutBlock and chunk that comes after it. Block ids are never reused.
-4. A closed container or pipeline takes nothing new. What is committed already is answered all the same, and may be deleted.
+4. A closed container or pipeline takes nothing new. What is committed already is answered all the same, and may be deleted. A pipeline is
+   opened again by its members as a later generation; containers that were closed stay so, and what was asked of an earlier generation
+   is refused.
 5. A chunk (the old way) is a row of its bytes until a PutBlock covers it; chunks of a block do not overlap, and one that is sent again
    must have the same bytes.
 6. Everything here is idempotent by itself, so proposals have no retry rows.
@@ -24,7 +26,7 @@ from typing import Any
 from crc32c import crc32c
 
 from datanode_processors.checksums import check_cell_bytes, check_list, differing_cells
-from datanode_processors.errors import UNKNOWN_OFFSET, BlockError
+from datanode_processors.errors import MAX_NAME_CHARACTERS, UNKNOWN_OFFSET, BlockError
 from replicated_db.column_families import families
 from replicated_db.merge import MAX_BYTES
 from replicated_db.service import Executed, Proposal, Refusal
@@ -172,29 +174,39 @@ class BlockService:
             return Accepted(detail=f"{request.pipeline} is open")
         names = [member.datanode for member in request.members]
         known = [member.datanode for member in row.members]
-        if (row.generation, known) != (request.generation, names):
+        if known != names or request.generation < row.generation:
             raise BlockError(
                 codes.INVALID_REQUEST,
                 f"{row.pipeline} was opened as generation {row.generation} of {', '.join(known)}, "
                 f"not {request.generation} of {', '.join(names)}",
             )
-        if row.state == CLOSED:
-            raise BlockError(codes.PIPELINE_CLOSED, f"{row.pipeline} is closed; partitions are not used again")
+        if request.generation > row.generation:
+            if row.state != CLOSED:  # what its closing would have done
+                self._close_containers(transaction)
+            row = replace(row, generation=request.generation, state=OPEN, opened_at_ms=timestamp_ms, members=[])
+        elif row.state == CLOSED:
+            raise BlockError(codes.PIPELINE_CLOSED, f"{row.pipeline} is closed as generation {row.generation}")
         if row.members != request.members:
             transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(replace(row, members=request.members)))
         return Accepted(detail=f"{request.pipeline} is open")
 
     def _close_pipeline(self, request: ClosePipeline, transaction: Transaction, _: int) -> Accepted:
         row = self._pipeline(transaction)
-        if row.generation != request.generation:
+        if request.generation < row.generation:
             raise BlockError(
                 codes.INVALID_REQUEST, f"{row.pipeline} is of generation {row.generation}, not {request.generation}"
             )
+        closed = replace(row, state=CLOSED, generation=request.generation)
+        if row != closed:  # a later generation may be closed before anybody has opened it: then it never will be
+            transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(closed))
         if row.state != CLOSED:
-            transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(replace(row, state=CLOSED)))
-            for container_id in list(containers_of(transaction)):
-                _close(transaction, container_id)
+            self._close_containers(transaction)
         return Accepted(detail=f"{row.pipeline} is closed")
+
+    @staticmethod
+    def _close_containers(transaction: Transaction) -> None:
+        for container_id in list(containers_of(transaction)):
+            _close(transaction, container_id)
 
     def _close_container(self, request: CloseContainer, transaction: Transaction, _: int) -> Accepted:
         self._pipeline(transaction)
@@ -294,6 +306,19 @@ def check_members(request: OpenPipeline) -> None:
         )
     if not 0 <= request.partition < PARTITIONS:
         raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{PARTITIONS - 1}")
+    check_texts(
+        request.pipeline,
+        *(text for one in request.members for text in (one.datanode, one.address, one.http_address, one.rack)),
+    )
+
+
+def check_texts(*texts: str) -> None:
+    """Raise BlockError (INVALID_REQUEST) if a name or address is too long: it is kept, and stands in many lines of the log."""
+    for text in texts:
+        if len(text) > MAX_NAME_CHARACTERS:
+            raise BlockError(
+                codes.INVALID_REQUEST, f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken"
+            )
 
 
 def check_put_block(request: PutBlock) -> None:

@@ -7,7 +7,9 @@ times over (its log, a table, the file); so only a mark is kept there, and the b
                     = 01 | the bytes                                                    they could not be put there yet
 
 Rules:
-    - The bytes are written before the mark and the position, so a crash in between replays them.
+    - The bytes are written before the mark and the position, so a crash in between replays them. Before a mark they are stored under the
+      fsync policy, too: RocksDB's own log may survive a loss of power that takes the file's pages, and a mark without its bytes is another
+      row, by which this replica would have to flag itself. The policy ``never`` does not promise that.
     - A chunk that lies beyond the file's end (an earlier one is still to come, or another stream holds the block) is kept whole, and
       moved to the file when what is missing has come.
     - A read gives exactly the bytes that were written, or raises StoreFailure: a chunk whose bytes were changed in the file shows as another
@@ -92,6 +94,7 @@ class ChunkStore(RocksStore):
         try:
             with self._blocks.open_writer(container_id, local_id, offset, CELL_BYTES) as writer:
                 writer.write(offset, memoryview(value))
+                writer.flush()
         except BlockError:
             # It is kept whole: an earlier chunk is still to come, another stream has the block, it is deleted further on in the log …
             return False

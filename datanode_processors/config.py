@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datanode_processors.fsync import CLOSE, FSYNC_POLICIES
+from schemas.privilege import ClusterSecret
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 DEFAULT_RACK = "/default-rack"
@@ -53,6 +54,10 @@ class DatanodeConfig:
     """A container that holds more is closed."""
     max_streams: int = 256
     """Streams at once; one more is refused."""
+    secret: ClusterSecret | None = None
+    """The cluster's secret; without it every call that changes something is refused."""
+    http_hosts: frozenset[str] = frozenset()
+    """Names that requests to the HTTP server may give as its host, beside addresses and localhost; ``*`` = any."""
     log_level: str = "INFO"
     """One of LOG_LEVELS."""
     log_format: str = "auto"

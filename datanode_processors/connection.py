@@ -7,7 +7,7 @@ closed, because what still comes cannot be placed any more. A defect is logged w
 from __future__ import annotations
 
 from datanode_processors.counters import Counters
-from datanode_processors.errors import BlockError
+from datanode_processors.errors import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.forwarding import Forwarding, Node, stream_request
 from datanode_processors.ports import Note
 from datanode_processors.reading import send_block
@@ -50,15 +50,20 @@ class Connection:
             self._refuse(BlockError(stream_errors.BAD_FRAME, str(error)))
         except BlockError as error:
             self._refuse(error)
+        except Exception as error:
+            self._note(
+                f"defect in a connection of {self.peer or 'a stranger'}: {_said(error)}", peer=self.peer, error=error
+            )
+            self._refuse(self._defect(error))
         finally:
             self.wire.close()
 
     def _greet(self) -> None:
         timeout_s = self._node.limits.handshake_timeout_s
         self.wire.wait_send(hello_frame(self._node.name, self._node.cluster), timeout_s=timeout_s)
-        hello: Hello = read_hello(self.wire.wait_frame(timeout_s), self._node.cluster)
-        self.peer = hello.peer
-        self._counters.name(self.wire, hello.peer)
+        hello: Hello = read_hello(self.wire.wait_hello(timeout_s), self._node.cluster)
+        self.peer = shown(hello.peer, MAX_NAME_CHARACTERS)
+        self._counters.name(self.wire, self.peer)
 
     def _serve_frame(self, frame: Frame) -> None:
         header = frame.header
@@ -90,7 +95,7 @@ class Connection:
                 self._refuse(error, header)
                 raise WireClosed("the stream was refused") from error
             except Exception as error:
-                self._note(f"defect in a stream of {self.peer}: {error!r}", peer=self.peer, error=error)
+                self._note(f"defect in a stream of {self.peer}: {_said(error)}", peer=self.peer, error=error)
                 self._refuse(self._defect(error), header)
                 raise WireClosed("the stream failed") from error
             finally:
@@ -113,7 +118,7 @@ class Connection:
         except WireClosed:
             raise
         except Exception as error:
-            self._note(f"defect in a request of {self.peer}: {error!r}", peer=self.peer, error=error)
+            self._note(f"defect in a request of {self.peer}: {_said(error)}", peer=self.peer, error=error)
             answer = error_frame(self._node.name, self._defect(error), stream=header.stream, sequence=header.sequence)
         self.wire.wait_send(answer, timeout_s=self._node.limits.send_timeout_s)
 
@@ -131,3 +136,7 @@ class Connection:
         except WireClosed:
             return
         self.wire.discard(self._node.limits.linger_s, MAX_WINDOW_BYTES)
+
+
+def _said(error: Exception) -> str:
+    return shown(repr(error), MAX_MESSAGE_CHARACTERS)

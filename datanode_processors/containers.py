@@ -63,7 +63,9 @@ class Container:
         self.path = folder / str(container_id)
         self.closed = False
         self.linked = False
-        """Whether its directory is known to be stored in its parent's."""
+        """Whether its directory is known to be stored in its parent's. With ``linking``: a directory may go while a block comes, and what
+        was stored of the old one says nothing of the new."""
+        self.linking = Lock()
         self._blocks = 0
         self._used_bytes = 0
         self._lock = Lock()
@@ -95,7 +97,7 @@ class Container:
 
 
 class Containers:
-    """All containers in a folder. For many threads; no lock is held during I/O."""
+    """All containers in a folder. For many threads; during I/O no lock is held but a container's ``linking``."""
 
     def __init__(self, folder: Path, count: FsyncCount) -> None:
         """Make the folder if it is not there, remove incomplete copies, count what there is. Raises OSError."""
@@ -133,6 +135,11 @@ class Containers:
             found = self._known[container_id] = Container(self.folder, container_id)
         return found
 
+    def find(self, container_id: int) -> Container:
+        """Return a container, of which there need not be anything yet."""
+        with self._lock:
+            return self._find(container_id)
+
     def path(self, container_id: int) -> Path:
         """Return a container's directory, which need not be there."""
         return self.folder / str(container_id)
@@ -157,11 +164,25 @@ class Containers:
             container = self._find(container_id)
         if container.closed:
             return
-        container.path.mkdir(exist_ok=True)
-        (container.path / CLOSED_MARK).touch()
-        self._count.directory(container.path)
-        self._count.directory(self.folder)
-        container.linked = container.closed = True
+        with container.linking:
+            container.path.mkdir(exist_ok=True)
+            (container.path / CLOSED_MARK).touch()
+            self._count.directory(container.path)
+            self._count.directory(self.folder)
+            container.linked = container.closed = True
+
+    def make_directory(self, container: Container) -> None:
+        """Make a container's directory, which was not there a moment ago. Raises OSError."""
+        with container.linking:
+            container.path.mkdir(exist_ok=True)
+            container.linked = False
+
+    def link(self, container: Container) -> None:
+        """Have it stored that a container's directory is there, in which a file has been made. Raises OSError."""
+        with container.linking:
+            if not container.linked:
+                self._count.directory(self.folder)
+                container.linked = True
 
     def import_folder(self, container_id: int) -> Path:
         """Return where a copy of a container is put together."""
@@ -173,10 +194,11 @@ class Containers:
             container = self._find(container_id)
         if container.path.exists():  # an empty directory would be replaced
             raise FileExistsError(container.path)
-        folder.rename(container.path)
-        self._count.directory(self.folder)
+        with container.linking:
+            folder.rename(container.path)
+            self._count.directory(self.folder)
+            container.linked = True
         container.read_directory()
-        container.linked = True
 
     def recount(self, container_id: int) -> None:
         """Count what is there of a container anew, while nobody writes to it. Raises OSError."""

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from datanode_processors.block_service import PARTITIONS
+from datanode_processors.block_service import PARTITIONS, check_texts
 from datanode_processors.block_store import BlockStore
 from datanode_processors.copy_sources import MAX_SOURCES
 from datanode_processors.errors import BlockError
@@ -66,6 +66,7 @@ class Copies:
             raise BlockError(
                 codes.INVALID_REQUEST, f"{len(request.sources)} sources of a container; 1 to {MAX_SOURCES}"
             )
+        check_texts(*request.sources)
         if self.is_here(container_id):
             return Accepted(detail=f"container {container_id} is here already")
         with self._lock:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from datanode_processors.agenda import Agenda
+from datanode_processors.away import Away
 from datanode_processors.block_service import PARTITIONS
 from datanode_processors.block_store import BlockStore
 from datanode_processors.cell_fetch import bytes_of, fetch_cells
@@ -54,10 +55,6 @@ SETTLE_S = 30.0
 for so long after its first look."""
 LOOK_S = 3600.0
 """Between two looks at a copy, at most."""
-AWAY_S = 15.0
-"""How long a source that could not be reached, or did not answer, is not asked again, at first; twice as long each time, up to LAST_PAUSE_S:
-it must not hold up all copies."""
-MAX_AWAY = 256
 SAVE_S = 5.0
 """The sources are written no more often."""
 PEER_TIMEOUT_S = 10.0
@@ -118,8 +115,7 @@ class CopyUpkeep:
         """Copies that came, or whose sources were named, since a member was last heard of them: looked at once more in SETTLE_S."""
         self._pauses: dict[int, float] = {}
         """Copies of which no member was heard in the last look, and the pause after the next one like that, in seconds."""
-        self._away: dict[str, tuple[float, float]] = {}
-        """Sources that did not answer: until when they are not asked, and how long that was, in seconds."""
+        self._away = Away()
         self._stopping = False
         self.fetched_bytes = 0
         self._thread = threading.Thread(target=self._guarded, name="copy-upkeep", daemon=True)
@@ -152,7 +148,7 @@ class CopyUpkeep:
             if added:
                 self._looks.put_sooner(SAVE, self._saved_s + SAVE_S)
             for address in named:
-                self._away.pop(address, None)
+                self._away.answered(address)
             now_s = time.monotonic()
             self._fresh.add(container_id)
             self._pauses.pop(container_id, None)
@@ -314,7 +310,7 @@ class CopyUpkeep:
     def _peer(self, address: str) -> Iterator[Peer]:
         """Connect to a source; raises BlockError, and at once if it could not be reached a moment ago or is this very node."""
         with self._lock:
-            if address in self._away and self._away[address][0] > time.monotonic():
+            if self._away.is_away(address, time.monotonic()):
                 raise BlockError(codes.FAILED, "it did not answer a moment ago")
         try:
             peer = Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S)
@@ -331,14 +327,11 @@ class CopyUpkeep:
                     self._did_not_answer(address)
                 raise
         with self._lock:
-            self._away.pop(address, None)
+            self._away.answered(address)
 
     def _did_not_answer(self, address: str) -> None:
         with self._lock:
-            if address not in self._away and len(self._away) >= MAX_AWAY:
-                self._away.clear()
-            pause_s = min(2 * self._away[address][1], LAST_PAUSE_S) if address in self._away else AWAY_S
-            self._away[address] = time.monotonic() + pause_s, pause_s
+            self._away.silent(address, time.monotonic())
 
     # -- looking at a copy -----------------------------------------------------------------------------------------
 

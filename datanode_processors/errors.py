@@ -6,8 +6,24 @@ wire. Any other exception is a defect, and is answered with FAILED.
 
 from __future__ import annotations
 
+MAX_MESSAGE_CHARACTERS = 2_000
+"""Of an error's message: it goes to peers and into logs, and may repeat what a peer said."""
+MAX_NAME_CHARACTERS = 255
+"""Of names and addresses that peers give, likewise."""
 UNKNOWN_OFFSET = -1
 """Offset of an error that tells nothing of how far a stream came."""
+
+
+def shown(text: str, limit: int) -> str:
+    r"""Return a peer's text as it may be logged: cut to ``limit`` characters, without line breaks or anything else that cannot be seen.
+
+    >>> shown("a\nb" * 10, 4)
+    'a\\nba… (30 characters)'
+    """
+    cut = text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+    if cut.isprintable():
+        return cut
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
 
 
 class BlockError(Exception):
@@ -15,15 +31,15 @@ class BlockError(Exception):
 
     ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET; ``hint`` says whom to ask instead (NOT_LEADER)
     or the code that the failed datanode gave (DOWNSTREAM_FAILED); ``datanode`` names the one that failed, if it is not the one that
-    says so. Both may be empty.
+    says so. Both may be empty. Texts are cut and made visible (``shown``).
     """
 
     def __init__(
         self, code: str, message: str, offset: int = UNKNOWN_OFFSET, hint: str = "", datanode: str = ""
     ) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-        self.message = message
+        self.code = shown(code, MAX_NAME_CHARACTERS)
+        self.message = shown(message, MAX_MESSAGE_CHARACTERS)
         self.offset = offset
-        self.hint = hint
-        self.datanode = datanode
+        self.hint = shown(hint, MAX_NAME_CHARACTERS)
+        self.datanode = shown(datanode, MAX_NAME_CHARACTERS)
+        super().__init__(f"{self.code}: {self.message}")

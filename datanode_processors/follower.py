@@ -13,6 +13,7 @@ import faust
 
 from datanode_processors.config import DatanodeConfig
 from replicated_db import follower
+from replicated_db.http_guard import HttpGuard
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Log
@@ -30,7 +31,7 @@ def make_app(
     return follower.make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
-        follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS,
+        follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS, guard=HttpGuard(config.secret, config.http_hosts),
     )  # fmt: skip
 
 

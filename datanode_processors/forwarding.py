@@ -16,11 +16,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from datanode_processors.errors import UNKNOWN_OFFSET, BlockError
+from datanode_processors.errors import BlockError
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Blocks, Pipelines, Writer
 from datanode_processors.stream import Below, StreamState, check_open, patience_s, place_in
-from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
+from datanode_processors.wire import (
+    HANG_UP,
+    Wire,
+    WireClosed,
+    connect,
+    hello_frame,
+    read_error,
+    read_hello,
+    read_record,
+)
 from schemas import stream_errors
 from schemas.codec import encode
 from schemas.datanode import OpenStream, PutBlock
@@ -85,6 +94,8 @@ class Forwarding:
         self._heard_at = time.monotonic()
         self._told_at = self._heard_at
         self._unacknowledged = 0
+        self._reads_client = False
+        """Whether what the client sends is waited for; else only that it goes."""
         self._writer: Writer | None = None
 
     def run(self) -> None:
@@ -94,8 +105,8 @@ class Forwarding:
             end = self._transfer()
             self._finish(end)
         except BlockError as error:
-            if error.offset == UNKNOWN_OFFSET:
-                error.offset = self.state.everyone
+            # Never the store's own, which is how far this replica has come: the client would believe that all have.
+            error.offset = self.state.everyone
             raise
         except BadFrame as error:
             raise BlockError(stream_errors.BAD_FRAME, str(error), offset=self.state.everyone) from error
@@ -117,9 +128,11 @@ class Forwarding:
         self._writer = self._open_writer()
         for child in self._children.values():
             self._greet(child)
-        self._poll.register(self._upstream, select.POLLIN)
+        self._poll.register(self._upstream, HANG_UP)
         while not self.state.open:
             self._wait(self._limits.open_timeout_s)
+        self._poll.modify(self._upstream, select.POLLIN)
+        self._reads_client = True
         self._send_ack(b"", self.state.sequence, self._request.offset)
 
     def _open_writer(self) -> Writer:
@@ -159,7 +172,7 @@ class Forwarding:
 
     def _greet(self, child: Child) -> None:
         try:
-            hello = read_hello(child.connection.wait_frame(self._limits.connect_timeout_s), self._node.cluster)
+            hello = read_hello(child.connection.wait_hello(self._limits.connect_timeout_s), self._node.cluster)
         except WireClosed as error:
             raise self._lost(child, error) from error
         except BadFrame as error:
@@ -250,14 +263,17 @@ class Forwarding:
     def _wait_to_send(self, child: Child, timeout_s: float) -> None:
         assert child.left is not None  # noqa: S101 - asked by the caller
         self._poll.modify(child.connection, select.POLLIN | select.POLLOUT)
-        self._poll.unregister(self._upstream)
+        # What the client has sent meanwhile stays where it is, and must not wake this thread again and again.
+        self._poll.modify(self._upstream, HANG_UP)
+        self._reads_client = False
         try:
             self._wait(timeout_s)
             self._acknowledge()
             self._offer(child, child.left)
         finally:
             self._poll.modify(child.connection, select.POLLIN)
-            self._poll.register(self._upstream, select.POLLIN)
+            self._poll.modify(self._upstream, select.POLLIN)
+            self._reads_client = True
 
     # ------------------------------------------------------------------------------------------------- end
 
@@ -335,7 +351,8 @@ class Forwarding:
         """Wait until a child has said something (and take it), or something that the poll asks for has happened.
 
         ``timeout_s`` is how long a child that owes an acknowledgement may stand still. Raises DOWNSTREAM_FAILED for one
-        that stood still longer, TIMED_OUT for a silent client.
+        that stood still longer, TIMED_OUT for a client of whom no whole frame came, WireClosed for one that has gone while
+        nothing of it is read. Deadlines are looked at whatever has happened: something may always happen.
         """
         deadline, silent = self._next_deadline(timeout_s)
         wake_at = deadline
@@ -345,10 +362,13 @@ class Forwarding:
         for fileno, _ in events:
             if (child := self._by_fileno.get(fileno)) is not None:
                 self._hear(child)
+            elif not self._reads_client:
+                raise WireClosed("the peer closed the connection")
         if events:
-            return
+            deadline, silent = self._next_deadline(timeout_s)
         if time.monotonic() < deadline:
-            self._acknowledge(again=True)
+            if not events:
+                self._acknowledge(again=True)
             return
         if silent is None:
             raise BlockError(stream_errors.TIMED_OUT, f"the client was silent for {self._limits.idle_timeout_s:g} s")

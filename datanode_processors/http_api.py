@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,10 @@ from datanode_processors.errors import BlockError
 from datanode_processors.status import DatanodeStatus
 from replicated_db import shard_pages
 from replicated_db.errors import StoreFailure
+from replicated_db.metrics import CONTENT_TYPE
 from replicated_db.replica import Replica
-from schemas.stream_errors import INVALID_REQUEST
+from replicated_db.scan_threads import ScansBusy
+from schemas.stream_errors import INVALID_REQUEST, OVERLOADED
 
 Json = dict[str, Any]
 Answer = tuple[int, Json]
@@ -35,6 +38,8 @@ class HttpApi:
         self._replicas = replicas
         self._status = status
         self._prepare_upgrade = prepare_upgrade
+        # Not the event loop's, on which followers fill gaps: each takes up to a minute, one after the other.
+        self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-upgrade")
         self._fatal = fatal
 
     def attach(self, app: faust.App) -> None:
@@ -51,7 +56,7 @@ class HttpApi:
 
         @app.page("/metrics")
         async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
-            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+            return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
 
         @app.page("/v1/prepare-upgrade")
         class PrepareUpgrade(View):
@@ -70,6 +75,8 @@ class HttpApi:
             return await ask()
         except shard_pages.BadQuery as error:
             return 400, {"error": INVALID_REQUEST, "message": str(error)}
+        except ScansBusy as error:
+            return 503, {"error": OVERLOADED, "message": str(error)}
         except BlockError as error:
             return 503, {"error": error.code, "message": error.message}
         except StoreFailure as error:
@@ -89,4 +96,4 @@ class HttpApi:
 
     async def prepare_upgrade(self) -> Answer:
         """Close containers and pipelines through the log, and mark the folder."""
-        return 200, await asyncio.get_running_loop().run_in_executor(None, self._prepare_upgrade)
+        return 200, await asyncio.get_running_loop().run_in_executor(self._preparing, self._prepare_upgrade)

@@ -14,8 +14,9 @@ from typing import Any
 from datanode_processors.block_service import LOG_REQUESTS
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
+from datanode_processors.wire import LARGE_REQUESTS, decode_bounded
 from schemas import stream_errors as codes
-from schemas.codec import Undecodable, decode, encode
+from schemas.codec import encode
 from schemas.datanode import Forwarded
 
 ANSWER_TIMEOUT_S = 30.0
@@ -28,12 +29,7 @@ MAX_IDLE_PEERS = 8
 
 def unwrap(request: Forwarded) -> Any:
     """Return the request that another member sent on; raises BlockError INVALID_REQUEST."""
-    try:
-        inner = decode(request.request)
-    except Undecodable as error:
-        raise BlockError(
-            codes.INVALID_REQUEST, f"what datanode {request.by} sends on cannot be decoded: {error}"
-        ) from error
+    inner = decode_bounded(request.request, f"what datanode {request.by} sends on", LARGE_REQUESTS)
     if not isinstance(inner, LOG_REQUESTS):
         raise BlockError(codes.INVALID_REQUEST, f"datanode {request.by} sends on a {type(inner).__name__}")
     return inner

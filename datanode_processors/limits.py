@@ -13,6 +13,8 @@ class Limits:
     """Connections at once; each is a thread. One more is told OVERLOADED and closed."""
     max_streams: int = 256
     """Streams at once; one more is refused with OVERLOADED."""
+    max_large_bytes: int = 1024 * 1024 * 1024
+    """What the buffers of all connections may take for frames larger than a usual packet; a frame beyond is refused with OVERLOADED."""
     handshake_timeout_s: float = 10.0
     """How long a peer that connects may take for HELLO."""
     connect_timeout_s: float = 3.0

@@ -44,7 +44,7 @@ from replicated_db.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.datanode import ClosePipeline
 from schemas.reference import validate_schemas
-from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
+from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
 
 PREPARE_TIMEOUT_S = 60.0
 POLL_S = 0.1
@@ -167,8 +167,10 @@ class Datanode:
         Raises BlockError if a pipeline could not be closed here in time; nothing is marked then.
         """
         for pipeline in self.pipelines.all():
+            # One that was away may have read of a later generation before anybody told it.
+            generation = max(pipeline.opened.generation, pipeline.generation)
             self.pipelines.close_pipeline(
-                ClosePipeline(partition=pipeline.partition, generation=pipeline.opened.generation), PREPARE_TIMEOUT_S
+                ClosePipeline(partition=pipeline.partition, generation=generation), PREPARE_TIMEOUT_S
             )
         deadline = time.monotonic() + PREPARE_TIMEOUT_S
         while still_open := [one.container_id for one in self.blocks.containers() if not one.closed]:
@@ -195,7 +197,9 @@ def run(config: DatanodeConfig) -> None:
     mode.loop.use("uvloop")
     try:
         folder = _folder(config)
-        topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, DN_LOG, [DN_HEARTBEATS, DN_AUDIT]))
+        topics = when_brokers_answer(
+            partial(check_topics, config.bootstrap_servers, DN_LOG, [DN_HEARTBEATS, DN_AUDIT], {DN_AUDIT: UNCOMPRESSED})
+        )
         _check_partitions(topics)
         node = Datanode(config, topics, folder)
     except (StopProcess, LogUnavailable) as error:

@@ -6,11 +6,12 @@ anything but an answer of the peer's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from datanode_processors.errors import BlockError
+from datanode_processors.errors import MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
 from schemas import stream_errors
 from schemas.codec import encode
@@ -18,6 +19,8 @@ from schemas.datanode import ReadBlock, SalvageBlock
 from schemas.packets import BadFrame, Frame, Kind, encode_frame
 
 CONNECT_TIMEOUT_S = 5.0
+SLOWEST_BYTES_PER_S = 256 * 1024
+"""A peer that gives a block's bytes more slowly, on the whole, has timed out: it would hold up whoever waits for them, cell by cell."""
 
 
 class Peer:
@@ -34,7 +37,7 @@ class Peer:
             raise self._failure(error) from error
         try:
             self._send(hello_frame(own, cluster))
-            self.name = read_hello(self._receive(), cluster).peer
+            self.name = shown(read_hello(self._receive(hello=True), cluster).peer, MAX_NAME_CHARACTERS)
         except BaseException:
             self.close()
             raise
@@ -62,10 +65,21 @@ class Peer:
     def read_block(self, request: ReadBlock | SalvageBlock) -> Iterator[tuple[int, memoryview, int]]:
         """Yield (offset, bytes, CRC32C) of the cells that hold what is asked for; the bytes are good until the next one.
 
-        Each has its checksum. Raises BlockError. The connection can be used again only once all cells were taken.
+        Each has its checksum. Raises BlockError, TIMED_OUT also for a peer that is slower than SLOWEST_BYTES_PER_S. The connection can be used again only once all cells were taken.
         """
         self._ask(request)
-        while (frame := self._answer()).header.kind is Kind.DATA:
+        left_s = self._timeout_s + max(0, request.length) / SLOWEST_BYTES_PER_S
+        while True:
+            begun_s = time.monotonic()
+            frame = self._answer(min(self._timeout_s, left_s))
+            left_s -= time.monotonic() - begun_s  # what is done with the bytes is no fault of the peer's
+            if frame.header.kind is not Kind.DATA:
+                break
+            if left_s <= 0:
+                raise BlockError(
+                    stream_errors.TIMED_OUT,
+                    f"datanode at {self._address}: less than {SLOWEST_BYTES_PER_S} bytes a second came of {request.length}",
+                )
             yield frame.header.offset, frame.payload, frame.header.crc
         if frame.header.kind is not Kind.END:
             raise self._unexpected(frame)
@@ -74,8 +88,8 @@ class Peer:
         self._sequence += 1
         self._send(encode_frame(Kind.REQUEST, encode(request), sequence=self._sequence))
 
-    def _answer(self) -> Frame:
-        frame = self._receive()
+    def _answer(self, timeout_s: float | None = None) -> Frame:
+        frame = self._receive(timeout_s)
         if frame.header.kind is Kind.ERROR:
             error = read_error(frame)
             raise BlockError(error.code, error.message, error.offset, error.hint, error.datanode)
@@ -89,9 +103,10 @@ class Peer:
         except WireClosed as error:
             raise self._failure(error) from error
 
-    def _receive(self) -> Frame:
+    def _receive(self, timeout_s: float | None = None, *, hello: bool = False) -> Frame:
+        receive = self._wire.wait_hello if hello else self._wire.wait_frame
         try:
-            return self._wire.wait_frame(self._timeout_s)
+            return receive(self._timeout_s if timeout_s is None else timeout_s)
         except WireClosed as error:
             raise self._failure(error) from error
         except BadFrame as error:

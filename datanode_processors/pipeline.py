@@ -63,6 +63,8 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Open the replica's store. ``wanted`` is told of a block that somebody waits for to be verified. Raises StoreFailure."""
         self.opened = opened
+        self.unsaved = True
+        """Whether the registry does not say so yet."""
         self.partition = opened.partition
         self.changed = threading.Condition()
         """Notified when a record was applied here, or a block verified."""
@@ -113,8 +115,14 @@ class Pipeline:
         return position.address if position.term else ""
 
     def _missing_row(self) -> OpenPipeline | None:
-        """Return what must be executed before all else: PipelineOpened, if the log does not have it."""
-        return None if pipeline_row(self.store) is not None else self.opened
+        """Return what must be executed before all else: PipelineOpened, if the log does not have it, or only of an earlier generation."""
+        return self.opened if self.generation < self.opened.generation else None
+
+    @property
+    def generation(self) -> int:
+        """The generation that is opened or closed in what is applied here; 0 before the first."""
+        row = pipeline_row(self.store)
+        return 0 if row is None else row.generation
 
     # -- leading ---------------------------------------------------------------------------------------------------
 
@@ -139,8 +147,17 @@ class Pipeline:
         if after_ms is None or silence_ms < after_ms:
             return
         self.loop.beat()
-        self._thread = threading.Thread(target=self._lead, name=f"leader-{self.partition}", daemon=True)
-        self._thread.start()
+        self._thread = self._started(threading.Thread(target=self._lead, name=f"leader-{self.partition}", daemon=True))
+
+    def _started(self, thread: threading.Thread) -> threading.Thread | None:
+        """Start a leader's thread; where none can be started it is tried again after as much silence."""
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._note(f"{self.opened.pipeline}: not led here now: {error}", shard=self.partition)
+            self._silence.broken()
+            return None
+        return thread
 
     def _lead(self) -> None:
         try:
@@ -194,7 +211,10 @@ class Pipeline:
             self.changed.notify_all()
 
     def verified(self, key: bytes, length: int) -> None:
-        """Take note that this node's bytes of a block are right and stored up to ``length``."""
+        """Take note that this node's bytes of a block are right and stored up to ``length``.
+
+        Said when no repair of it is planned any more (``verifier``, rule 5): an older length does not make a damaged block healthy.
+        """
         with self.changed:
             self._verified[key] = max(length, self._verified.pop(key, 0))
             while len(self._verified) > MAX_VERIFIED:
@@ -257,7 +277,7 @@ class Pipeline:
             with self.changed:
                 fault = next(iter(self.unhealthy.values()), "")
         return PipelineReport(
-            partition=self.partition, generation=self.opened.generation, leading=self.loop.leading,
+            partition=self.partition, generation=self.generation, leading=self.loop.leading,
             applied_index=self.replica.position.index, healthy=not fault, fault=fault,
         )  # fmt: skip
 

@@ -336,12 +336,17 @@ class Pipelines:
                 raise BlockError(
                     codes.INVALID_REQUEST,
                     f"partition {request.partition} is {pipeline.opened.pipeline}, generation {pipeline.opened.generation}, of "
-                    f"{', '.join(pipeline.members)} here; partitions are not used again",
+                    f"{', '.join(pipeline.members)} here",
                 )
-            pipeline.opened = request
-            write_registry(self._config.data_dir / REGISTRY, [one.opened for one in self.all()])
+            elif request.generation > pipeline.opened.generation:
+                self._opened()
+            if pipeline.opened != request or pipeline.unsaved:
+                pipeline.opened, pipeline.unsaved = request, True
+                write_registry(self._config.data_dir / REGISTRY, [one.opened for one in self.all()])
+                pipeline.unsaved = False
         self._changed()
-        if pipeline.loop.leading:
+        # Of one that is closed no more is told than where its members are.
+        if pipeline.loop.leading and not (pipeline.generation == request.generation and pipeline.is_closed()):
             self._wait(pipeline, request)
         return Accepted(detail=f"{request.pipeline} is followed")
 
@@ -574,9 +579,9 @@ def _committed(row: BlockRow, written: int) -> Readable:
 
 
 def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:
-    """Whether two say the same but for addresses."""
+    """Whether two say the same but for addresses, or the second a later generation of it."""
 
-    def parts(one: OpenPipeline) -> tuple[str, int, list[str]]:
-        return one.pipeline, one.generation, [member.datanode for member in one.members]
+    def parts(one: OpenPipeline) -> tuple[str, list[str]]:
+        return one.pipeline, [member.datanode for member in one.members]
 
-    return parts(known) == parts(asked)
+    return parts(known) == parts(asked) and known.generation <= asked.generation

@@ -3,10 +3,14 @@
 Clients share nothing but the processor, the disk and the network: each connection has its own thread, buffer and file. At
 ``max_connections`` a further one is told OVERLOADED. ``stop`` takes no more connections, lets streams end for a while, tells the others
 STOPPING, and waits for the threads.
+
+What the process has no more of must not end the server. A connection for which no thread can be started is told OVERLOADED. So is one for
+which there is no descriptor: one is kept in reserve, to take it and refuse it. The log gets a line of either every NOTE_S.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -18,12 +22,15 @@ from datanode_processors.errors import BlockError
 from datanode_processors.forwarding import Node
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Blocks, Note, Pipelines
-from datanode_processors.wire import SOCKET_BUFFER_BYTES, Wire, WireClosed, error_frame
+from datanode_processors.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
 from schemas import stream_errors
+from schemas.packets import MAX_HELLO_BYTES
 
 BACKLOG = 128
 """Connections that the kernel holds until they are accepted."""
 STOP_POLL_S = 0.05
+NOTE_S = 10.0
+"""How often the log says that connections cannot be taken."""
 
 
 class StreamServer:
@@ -42,9 +49,14 @@ class StreamServer:
         )  # fmt: skip
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
+        self._room = Room(self._node.limits.max_large_bytes)
         self._stopping = False
         self._socket = self._listen(host, port)
         self._wake_read, self._wake_write = socket.socketpair()
+        self._reserve = self._hold_reserve()
+        self._noted_s = -NOTE_S
+        self._untold = 0
+        """Connections that could not be taken since the log last said so."""
         self.port: int = self._socket.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
         self._accepting.start()
@@ -89,36 +101,91 @@ class StreamServer:
         while not self._stopping:
             poll.poll()
             try:
-                sock, _ = self._socket.accept()
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                # Out of descriptors, most likely: those that are open go on, and it is tried again.
-                self._note(f"a connection could not be accepted: {error}")
+                self._accept_one()
+            except Exception as error:
+                # A defect, or no memory: those that are connected go on, and it is tried again.
+                self._note_failure(f"a connection could not be accepted: {error!r}", error=error)
                 time.sleep(STOP_POLL_S)
-                continue
-            self._start(sock)
+        if self._reserve is not None:
+            os.close(self._reserve)
         for sock in (self._socket, self._wake_read, self._wake_write):
             sock.close()
 
-    def _start(self, sock: socket.socket) -> None:
+    def _accept_one(self) -> None:
         try:
-            wire = Wire(sock)
+            sock, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._note_failure(f"a connection could not be accepted: {error.strerror}")
+            if error.errno not in NO_DESCRIPTOR or not self._refuse_on_reserve():
+                time.sleep(STOP_POLL_S)
+            return
+        try:
+            self._start(sock)
+        except BaseException:
+            sock.close()
+            raise
+
+    @staticmethod
+    def _hold_reserve() -> int | None:
+        """Return a descriptor that is kept for the moment when there is no other; None if there is none now."""
+        try:
+            return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+
+    def _refuse_on_reserve(self) -> bool:
+        """Take a connection by means of the reserve and refuse it: it would wait without a word. Return whether that was possible."""
+        if self._reserve is None:
+            self._reserve = self._hold_reserve()
+            return False
+        os.close(self._reserve)
+        self._reserve = None
+        try:
+            sock, _ = self._socket.accept()
+        except OSError:  # another thread was faster
+            return False
+        else:
+            self._refuse(sock, "no descriptor is free here")
+        finally:
+            self._reserve = self._hold_reserve()
+        return True
+
+    def _note_failure(self, message: str, **fields: object) -> None:
+        self._untold += 1
+        now_s = time.monotonic()
+        if now_s - self._noted_s >= NOTE_S:
+            more = f" (and {self._untold - 1} more)" if self._untold > 1 else ""
+            self._noted_s, self._untold = now_s, 0
+            self._note(message + more, **fields)
+
+    def _start(self, sock: socket.socket) -> None:
+        with self._lock:
+            full = len(self._connections) >= self._node.limits.max_connections
+        if full:
+            self._refuse(sock, f"{self._node.limits.max_connections} connections are open here, and no more are taken")
+            return
+        try:
+            wire = Wire(sock, self._room)
         except OSError:
             sock.close()  # the peer has gone already
             return
         connection = Connection(self._node, wire, self._counters, self._note)
-        with self._lock:
-            full = len(self._connections) >= self._node.limits.max_connections
-        if full:
-            self._refuse(wire)
-            return
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"{self._node.name}-connection", daemon=True
         )
         with self._lock:
             self._connections[connection] = thread
-        thread.start()
+        try:
+            thread.start()
+        except BaseException as error:
+            with self._lock:
+                del self._connections[connection]
+            if not isinstance(error, RuntimeError):
+                raise
+            self._note_failure(f"a connection could not be served: {error}")
+            self._refuse(sock, "no thread can be started here")
 
     def _serve(self, connection: Connection) -> None:
         self._counters.attach(connection.wire, "")
@@ -129,11 +196,16 @@ class StreamServer:
             with self._lock:
                 self._connections.pop(connection, None)
 
-    def _refuse(self, wire: Wire) -> None:
-        limit = self._node.limits.max_connections
-        error = BlockError(stream_errors.OVERLOADED, f"{limit} connections are open here, and no more are taken")
+    def _refuse(self, sock: socket.socket, reason: str) -> None:
+        """Say that no connection is taken now, as far as that is possible without waiting."""
+        frame = error_frame(self._node.name, BlockError(stream_errors.OVERLOADED, reason))
         try:
-            wire.send_small(error_frame(self._node.name, error))
-        except WireClosed:
+            sock.setblocking(False)
+            sock.send(frame)
+            # What has come is taken: the kernel resets a connection with unread bytes, and the peer would not see why.
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(MAX_HELLO_BYTES)
+        except OSError:
             pass
-        wire.close()
+        finally:
+            sock.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from datanode_processors.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.counters import Snapshot
 from datanode_processors.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
+from replicated_db.metrics import Metrics, family
 
 Json = dict[str, Any]
 
@@ -47,6 +50,7 @@ class DatanodeStatus:
         self._streams = streams
         self._heartbeats = heartbeats
         self._prepared = prepared
+        self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
         """Return 200 if every pipeline and every copy here is healthy, else 503 with what is not."""
@@ -84,15 +88,15 @@ class DatanodeStatus:
         }  # fmt: skip
 
     def metrics(self) -> str:
-        """Return the metrics."""
-        node = self._config.node
-        lines: list[str] = []
+        """Return the metrics as Prometheus' text, with those of the process."""
+        return self._metrics.text()
+
+    def _families(self) -> Iterable[Metric]:
+        node = {"datanode": self._config.node}
+        pipelines = self._pipelines.all()
         for name, kind, text, value in _PIPELINE_METRICS:
-            lines += _header(f"stratolog_datanode_{name}", kind, text)
-            lines += [
-                f'stratolog_datanode_{name}{{datanode="{node}",partition="{pipeline.partition}"}} {value(pipeline)}'
-                for pipeline in self._pipelines.all()
-            ]
+            samples = [({**node, "partition": str(pipeline.partition)}, value(pipeline)) for pipeline in pipelines]
+            yield family(f"stratolog_datanode_{name}", kind, text, samples)
         streams, upkeep = self._streams(), self._pipelines.upkeep
         for name, kind, text, figure in (
             ("connections", "gauge", "Connections now.", streams.connections),
@@ -111,28 +115,10 @@ class DatanodeStatus:
             ("used_bytes", "gauge", "Bytes of all block files.", self._blocks.used_bytes()),
             ("free_bytes", "gauge", "Bytes that may be written.", self._blocks.free_bytes()),
         ):
-            lines += [
-                *_header(f"stratolog_datanode_{name}", kind, text),
-                f'stratolog_datanode_{name}{{datanode="{node}"}} {figure}',
-            ]
+            yield family(f"stratolog_datanode_{name}", kind, text, [(node, figure)])
         for name, text, by_peer in (
             ("bytes_in_total", "Bytes received, by peer.", streams.bytes_in),
             ("bytes_out_total", "Bytes sent, by peer.", streams.bytes_out),
         ):
-            lines += [*_header(f"stratolog_datanode_{name}", "counter", text), *_by_peer(name, node, by_peer)]
-        return "\n".join(lines) + "\n"
-
-
-def _header(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-
-
-def _by_peer(name: str, node: str, figures: Mapping[str, int]) -> list[str]:
-    return [
-        f'stratolog_datanode_{name}{{datanode="{node}",peer="{_escaped(peer)}"}} {figure}'
-        for peer, figure in figures.items()
-    ]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            samples = [({**node, "peer": peer}, figure) for peer, figure in by_peer.items()]
+            yield family(f"stratolog_datanode_{name}", "counter", text, samples)

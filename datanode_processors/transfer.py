@@ -27,8 +27,9 @@ from typing import BinaryIO, TypeAlias
 from crc32c import crc32c
 
 from datanode_processors.block_file import Buffer, block_error, write_fully
+from datanode_processors.block_service import MAX_BLOCK_BYTES, PARTITIONS, check_block
 from datanode_processors.block_store import BlockStore
-from datanode_processors.checksums import CellChecksums, check_list, checksum_at
+from datanode_processors.checksums import CellChecksums, check_cell_bytes, check_list, checksum_at
 from datanode_processors.containers import CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE, block_name
 from datanode_processors.errors import BlockError
 from schemas.block_rows import block_key, block_of_key, decode_block_row
@@ -150,14 +151,17 @@ def _row(container_id: int, key: bytes, value: bytes) -> BlockRow:
     try:
         row = decode_block_row(value)
         if not row.deleted:
+            check_cell_bytes(row.bytes_per_checksum)
+            if not 0 <= row.length <= MAX_BLOCK_BYTES:
+                raise ValueError(f"a length of {row.length}; 0 to {MAX_BLOCK_BYTES} are possible")
             check_list(row.checksums, row.length, row.bytes_per_checksum)
-            CellChecksums(row.bytes_per_checksum)
     except (Undecodable, ValueError) as error:
         raise BlockError(
             INVALID_REQUEST, f"container {container_id}: the row of {key.hex()} is none: {error}"
         ) from error
     if len(key) != len(block_key(0, 0)) or block_of_key(key)[0] != container_id:
         raise BlockError(INVALID_REQUEST, f"container {container_id}: {key.hex()} is no key of its blocks")
+    check_block(container_id % PARTITIONS, container_id, block_of_key(key)[1])
     return row
 
 

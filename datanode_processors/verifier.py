@@ -1,15 +1,17 @@
 """Compares this node's bytes with what is committed, and fetches from peers what is missing or wrong (design, section 8).
 
-What belongs here: one thread that verifies, one that fetches, and their bounded lists of blocks. The rules:
+What belongs here: one thread that verifies, FETCHERS that fetch, and their bounded lists of blocks. The rules:
 
 1. Every PutBlock that is applied here is verified: the block is flushed under the fsync policy, and its checksums are compared with the
    row's. Whoever waits for a block that is not known to be verified (after a restart) has it verified too.
 2. A block that fails is unhealthy and is fetched: cell by cell, only cells that differ, from every other member in turn; a cell is written
    only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked for that one only. Again after a pause
-   that grows, as long as it is needed.
+   that grows, as long as it is needed. A peer that was silent, or too slow, is asked after the others.
 3. A tombstone deletes the block; a closed container is closed in the store, and what lies beyond its blocks' committed lengths reclaimed.
    One that has no block left has no directory either.
 4. Nothing that follows from the log waits here for room: if a list is full, the pipeline is looked through as a whole later.
+5. A block is unhealthy exactly while its repair is planned: both change under one lock. So a repair that ends cannot hide what was
+   found while it was under way (a longer PutBlock, a bad cell), nor can a verification of an older length.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
+from datanode_processors.away import Away
 from datanode_processors.block_service import blocks_of, containers_of, is_closed
 from datanode_processors.block_store import BlockStore
 from datanode_processors.cell_fetch import bytes_of, fetch_cells
@@ -28,27 +30,19 @@ from datanode_processors.checksums import cell_count, differing_cells
 from datanode_processors.errors import BlockError
 from datanode_processors.peer import Peer
 from datanode_processors.pipeline import Pipeline
+from datanode_processors.repairs import Place, Repairs, Taken
 from replicated_db.errors import StoreFailure
 from replicated_db.logs import Note
 from schemas import stream_errors as codes
 from schemas.block_rows import block_key, block_of_key
-from schemas.datanode import BlockRow, ReadBlock
+from schemas.datanode import BlockRow, Member, ReadBlock
 
 MAX_TO_VERIFY = 10_000
 MAX_TO_FETCH = 10_000
-FIRST_PAUSE_S = 0.25
-LAST_PAUSE_S = 15.0
+FETCHERS = 3
+"""Blocks that are fetched at once: a peer that gives its bytes slowly holds up one of them."""
 PEER_TIMEOUT_S = 10.0
 IDLE_WAIT_S = 1.0
-
-
-@dataclass(slots=True)
-class _Repair:
-    """``cells`` are to be fetched whatever their remembered checksums say: they were read and found wrong."""
-
-    due_s: float
-    pause_s: float = FIRST_PAUSE_S
-    cells: set[int] = field(default_factory=set)
 
 
 class Verifier:
@@ -70,12 +64,15 @@ class Verifier:
         self._to_verify: OrderedDict[tuple[int, bytes], None] = OrderedDict()
         self._to_close: OrderedDict[tuple[int, int], None] = OrderedDict()
         self._to_look_through: set[int] = set()
-        self._to_fetch: OrderedDict[tuple[int, bytes], _Repair] = OrderedDict()
+        self._repairs = Repairs(MAX_TO_FETCH)
+        self._left_out: set[int] = set()
+        """Pipelines with blocks for which there was no room among the repairs."""
+        self._away = Away()
         self._stopping = False
         self.fetched_bytes = 0
         self._threads = [
             threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
-            for name, run in (("verify", self._verify_all), ("fetch", self._fetch_all))
+            for name, run in [("verify", self._verify_all)] + [("fetch", self._fetch_all)] * FETCHERS
         ]
 
     def start(self) -> None:
@@ -88,9 +85,10 @@ class Verifier:
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
+        deadline = time.monotonic() + PEER_TIMEOUT_S
         for thread in self._threads:
             if thread.is_alive():
-                thread.join(PEER_TIMEOUT_S)
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     # -- what is to be done; on any thread, never waits for I/O ----------------------------------------------------
 
@@ -114,8 +112,7 @@ class Verifier:
         """Have a cell fetched whose bytes were read and are not the committed ones."""
         container_id, local_id = block_of_key(key)
         with self._lock:
-            known = self._to_fetch.get((pipeline.partition, key))
-            if known is not None and cell in known.cells:
+            if self._repairs.waits_for((pipeline.partition, key), cell):
                 return  # somebody reads again what nobody has right: nothing is new
         self._blocks.forget_checksums(container_id, local_id)
         self._unhealthy(pipeline, key, f"block {container_id}/{local_id}: cell {cell} has wrong bytes", cell)
@@ -153,11 +150,18 @@ class Verifier:
                 if self._to_close:
                     (partition, container_id), _ = self._to_close.popitem(last=False)
                     return lambda: self._close(self._pipelines[partition], container_id)
+                if self._left_out and self._has_room():
+                    self._to_look_through |= self._left_out
+                    self._left_out.clear()
                 if self._to_look_through:
                     number = self._to_look_through.pop()
                     return lambda: self._look_through(self._pipelines[number])
                 self._lock.wait(IDLE_WAIT_S)
         return None
+
+    def _has_room(self) -> bool:
+        """Whether it is worth while to look for blocks that were left out: one by one would look through all for each."""
+        return len(self._repairs) <= MAX_TO_FETCH // 2
 
     def _verify(self, pipeline: Pipeline, key: bytes) -> None:
         container_id, local_id = block_of_key(key)
@@ -175,8 +179,15 @@ class Verifier:
             return
         if wrong:
             self._unhealthy(pipeline, key, f"block {container_id}/{local_id} has {len(wrong)} cells missing or wrong")
-        else:
-            pipeline.verified(key, row.length)
+            return
+        with self._lock:
+            place = (pipeline.partition, key)
+            if place not in self._repairs:
+                pipeline.verified(key, row.length)
+                return
+            # Its repair says so in the end: it may know of more than was looked at here.
+            self._repairs.hurry(place, time.monotonic())
+            self._lock.notify_all()
 
     def _wrong_cells(self, container_id: int, local_id: int, row: BlockRow) -> list[int]:
         """Return the cells that this node does not have as they are committed; raises BlockError."""
@@ -199,17 +210,12 @@ class Verifier:
 
     def _unhealthy(self, pipeline: Pipeline, key: bytes, reason: str, cell: int | None = None) -> None:
         with self._lock:
-            place = (pipeline.partition, key)
-            if place not in self._to_fetch:
-                if len(self._to_fetch) >= MAX_TO_FETCH:
-                    # Not forgotten: whoever reads or watches the block, or the next start, finds it again.
-                    self._to_look_through.add(pipeline.partition)
-                    return
-                self._to_fetch[place] = _Repair(due_s=time.monotonic())
-            if cell is not None:
-                self._to_fetch[place].cells.add(cell)
+            if not self._repairs.add((pipeline.partition, key), time.monotonic(), cell):
+                # Not forgotten: whoever reads or watches the block finds it again, and so does a look for blocks that are short.
+                self._left_out.add(pipeline.partition)
+                return
+            pipeline.failed(key, reason)
             self._lock.notify_all()
-        pipeline.failed(key, reason)
         self._changed()
 
     def _close(self, pipeline: Pipeline, container_id: int) -> None:
@@ -258,65 +264,83 @@ class Verifier:
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _fetch_all(self) -> None:
-        while (place := self._next_to_fetch()) is not None:
-            partition, key = place
+        while (taken := self._next_to_fetch()) is not None:
+            partition, key = taken.place
             pipeline = self._pipelines[partition]
             try:
-                self._fetch(pipeline, key, self._to_fetch[place].cells)
+                length = self._fetch(pipeline, key)
             except BlockError as error:
                 self._note(f"{pipeline.opened.pipeline}: {error}; trying again", shard=partition)
                 with self._lock:
-                    repair = self._to_fetch[place]
-                    repair.due_s, repair.pause_s = (
-                        time.monotonic() + repair.pause_s,
-                        min(2 * repair.pause_s, LAST_PAUSE_S),
-                    )
-                    self._to_fetch.move_to_end(place)
+                    self._repairs.fail(taken, time.monotonic())
+                    self._lock.notify_all()
                 continue
-            with self._lock:
-                if not self._to_fetch[place].cells:
-                    del self._to_fetch[place]
+            self._fetched(pipeline, taken, length)
             self._changed()
 
-    def _next_to_fetch(self) -> tuple[int, bytes] | None:
+    def _next_to_fetch(self) -> Taken | None:
         with self._lock:
             while not self._stopping:
-                due = min(self._to_fetch.items(), key=lambda item: item[1].due_s, default=None)
-                left_s = IDLE_WAIT_S if due is None else due[1].due_s - time.monotonic()
-                if due is not None and left_s <= 0:
-                    return due[0]
-                self._lock.wait(min(left_s, IDLE_WAIT_S))
+                now_s = time.monotonic()
+                if (taken := self._repairs.take(now_s)) is not None:
+                    return taken
+                due_s = self._repairs.next_due_s()
+                self._lock.wait(IDLE_WAIT_S if due_s is None else min(due_s - now_s, IDLE_WAIT_S))
         return None
 
-    def _fetch(self, pipeline: Pipeline, key: bytes, forced: set[int]) -> None:
-        """Bring a block's committed bytes here; raises BlockError if no peer could give all of them."""
+    def _fetched(self, pipeline: Pipeline, taken: Taken, length: int | None) -> None:
+        """Take note that a block was found right up to ``length``, or deleted (None); rule 5."""
+        key = taken.place[1]
+        with self._lock:
+            row = pipeline.block(*block_of_key(key))
+            is_deleted = row is None or row.deleted
+            whole = is_deleted or (length is not None and row is not None and row.length <= length)
+            if not self._repairs.finish(taken, time.monotonic(), whole=whole):
+                self._lock.notify_all()
+            elif is_deleted:
+                pipeline.forget(key)
+            elif length is not None:
+                pipeline.verified(key, length)
+
+    def _fetch(self, pipeline: Pipeline, key: bytes) -> int | None:
+        """Bring a block's committed bytes here and return how many those are, None of a deleted block.
+
+        Raises BlockError if no peer could give all of them.
+        """
         container_id, local_id = block_of_key(key)
+        place = (pipeline.partition, key)
         reasons: list[str] = []
-        peers = [member for member in pipeline.opened.members if member.datanode != self._node]
-        for member in [*peers, None]:
+        for member in [*self._peers(pipeline), None]:
             row = pipeline.block(container_id, local_id)
             if row is None or row.deleted:
-                forced.clear()
-                pipeline.forget(key)
-                return
-            wrong = sorted({*self._wrong_cells(container_id, local_id, row), *forced})
+                return None
+            with self._lock:
+                forced = self._repairs.cells(place)
+            count = cell_count(row.length, row.bytes_per_checksum)
+            wrong = sorted({*self._wrong_cells(container_id, local_id, row), *(one for one in forced if one < count)})
             if not wrong:
-                pipeline.verified(key, row.length)
-                return
+                return row.length
             if member is None:
                 raise BlockError(
                     codes.NOT_COMMITTED,
                     f"block {container_id}/{local_id}: committed bytes are not to be had ({'; '.join(reasons) or 'no peer'})",
                 )
             try:
-                self._fetch_from(member.address, pipeline.partition, (container_id, local_id), row, wrong, forced)
+                self._fetch_from(member.address, place, row, wrong)
             except BlockError as error:
                 reasons.append(f"{member.datanode}: {error}")
+        return None
 
-    def _fetch_from(
-        self, address: str, partition: int, block: tuple[int, int], row: BlockRow, wrong: list[int], forced: set[int]
-    ) -> None:
-        """Take cells from one peer, those that came out of ``forced`` too; raises BlockError if some did not come."""
+    def _peers(self, pipeline: Pipeline) -> list[Member]:
+        """Return the other members; those that were silent when they were asked last come last."""
+        now_s = time.monotonic()
+        with self._lock:
+            peers = [member for member in pipeline.opened.members if member.datanode != self._node]
+            return sorted(peers, key=lambda member: self._away.is_away(member.address, now_s))
+
+    def _fetch_from(self, address: str, place: Place, row: BlockRow, wrong: list[int]) -> None:
+        """Take cells of a block from one peer; raises BlockError if some did not come."""
+        partition, block = place[0], block_of_key(place[1])
 
         def ask(offset: int, length: int) -> ReadBlock:
             return ReadBlock(
@@ -325,11 +349,21 @@ class Verifier:
             )  # fmt: skip
 
         fetched: set[int] = set()
+        silent = True
         try:
             with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+                silent = False
                 refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
+        except BlockError as error:
+            silent = (silent and error.code != codes.OVERLOADED) or error.code == codes.TIMED_OUT
+            raise
         finally:
-            self.fetched_bytes += bytes_of(fetched, row)
-        forced.difference_update(fetched)
+            with self._lock:
+                self.fetched_bytes += bytes_of(fetched, row)
+                self._repairs.came(place, fetched)
+                if silent:
+                    self._away.silent(address, time.monotonic())
+                else:
+                    self._away.answered(address)
         if refused is not None:
             raise refused

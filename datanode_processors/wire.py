@@ -6,17 +6,20 @@ connection is a :class:`WireClosed`, each frame that is none a ``BadFrame``; bot
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
+import threading
 import time
 from typing import Any
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
-from schemas.codec import Undecodable, decode, encode
+from schemas.codec import HEADER_BYTES, Undecodable, decode, encode
 from schemas.datanode import Hello, StreamError
 from schemas.packets import (
     MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
     MIN_VERSION,
     VERSION,
     BadFrame,
@@ -27,12 +30,20 @@ from schemas.packets import (
     check_payload,
     encode_frame,
 )
+from schemas.registry import MARKER, registry
 
 SOCKET_BUFFER_BYTES = 1024 * 1024
 """Send and receive buffer that is asked of the kernel for each connection; Linux doubles it for its own bookkeeping, up to its
 own limit. Together with one packet per hop this bounds what a stream holds in a datanode."""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """A peer whose host has vanished is noticed 25 s after its last sign of life."""
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a host, that has no more descriptors."""
+LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
+LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
+"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of ContainerBlocks more,
+but it is taken from datanodes that were asked alone). All others take many times as much, and are limited to MAX_RECORD_BYTES."""
+_LARGE = {Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS}
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event of a peer that has closed its sending side."""
 
@@ -45,16 +56,42 @@ class WireClosed(Exception):
         self.timed_out = timed_out
 
 
+class Room:
+    """How much the buffers of many connections may grow beyond the usual size, in bytes, all together. For many threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self.taken_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises OVERLOADED if there is no room for ``size`` bytes more."""
+        with self._lock:
+            if self.taken_bytes + size > self._limit_bytes:
+                raise BlockError(
+                    stream_errors.OVERLOADED,
+                    f"large frames that are being received take {self.taken_bytes} of {self._limit_bytes} bytes here",
+                )
+            self.taken_bytes += size
+
+    def give(self, size: int) -> None:
+        """Take note that ``size`` bytes are free again."""
+        with self._lock:
+            self.taken_bytes -= size
+
+
 class Wire:
     """A connected socket and the buffer that frames are taken from. Counts its bytes for the metrics."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
+        """``room`` is what the buffer may grow into, with those of others."""
         self.sock = sock
+        self._room = room
         self.bytes_in = 0
         self.bytes_out = 0
         self.packets = 0
         """DATA frames that were taken."""
-        self._buffer = FrameBuffer()
+        self._buffer = FrameBuffer() if room is None else FrameBuffer(grow=room.take)
         self._unsent = b""
         tune(sock)
 
@@ -63,8 +100,11 @@ class Wire:
         return self.sock.fileno()
 
     def close(self) -> None:
-        """Close the socket; may be called again."""
+        """Close the socket; may be called again. No frame is taken any more."""
         self.sock.close()
+        room, self._room = self._room, None
+        if room is not None:
+            room.give(self._buffer.grown_bytes)
 
     @property
     def receiving(self) -> bool:
@@ -113,9 +153,24 @@ class Wire:
         """Return the next frame, its payload checked. Raises BadFrame, WireClosed (also for the time-out)."""
         deadline = time.monotonic() + timeout_s
         while (frame := self.frame()) is None:
+            self._shrink()
             self._wait(select.POLLIN, deadline, timeout_s)
         frame.check()
         return frame
+
+    def _shrink(self) -> None:
+        """A connection on which nothing is under way keeps no more than the usual."""
+        if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
+            self._buffer.shrink()
+            self._room.give(grown_bytes - self._buffer.grown_bytes)
+
+    def wait_hello(self, timeout_s: float) -> Frame:
+        """Return the frame with which the peer begins: HELLO, or an ERROR. Raises as ``wait_frame``, BadFrame for any other at once."""
+        self._buffer.greeting = True
+        try:
+            return self.wait_frame(timeout_s)
+        finally:
+            self._buffer.greeting = False
 
     def send(self, data: bytes | memoryview) -> int:
         """Send what the kernel takes of ``data`` at once and return how much that was. Raises WireClosed."""
@@ -212,13 +267,17 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def connect(address: str, timeout_s: float) -> Wire:
-    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, WireClosed if nobody answers."""
+    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, OVERLOADED without a descriptor, WireClosed if nobody answers."""
     host, port = split_address(address)
     try:
         return Wire(socket.create_connection((host, port), timeout=timeout_s))
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
+    except ValueError as error:  # a host that can have no name
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
     except OSError as error:
+        if error.errno in NO_DESCRIPTOR:  # no fault of the other's, whom a client would leave out
+            raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
         raise WireClosed(f"no connection to {address}: {error}") from error
 
 
@@ -257,10 +316,8 @@ def read_record(frame: Frame, *types: type) -> Any:
 
     The payload is copied: records keep no views of a buffer that is reused.
     """
-    try:
-        value = decode(bytes(frame.payload))
-    except Undecodable as error:
-        raise BlockError(stream_errors.INVALID_REQUEST, f"payload of {frame.header.kind.name}: {error}") from error
+    kind = frame.header.kind
+    value = decode_bounded(bytes(frame.payload), f"payload of {kind.name}", _LARGE.get(kind, frozenset()))
     if types and not isinstance(value, types):
         wanted = " or ".join(cls.__name__ for cls in types)
         raise BlockError(
@@ -268,6 +325,22 @@ def read_record(frame: Frame, *types: type) -> Any:
             f"payload of {frame.header.kind.name} is a {type(value).__name__}, not a {wanted}",
         )
     return value
+
+
+def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:
+    """Decode a record; raises INVALID_REQUEST, naming ``what`` it is, also for one over MAX_RECORD_BYTES that is not among the ``large``."""
+    if len(data) > MAX_RECORD_BYTES:
+        known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
+        name = "record" if known is None else known.name
+        if name not in large:
+            raise BlockError(
+                stream_errors.INVALID_REQUEST,
+                f"{what}: a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are taken",
+            )
+    try:
+        return decode(data)
+    except Undecodable as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{what}: {error}") from error
 
 
 def read_error(frame: Frame) -> StreamError:

@@ -118,7 +118,7 @@ class BlockDeletion:
         named = [BlockId(container_id=block.container_id, local_id=block.local_id) for _, block in chosen]
         self._courier.send(
             ("delete", self._shard, *place), member.heartbeat.address,
-            DeleteBlocks(partition=partition, blocks=named),
+            DeleteBlocks(partition=partition, blocks=named), datanode=member.name,
             done=partial(self._was_deleted, place, tuple({key for key, _ in chosen})),
         )  # fmt: skip
 

@@ -10,10 +10,12 @@ from functools import singledispatch
 
 from om_processors.errors import OMError
 from om_processors.requests import LATE_REQUEST_TYPES
+from replicated_db.errors import DigestsDiffer, NotSettled
+from replicated_db.service import shortened
 from replicated_db.transaction import CHECKPOINT_NAME, Transaction
 from schemas import features
 from schemas import result_codes as codes
-from schemas.log import LATE_MODE, REQUEST_MODES, FeatureLevel, Members, Mode, Prepared
+from schemas.log import FORCED, LATE_MODE, REQUEST_MODES, FeatureLevel, Members, Mode, Prepared
 from schemas.messages import (
     AddNode,
     CancelPrepare,
@@ -29,13 +31,22 @@ MAX_MEMBERS = 31
 """Nodes that hold a replica of a shard."""
 
 MAX_NODE_NAME_CHARACTERS = 63
+MAX_BASIS_CHARACTERS = 200
+"""Of a digest base: what it rests on."""
 
 
 def command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
     """Carry out a command on shard ``shard``.
 
-    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED.
+    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED, DIGESTS_DIFFER.
     """
+    try:
+        _command(body, transaction, shard)
+    except OMError as error:
+        raise OMError(error.status, shortened(error.message)) from error
+
+
+def _command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
     name = type(body).__name__
     if body.shard != shard:
         raise OMError(codes.WRONG_SHARD, f"{name} of shard {body.shard} sent to shard {shard}")
@@ -61,7 +72,18 @@ def _(body: LogDigestBase, transaction: Transaction) -> None:
         raise OMError(
             codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
         )
-    transaction.digest_base(body.slots, body.sums, body.basis)
+    if len(body.basis) > MAX_BASIS_CHARACTERS:
+        raise OMError(codes.INVALID_REQUEST, f"the basis has {len(body.basis)} characters, over {MAX_BASIS_CHARACTERS}")
+    try:
+        transaction.digest_base(body.slots, body.sums, body.basis, forced=body.basis.startswith(FORCED))
+    except NotSettled as error:
+        raise OMError(codes.INDEX_MOVED, f"{error}: ask again") from error
+    except DigestsDiffer as error:
+        message = (
+            f"{error}. Nothing was logged: replicas that agree with the leader would be flagged, and could lead no more. "
+            "Rebuild the replicas that are wrong first; 'stratolog admin digest-base --force' logs it all the same"
+        )
+        raise OMError(codes.DIGESTS_DIFFER, message) from error
 
 
 @_carry_out.register

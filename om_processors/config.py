@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from schemas.privilege import ClusterSecret
+
 MAX_PIPELINES = 256
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 LOG_FORMATS = ("auto", "json", "plain")
@@ -57,6 +59,10 @@ class NodeConfig:
     """Interval of barriers with a full scan; 0 = none but at start."""
     late_flush_interval_ms: int
     """How long late validation gathers rows in the table cache before it writes them."""
+    secret: ClusterSecret
+    """The cluster's secret: what members and operators prove."""
+    http_hosts: frozenset[str]
+    """Names that requests to the HTTP server may give as its host, beside addresses and localhost; ``*`` = any."""
     log_level: str
     """One of LOG_LEVELS."""
     log_format: str

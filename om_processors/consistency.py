@@ -19,6 +19,7 @@ from om_processors.errors import OMError
 from replicated_db.errors import AheadOfLog
 from replicated_db.leader_loop import LeaderLoop, NotLeading
 from replicated_db.replica import Replica
+from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
 
 LINEARIZABLE, SESSION, STALE = "linearizable", "session", "stale"
@@ -109,10 +110,14 @@ class Consistency:
             raise NotReadable("NO_LEADER", f"shard {shard} has no leader")
         if self._http is None:
             self._http = aiohttp.ClientSession()
-        url = f"http://{position.address}/v1/shards/{shard}/read-index"
+        target = f"/v1/shards/{shard}/read-index"
+        proof = self._config.secret.authorization("POST", position.address, target)
+        headers = {"Host": position.address, AUTHORIZATION: proof}
         timeout = aiohttp.ClientTimeout(total=max(0.05, min(1.0, deadline - time.monotonic())))
         try:
-            async with self._http.post(url, timeout=timeout) as answer:
+            async with self._http.post(
+                f"http://{position.address}{target}", headers=headers, timeout=timeout
+            ) as answer:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             raise NotReadable("NO_LEADER", f"shard {shard}: {position.leader} does not answer: {error!r}") from error

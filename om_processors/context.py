@@ -8,7 +8,7 @@ operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -73,6 +73,8 @@ class Allocation:
 
     pipelines: tuple[NumberedPipeline, ...]
     closed_containers: frozenset[int]
+    generations: Mapping[int, int]
+    """Of pipelines by number; those that are not named are of the first."""
 
 
 @record
@@ -85,6 +87,8 @@ class PreExecuteContext:
     index: int
     allocation: Allocation
     block_size_bytes: int
+    datanodes: bool
+    """Whether blocks are on datanodes, so that a block that was written has a committed index."""
 
 
 Choose = Callable[[], Allocation]
@@ -93,30 +97,31 @@ Choose = Callable[[], Allocation]
 
 def always(pipelines: Iterable[str]) -> Choose:
     """Return a choice that is always the same: the pipelines of the settings, by position."""
-    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset())
+    found = Allocation(pipelines=tuple(enumerate(pipelines)), closed_containers=frozenset(), generations={})
     return lambda: found
 
 
 class Contexts:
     """Makes the contexts of one shard's requests."""
 
-    __slots__ = ("_block_bytes", "_choose", "_shards", "shard")
+    __slots__ = ("_block_bytes", "_choose", "_datanodes", "_shards", "shard")
 
     def __init__(
         self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
         block_bytes: int = BLOCK_SIZE_BYTES,
     ) -> None:  # fmt: skip
-        """``choose`` says which pipelines take blocks now, and must not block; without it all ``pipelines`` do, by position."""
+        """``choose`` says which pipelines of datanodes take blocks now, and must not block; without it there are none, and all ``pipelines`` do, by position."""
         self.shard = shard
         self._shards = shards
         self._choose = choose or always(pipelines)
+        self._datanodes = choose is not None
         self._block_bytes = block_bytes
 
     def at(self, now_ms: int, index: int) -> PreExecuteContext:
         """Return the context of a request that has been given ``index``, in a batch of time ``now_ms``."""
         return PreExecuteContext(
             shard=self.shard, shards=self._shards, now_ms=now_ms, index=index, allocation=self._choose(),
-            block_size_bytes=self._block_bytes,
+            block_size_bytes=self._block_bytes, datanodes=self._datanodes,
         )  # fmt: skip
 
 
@@ -155,15 +160,16 @@ ALLOW_ALL = AllowAll()
 class RequestHandler(Generic[Body]):
     """One request type.
 
-    ``check`` refuses what is wrong in itself, whatever the state; ``apply`` validates against the state, writes the
-    operations and returns the result; ``blocks`` chooses the blocks that the request needs, if it is of that kind.
-    All three raise OMError to refuse.
+    ``check`` refuses what is wrong in itself, whatever the state; ``admit`` what is wrong on this leader, as it is set up; ``apply`` validates
+    against the state, writes the operations and returns the result; ``blocks`` chooses the blocks that the request needs, if it is of that kind.
+    All raise OMError to refuse.
     """
 
     body: type[Body]
     check: Callable[[Body], None]
     apply: Callable[[Body, Prepared, Transaction], Result]
     blocks: Callable[[Body, PreExecuteContext, int], list[BlockLocation]] | None = None
+    admit: Callable[[Body, PreExecuteContext], None] | None = None
 
 
 AnyHandler = RequestHandler[Any]

@@ -15,6 +15,7 @@ from om_processors import ids
 from om_processors.context import ALLOW_ALL, AnyHandler, Authorizer, PreExecuteContext, Prepared, Result, Transaction
 from om_processors.errors import OMError
 from om_processors.requests import HANDLERS
+from replicated_db.service import shortened
 from schemas.features import level_of_command
 from schemas.messages import FleetRequest, LeaderRequest, Request, RequestBody, ShardCommand, shard_of_request
 from schemas.result_codes import (
@@ -42,6 +43,14 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
 
     Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
     """
+    try:
+        return _pre_execute(request, context)
+    except OMError as error:
+        # In both modes the leader alone says this, so a text may be cut here; later ones quote names that have been checked.
+        raise OMError(error.status, shortened(error.message)) from error
+
+
+def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     body = request.body
     handler = _handler(body)
     handler.check(body)
@@ -52,6 +61,8 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
         shard = _shard_of(body.volume, context.shards)
         if shard != context.shard:
             raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+    if handler.admit is not None:
+        handler.admit(body, context)
     object_id = ids.object_id(context.shard, context.index)
     return Prepared(
         body=body,

@@ -11,6 +11,7 @@ What is kept is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -109,6 +110,8 @@ class Picture:
     listened_ms: int
     timeout_ms: int
     min_free_bytes: int
+    reopens: bool
+    """Whether closed pipelines may be opened again: the cluster's feature level allows it."""
 
     @property
     def settled(self) -> bool:
@@ -147,12 +150,21 @@ class Picture:
 
     def pipelines_of(self, datanode: str) -> int:
         """Return how many open pipelines a datanode is a member of."""
-        return sum(any(one.datanode == datanode for one in row.members) for row in self.open_pipelines())
+        return self._memberships[datanode]
+
+    @cached_property
+    def _memberships(self) -> Counter[str]:
+        return Counter(one.datanode for row in self.open_pipelines() for one in row.members)
 
     def member(self, name: str) -> Datanode:
         """Return a datanode, which may never have been heard."""
         found = self.datanodes.get(name)
         return found if found is not None else self._unheard(name)
+
+    def found_at(self, member: Member) -> Member:
+        """Return a pipeline's member with the addresses that it has now, as far as it has been heard: those of its row are of long ago."""
+        node = self.member(member.datanode)
+        return member if node.heartbeat is None else node.member
 
     def _unheard(self, name: str) -> Datanode:
         health = Health.DEAD if self.settled else Health.STALE
@@ -189,7 +201,9 @@ class Fleet:
             heartbeat = replace(heartbeat, containers=_gathered(before[0].containers, heartbeat.containers))
         self._heard[name] = heartbeat, now_ms
 
-    def picture(self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int) -> Picture:
+    def picture(
+        self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int, *, reopens: bool = True
+    ) -> Picture:
         """Return the picture of this moment."""
         states = {row.datanode: row.state for row in rows}
         # One that is decommissioned and silent has been switched off, as it should be.
@@ -205,6 +219,7 @@ class Fleet:
             listened_ms=now_ms - self._since_ms,
             timeout_ms=self._timeout_ms,
             min_free_bytes=self._min_free_bytes,
+            reopens=reopens,
         )
 
     def _seen(self, name: str, state: str, now_ms: int) -> Datanode:

@@ -24,7 +24,7 @@ from om_processors.heartbeats import FleetView
 from om_processors.http_api import Answer, answered
 from om_processors.views import Json
 from replicated_db.replica import Replica
-from schemas.datanode import Heartbeat, PipelineRow
+from schemas.datanode import Heartbeat, Member, PipelineRow
 from schemas.result_codes import INVALID_REQUEST
 from schemas.sharding import SYSTEM_SHARD
 
@@ -118,16 +118,15 @@ def pipeline_json(row: PipelineRow, picture: Picture | None) -> Json:
         "usable": picture is not None and placement.is_usable(picture, row),
         "leader": None if picture is None else placement.leader(picture, row),
         "opened_at_ms": row.opened_at_ms,
-        "members": [
-            {
-                "datanode": one.datanode,
-                "address": one.address,
-                "http_address": one.http_address,
-                "rack": one.rack,
-            }
-            for one in row.members
-        ],
+        "members": [_member_json(one if picture is None else picture.found_at(one)) for one in row.members],
     }
+
+
+def _member_json(member: Member) -> Json:
+    """Return a member where it is now, not where it was when the pipeline was opened."""
+    return {
+        "datanode": member.datanode, "address": member.address, "http_address": member.http_address, "rack": member.rack,
+    }  # fmt: skip
 
 
 def datanode_json(node: Datanode, picture: Picture) -> Json:

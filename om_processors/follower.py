@@ -8,6 +8,7 @@ import faust
 
 from om_processors.config import NodeConfig
 from replicated_db import follower
+from replicated_db.http_guard import HttpGuard
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
 from replicated_db.ports import Log
@@ -20,6 +21,7 @@ def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseExceptio
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
+        guard=HttpGuard(config.secret, config.http_hosts),
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """The gateway: from a record of ``om.requests`` to a proposal, an immediate refusal, or a rejection. Pure.
 
 What depends on state is not decided here: a proposal is answered from its batch. Only what nobody can execute is sorted
-out: bytes that are no request (rejected, with the reason, for there is no caller to answer) and requests over the size limit
-(answered at once).
+out: bytes that are no request (rejected, with the reason, for there is no caller to answer), requests over the size limit, and privileged ones
+without a proof of the cluster's secret (both answered at once). A proof is looked at here alone, before anything depends on the request.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from schemas import result_codes as codes
 from schemas.codec import Undecodable, UnknownSchema, decode_as
 from schemas.log import RequestPosition
 from schemas.messages import SHARD_COMMANDS, Rejected, Request
+from schemas.privilege import ClusterSecret, is_privileged
 from schemas.record import record
 from schemas.topics import MAX_REQUEST_BYTES
 
@@ -26,11 +27,15 @@ MAX_REJECTED_BYTES = 65_536
 
 @record
 class Received:
-    """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record."""
+    """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record.
+
+    ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
+    """
 
     offset: int
     value: bytes
     position: RequestPosition | None = None
+    proof: bytes | None = None
 
 
 def resume_offset(
@@ -52,9 +57,10 @@ def resume_offset(
 class Gateway:
     """Decodes the requests of one shard."""
 
-    def __init__(self, *, shard: int, node: str) -> None:
+    def __init__(self, *, shard: int, node: str, secret: ClusterSecret) -> None:
         self._shard = shard
         self._node = node
+        self._secret = secret
 
     def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected:
         """Return what becomes of a record: a proposal, a reply that may leave at once, or a rejection."""
@@ -65,6 +71,8 @@ class Gateway:
             request = decode_as(Request, value)
         except Undecodable as error:
             return self.reject(received, error, now_ms)
+        if is_privileged(request.body) and not self._secret.proves(received.proof, value):
+            return self._unproven(request, received)
         return self._proposal(request, received)
 
     def reject(self, received: Received, error: Undecodable, now_ms: int) -> Rejected:
@@ -85,6 +93,15 @@ class Gateway:
             begins_batch=isinstance(request.body, SHARD_COMMANDS),
             answered_below=request.answered_below,
         )
+
+    def _unproven(self, request: Request, received: Received) -> Reply:
+        what = "has no proof of" if received.proof is None else "has a proof of another secret than"
+        message = (
+            f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the cluster's secret: "
+            "the sender needs the file that the setting 'cluster_secret_file' names"
+        )
+        response = refusal_response(request, self._shard, codes.PERMISSION_DENIED, message)
+        return Reply(proposal=self._proposal(request, received), response=response)
 
     def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:
         message = f"a request of {len(received.value)} bytes; at most {MAX_REQUEST_BYTES}"

@@ -26,13 +26,14 @@ from replicated_db.process import Background
 from replicated_db.replica import Replica
 from schemas.codec import Undecodable, decode_as
 from schemas.datanode import Heartbeat
+from schemas.features import PIPELINE_GENERATIONS
 from schemas.topics import DN_HEARTBEATS, SILENT_BROKER_MS
 
 REFRESH_MS = 200
 POLL_S = 0.1
 MAX_MESSAGES = 500
 RETRY_S = 1.0
-NOTHING = Allocation(pipelines=(), closed_containers=frozenset())
+NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
 
 
 class FleetView(Background):
@@ -65,10 +66,12 @@ class FleetView(Background):
             with self._replica.lock:
                 view = self._replica.late.cache
                 pipelines, rows = tables.pipelines(view), tables.datanodes(view)
-            self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms())
+                reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
+            self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
             self.allocation = Allocation(
-                pipelines=placement.choices(picture), closed_containers=picture.closed_containers
-            )
+                pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
+                generations=placement.generations(picture),
+            )  # fmt: skip
             return picture
 
     def run(self) -> None:

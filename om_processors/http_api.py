@@ -21,11 +21,18 @@ from om_processors.node_status import NodeStatus
 from om_processors.views import Json
 from replicated_db import shard_pages
 from replicated_db.errors import StoreFailure
+from replicated_db.metrics import CONTENT_TYPE
 from replicated_db.replica import Replica
-from schemas.result_codes import INVALID_REQUEST
+from replicated_db.scan_threads import ScansBusy, ScanThreads
+from schemas.result_codes import INVALID_REQUEST, OVERLOADED
 from schemas.sharding import shard_of
 
 Answer = tuple[int, Json]
+
+MAX_LISTINGS = 256
+"""Listings that are read or wait."""
+LISTINGS = ScanThreads("listing", MAX_LISTINGS)
+"""Of this process: a page of large rows takes too long for the event loop."""
 
 
 class HttpApi:
@@ -47,7 +54,7 @@ class HttpApi:
 
         @app.page("/metrics")
         async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
-            return view.text(self._status.metrics(), content_type="text/plain; version=0.0.4")
+            return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
 
         @app.page("/v1/shards/{shard}/read-index")
         class ReadIndex(View):
@@ -84,9 +91,10 @@ class HttpApi:
         prefix, start_after, limit = _page_of(query)
         listings: list[Json] = []
         positions: dict[str, int] = {}
+        max_bytes = queries.MAX_PAGE_BYTES // len(self._replicas)
         for shard in self._replicas:
             listing, position = await self._read(
-                shard, query, lambda view: queries.list_volumes(view, prefix, start_after, limit)
+                shard, query, lambda view: queries.list_volumes(view, prefix, start_after, limit, max_bytes), LISTINGS
             )
             listings.append(listing)
             positions |= position
@@ -99,7 +107,7 @@ class HttpApi:
     async def buckets(self, query: Any, volume: str) -> Answer:
         """List a volume's buckets."""
         page = _page_of(query)
-        return await self._of_volume(volume, query, lambda view: queries.list_buckets(view, volume, *page))
+        return await self._of_volume(volume, query, lambda view: queries.list_buckets(view, volume, *page), LISTINGS)
 
     async def bucket(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a bucket."""
@@ -108,28 +116,41 @@ class HttpApi:
     async def keys(self, query: Any, volume: str, bucket: str) -> Answer:
         """List a bucket's keys."""
         page = _page_of(query)
-        return await self._of_volume(volume, query, lambda view: queries.list_keys(view, volume, bucket, *page))
+        ask = partial(_keys, volume, bucket, page)
+        return await self._of_volume(volume, query, ask, LISTINGS)
 
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
         """Return a key."""
         name = query.get("name", "")
         return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
 
-    async def _of_volume(self, volume: str, query: Any, ask: Callable[[ReadView], Json]) -> Answer:
-        answer, positions = await self._read(shard_of(volume, len(self._replicas)), query, ask)
+    async def _of_volume(
+        self, volume: str, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
+    ) -> Answer:
+        answer, positions = await self._read(shard_of(volume, len(self._replicas)), query, ask, threads)
         return 200, {**answer, "positions": positions}
 
-    async def _read(self, shard: int, query: Any, ask: Callable[[ReadView], Json]) -> tuple[Json, dict[str, int]]:
+    async def _read(
+        self, shard: int, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
+    ) -> tuple[Json, dict[str, int]]:
+        """Ask a snapshot of a shard, on ``threads`` if that takes long."""
         consistency = query.get("consistency", LINEARIZABLE)
         if consistency not in (LINEARIZABLE, SESSION, STALE):
             raise OMError(INVALID_REQUEST, f"consistency {consistency!r} is not linearizable, session or stale")
         await self._consistency.ready(shard, consistency, parse_session(query.get("session", "")))
         position, _, snapshot = self._replicas[shard].snapshot()
+        positions = {str(shard): position.index}
         try:
             self._consistency.refuse_flagged(shard)
-            return ask(snapshot), {str(shard): position.index}
+            if threads is None:
+                return ask(snapshot), positions
+        except BaseException:
+            threads = None
+            raise
         finally:
-            snapshot.close()
+            if threads is None:
+                snapshot.close()
+        return await threads.run(snapshot, ask), positions
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -162,6 +183,10 @@ class HttpApi:
         return shard_pages.replica_of(self._replicas, shard)
 
 
+def _keys(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) -> Json:
+    return queries.list_keys(view, volume, bucket, *page)
+
+
 def _page_of(query: Any) -> tuple[str, str, int]:
     limit = shard_pages.number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
     return query.get("prefix", ""), query.get("start_after", ""), limit
@@ -177,6 +202,8 @@ async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         return 400, {"error": INVALID_REQUEST, "message": str(error)}
     except NotReadable as error:
         return 503, {"error": error.code, "message": str(error)}
+    except ScansBusy as error:
+        return 503, {"error": OVERLOADED, "message": str(error)}
 
 
 def _page(app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:

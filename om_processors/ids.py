@@ -10,11 +10,14 @@ refused, so ids are positive. Ids ascend with the index within a shard and an ep
 
 Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``: the blocks that one pipeline is given
 within a window of 1,024 indexes share a container, until it is closed because it is full; then those that follow go into the
-one of the next ``roll``. A container must not change its pipeline: a pipeline's number is its partition of ``dn.log``, which no other
-pipeline is given, or (without datanodes) its position in the settings, which are only ever appended to.
+one of the next ``roll``; each generation of a pipeline begins with another one, for the containers of those before it are closed. A
+container must not change its pipeline: a pipeline's number is its partition of ``dn.log``, which no other datanodes are given, or
+(without datanodes) its position in the settings, which are only ever appended to.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 SHARD_BITS = 10
 INDEX_BITS = 44
@@ -25,6 +28,8 @@ CONTAINER_BITS = 54
 """Bits of a container's id below the roll."""
 MAX_ROLLS = 1 << 9
 """Containers of one pipeline, shard and window."""
+ROLLS_APART = 37
+"""Between the first rolls of two generations: odd, so that MAX_ROLLS generations have rolls of their own, those near each other far apart."""
 
 EPOCH = 0
 """The epoch of ids minted now."""
@@ -70,6 +75,15 @@ def block_local_id(object_id: int, position: int) -> int:
     return object_id | position + 1
 
 
+def came_with(object_id: int, local_id: int) -> bool:
+    """Say whether a block was allocated by the request that made ``object_id``.
+
+    >>> came_with(object_id(3, 5), block_local_id(object_id(3, 5), 0)), came_with(object_id(3, 5), block_local_id(object_id(3, 6), 0))
+    (True, False)
+    """
+    return object_id >> SUB_BITS == local_id >> SUB_BITS
+
+
 def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
     """Return a container for blocks of the request that makes ``object_id``, on the pipeline of this number.
 
@@ -81,3 +95,13 @@ def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
         raise ValueError(f"pipeline {pipeline}; at most {MAX_PIPELINES} have numbers")
     window = object_id >> SUB_BITS + CONTAINER_WINDOW_BITS << PIPELINE_BITS | pipeline
     return roll << CONTAINER_BITS | window
+
+
+def rolls(generation: int) -> Iterator[int]:
+    """Yield the rolls of a container in the order in which a generation of a pipeline tries them, each once.
+
+    >>> list(rolls(1))[:3], list(rolls(2))[:3]
+    ([0, 1, 2], [37, 38, 39])
+    """
+    first = (generation - 1) * ROLLS_APART
+    return ((first + step) % MAX_ROLLS for step in range(MAX_ROLLS))

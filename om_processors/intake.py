@@ -118,9 +118,9 @@ class RequestIntake:
                 continue
             self._next_offset = (message.offset() or 0) + 1
             self._out_of_range = 0
-            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"")
+            self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", message.key())
 
-    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes) -> None:
+    def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, key: bytes | None) -> None:
         """Take the requests out of a record. Only the last one tells where to resume: a repeat is harmless, a gap is not."""
         try:
             requests = requests_in(value)
@@ -136,7 +136,9 @@ class RequestIntake:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        self._left_over.append(Received(offset=offset, value=requests[-1], position=position))
+        # Requests of an envelope have none.
+        proof = key if requests[-1] is value else None
+        self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
 
     def _reject(self, rejected: Rejected) -> None:
         self._log(f"rejected offset {rejected.offset} of {OM_REQUESTS}/{self._shard}: {rejected.message}")

@@ -12,7 +12,7 @@ from om_processors.errors import OMError
 from om_processors.execute import apply_request, pre_execute
 from om_processors.service import STATUS_OF, refusal_response
 from replicated_db.errors import BrokenLog
-from replicated_db.service import Executed, Proposal, Refusal
+from replicated_db.service import Executed, Proposal, Refusal, error_text
 from replicated_db.transaction import Transaction
 from schemas import result_codes as codes
 from schemas.codec import Undecodable, decode_as, encode_at
@@ -36,7 +36,7 @@ class OMExecutor:
         except OMError as error:
             return _refused(request, error.status, error.message, feature_level)
         except Exception as error:  # as on the leader: it becomes the answer
-            return _refused(request, STATUS_OF[Refusal.FAILED], f"{type(error).__name__}: {error}", feature_level)
+            return _refused(request, STATUS_OF[Refusal.FAILED], error_text(error), feature_level)
         return encode_at(
             PreparedRequest(
                 request=encode_at(request, feature_level), object_id=prepared.object_id, session_id=prepared.session_id,

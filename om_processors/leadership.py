@@ -161,6 +161,7 @@ class Leadership:
             "heartbeat.interval.ms": max(timeout_ms // 5, 100),
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
+            "isolation.level": "read_uncommitted",  # as all readers (kafka_log): the log's end is behind its last record
             "topic.metadata.refresh.interval.ms": 10_000,
             "reconnect.backoff.max.ms": 1000,
             "socket.timeout.ms": SILENT_BROKER_MS,
@@ -353,7 +354,9 @@ class Leadership:
         self._end([shard], drain=True)
 
     def _post(self, address: str, shard: int, what: str, query: dict[str, str], timeout_s: float) -> dict[str, Any]:
-        answer = self._http.post(f"http://{address}/v1/shards/{shard}/{what}", params=query, timeout=timeout_s)
+        answer = self._http.post(
+            f"http://{address}/v1/shards/{shard}/{what}", params=query, timeout=timeout_s, auth=self._config.secret.sign
+        )
         found: dict[str, Any] = answer.json()
         if answer.status_code != 200:
             raise OMError(str(found.get("error")), str(found.get("message")))

@@ -117,7 +117,7 @@ class Node:
 
     def _loop(self, shard: int) -> LeaderLoop:
         config, replica = self.config, self.replicas[shard]
-        gateway = Gateway(shard=shard, node=config.node)
+        gateway = Gateway(shard=shard, node=config.node, secret=config.secret)
         return LeaderLoop(
             replica,
             self.logs[shard],
@@ -183,6 +183,7 @@ class Node:
             clock=self.clock,
             ids=SystemIds(),
             log=note,
+            secret=config.secret,
         )
         self.cleanup = OpenKeyCleanupLoop(
             self.loops, self.proposer, config.open_key_expire_threshold_ms, self.clock, note, fatal

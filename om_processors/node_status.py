@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+
+from prometheus_client.core import Metric
 
 from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
-from om_processors.request_metrics import RequestMetrics
+from om_processors.request_metrics import RequestMetrics, latency_family, requests_family
 from om_processors.views import Json
 from replicated_db.leader_loop import LeaderLoop
+from replicated_db.metrics import Metrics, family
 from replicated_db.replica import Replica
 from schemas import features
 
@@ -53,12 +56,6 @@ _METRICS = (
     ("stratolog_leader_batches_total", "counter", "Batches made effective as leader.", lambda _, loop: loop.batches),
 )
 
-_REQUEST_METRICS = (
-    ("stratolog_requests_total", "counter", "Requests of effective batches by type and result, on the node that led."),
-    ("stratolog_request_seconds", "histogram", "From a request's first sending until it was effective and applied."),
-    ("stratolog_refused_overloaded_total", "counter", "Requests refused with OVERLOADED."),
-)
-
 
 class NodeStatus:
     """Reads the replicas' and loops' own figures; changes nothing."""
@@ -73,6 +70,7 @@ class NodeStatus:
         self._backlogs = backlogs
         self._replicas = replicas
         self._loops = loops
+        self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
         """Return 200 if every replica serves reads, else 503 with the flagged shards."""
@@ -110,27 +108,22 @@ class NodeStatus:
         }  # fmt: skip
 
     def metrics(self) -> str:
-        """Return the metrics."""
-        lines = []
-        for name, kind, text, value in _METRICS:
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-            for shard, replica in self._replicas.items():
-                figure = value(replica, self._loops[shard])
-                lines.append(f'{name}{{node="{self._config.node}",shard="{shard}"}} {figure}')
-        lines += self._request_metrics()
-        return "\n".join(lines) + "\n"
+        """Return the metrics as Prometheus' text, with those of the process."""
+        return self._metrics.text()
 
-    def _request_metrics(self) -> list[str]:
-        """Return what was asked of the shards that this node led: summed over all nodes, each request counts once."""
-        by_metric: dict[str, list[str]] = {name: [] for name, _, _ in _REQUEST_METRICS}
-        for shard, requests in self._requests.items():
-            labels = f'node="{self._config.node}",shard="{shard}"'
-            for name, line in requests.lines(labels):
-                by_metric[name].append(line)
-            by_metric["stratolog_refused_overloaded_total"].append(
-                f"stratolog_refused_overloaded_total{{{labels}}} {self._backlogs[shard].refused}"
-            )
-        found = []
-        for name, kind, text in _REQUEST_METRICS:
-            found += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", *by_metric[name]]
-        return found
+    def _families(self) -> Iterable[Metric]:
+        for name, kind, text, value in _METRICS:
+            yield family(
+                name, kind, text,
+                [(self._labels(shard), value(replica, self._loops[shard])) for shard, replica in self._replicas.items()],
+            )  # fmt: skip
+        # What was asked of the shards that this node led: summed over all nodes, each request counts once.
+        yield requests_family((self._labels(shard), requests) for shard, requests in self._requests.items())
+        yield latency_family((self._labels(shard), requests) for shard, requests in self._requests.items())
+        yield family(
+            "stratolog_refused_overloaded_total", "counter", "Requests refused with OVERLOADED.",
+            [(self._labels(shard), self._backlogs[shard].refused) for shard in self._requests],
+        )  # fmt: skip
+
+    def _labels(self, shard: int) -> dict[str, str]:
+        return {"node": self._config.node, "shard": str(shard)}

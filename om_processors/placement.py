@@ -1,11 +1,7 @@
-"""What to do with datanodes, pipelines and containers: functions of a :class:`~om_processors.fleet.Picture`. Pure.
+"""What to do with datanodes and containers, and which pipelines take blocks: functions of a :class:`~om_processors.fleet.Picture`. Pure.
 
-Rules:
-    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows it without a fault.
-    - A new pipeline is ``replicas`` datanodes that take blocks and have fewer than PIPELINES_PER_DATANODE open pipelines. They stand in
-      two racks if healthy datanodes stand in two or more (then data crosses from rack to rack once, wherever a stream begins; three racks
-      only where no two that are free share one), and the one that leads fewest comes first.
-    - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
+Which pipelines there are to be is decided in ``pipeline_making``. Rules:
+    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows its generation without a fault.
     - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
       entering maintenance count as holders: they come back. One that has no block left wherever it is held needs no replicas: there is
       nothing to fetch (datanodes that still report it are older ones; others drop it).
@@ -21,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from om_processors import ids
 from om_processors.context import NumberedPipeline
-from om_processors.fleet import MAX_CONTAINERS, Container, Datanode, Health, Picture
+from om_processors.fleet import MAX_CONTAINERS, Container, Datanode, Picture
+from om_processors.requests.fleet import FIRST_GENERATION
 from schemas.datanode import PipelineRow
 from schemas.datanode_states import (
     CLOSED,
@@ -34,13 +30,9 @@ from schemas.datanode_states import (
     IN_SERVICE,
     OPEN,
 )
-from schemas.messages import CreatePipeline, RetirePipeline, SetDatanodeState
+from schemas.messages import SetDatanodeState
 from schemas.record import record
 
-PIPELINE_REPLICAS = 3
-"""Datanodes of a pipeline, where there are so many."""
-PIPELINES_PER_DATANODE = 2
-"""Open pipelines that a datanode is a member of (Ozone's ``ozone.scm.datanode.pipeline.limit``)."""
 MAX_COPIES_PER_TURN = 20
 """Containers that one turn of the loop has copied."""
 MAX_COPIES_PER_DATANODE = 2
@@ -74,6 +66,8 @@ def is_usable(picture: Picture, row: PipelineRow) -> bool:
         report = datanode.report(row.partition)
         if report is None or not report.healthy or not datanode.takes_blocks:
             return False
+        if report.generation != row.generation:
+            return False
         if not datanode.has_room(picture.min_free_bytes):
             return False
     return True
@@ -91,6 +85,11 @@ def choices(picture: Picture) -> tuple[NumberedPipeline, ...]:
     return tuple((row.partition, row.pipeline) for row in led if loads[row.partition] <= least + LOAD_SLACK)
 
 
+def generations(picture: Picture) -> dict[int, int]:
+    """Return the generations of the pipelines that have been opened again, by partition."""
+    return {row.partition: row.generation for row in picture.pipelines if row.generation > FIRST_GENERATION}
+
+
 def leader(picture: Picture, row: PipelineRow) -> str | None:
     """Return the member that says that it leads a pipeline; None if none does."""
     for one in row.members:
@@ -101,91 +100,29 @@ def leader(picture: Picture, row: PipelineRow) -> str | None:
 
 
 def _load(picture: Picture, row: PipelineRow) -> int:
-    return max((_streams(picture.member(one.datanode)) for one in row.members), default=0)
+    return max((streams_of(picture.member(one.datanode)) for one in row.members), default=0)
 
 
-def _streams(datanode: Datanode) -> int:
+def streams_of(datanode: Datanode) -> int:
     return 0 if datanode.heartbeat is None else datanode.heartbeat.active_streams
-
-
-# ---- pipelines
-
-
-def retirements(picture: Picture) -> list[RetirePipeline]:
-    """Return the open pipelines that are to take no blocks any more, and why."""
-    found = []
-    for row in picture.open_pipelines():
-        reasons = [reason for one in row.members if (reason := _reason_to_retire(picture.member(one.datanode)))]
-        if reasons:
-            found.append(RetirePipeline(partition=row.partition, reason="; ".join(reasons)))
-    return found
-
-
-def _reason_to_retire(datanode: Datanode) -> str:
-    if datanode.health is Health.DEAD:
-        return f"{datanode.name} is dead"
-    return "" if datanode.state == IN_SERVICE else f"{datanode.name} is {datanode.state}"
-
-
-def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
-    """Return the next pipeline to create: one at a time, for each changes what the next one should be. None if there is none to make.
-
-    ``replicas`` is PIPELINE_REPLICAS, or fewer where the cluster has fewer datanodes.
-    """
-    partition = max((row.partition for row in picture.pipelines), default=-1) + 1
-    if partition >= ids.MAX_PIPELINES:
-        return None
-    members = choose_members(picture, replicas)
-    if members is None:
-        return None
-    return CreatePipeline(partition=partition, members=[datanode.member for datanode in members])
-
-
-def choose_members(picture: Picture, replicas: int) -> list[Datanode] | None:
-    """Return the datanodes of a new pipeline, the one that is to lead first; None if no legal set is left."""
-    fit = [node for node in picture.datanodes.values() if node.takes_blocks and node.has_room(picture.min_free_bytes)]
-    spread = replicas > 1 and len({node.rack for node in fit}) > 1
-    free = [node for node in fit if picture.pipelines_of(node.name) < PIPELINES_PER_DATANODE]
-    free.sort(key=lambda node: (picture.pipelines_of(node.name), _streams(node), node.name))
-    if len(free) < replicas:
-        return None
-    chosen = _in_two_racks(free, replicas) if spread else free[:replicas]
-    if chosen is None:
-        return None
-    first = min(chosen, key=lambda node: (_led_first(picture, node.name), chosen.index(node)))
-    return [first, *(node for node in chosen if node is not first)]
-
-
-def _in_two_racks(free: list[Datanode], replicas: int) -> list[Datanode] | None:
-    """Return ``replicas`` datanodes of exactly two racks, those with least to do first; None if there are none."""
-    for first in free:
-        for second in free:
-            if second.rack == first.rack:
-                continue
-            rest = [node for node in free if node.rack in (first.rack, second.rack) and node not in (first, second)]
-            if len(rest) >= replicas - 2:
-                return [first, second, *rest[: replicas - 2]]
-    # Each stands in a rack of its own: then three racks are what there is.
-    if len({node.rack for node in free}) == len(free):
-        return free[:replicas]
-    return None
-
-
-def _led_first(picture: Picture, datanode: str) -> int:
-    return sum(row.members[0].datanode == datanode for row in picture.open_pipelines())
 
 
 # ---- what datanodes are to be told
 
 
 def to_open(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
-    """Return the open pipelines with members that live but do not follow them yet."""
+    """Return the open pipelines with members that live but do not follow them yet, or an earlier generation."""
     return [
         (row, datanode)
         for row in picture.open_pipelines()
         for one in row.members
-        if (datanode := picture.member(one.datanode)).alive and datanode.report(row.partition) is None
+        if (datanode := picture.member(one.datanode)).alive and _follows_less(datanode, row)
     ]
+
+
+def _follows_less(datanode: Datanode, row: PipelineRow) -> bool:
+    report = datanode.report(row.partition)
+    return report is None or report.generation < row.generation
 
 
 def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:

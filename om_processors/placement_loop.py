@@ -4,6 +4,7 @@ deletes blocks (``block_deletion``).
 Rules:
     - Rows change by requests alone (``proposer``); datanodes are told over TCP (``datanode_client``). Each turn decides afresh, so whatever is
       lost, refused or done twice is put right by a later turn, here or on the node that leads next.
+    - Addresses come from heartbeats, never from the rows: a datanode may have started again elsewhere. Members are told where the others are.
     - A turn never waits for a datanode. What was told and accepted is told again after REMIND_MS, if heartbeats still do not show it.
     - The topic gets more partitions before a pipeline needs them.
 """
@@ -18,7 +19,7 @@ from typing import Any
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from om_processors import ids, placement
+from om_processors import ids, pipeline_making, placement
 from om_processors.block_deletion import BlockDeletion
 from om_processors.config import NodeConfig
 from om_processors.datanode_client import FETCH_TIMEOUT_S, MAX_UNDER_WAY, Courier
@@ -47,6 +48,8 @@ MAX_SOURCES_PER_TURN = 20
 """Copies whose holders are told so in one turn: with a new leader all are."""
 MAX_SOURCES_PER_DATANODE = 2
 """Of these messages, those that one datanode has not answered yet: one that is silent must not keep the courier from all others."""
+MAX_ADDRESSES_PER_TURN = 16
+"""Members that are told in one turn where the others are: with a new leader all are."""
 MAX_REMEMBERED = 10_000
 GROW_PARTITIONS = 32
 """Partitions that dn.log is given more at once."""
@@ -68,12 +71,16 @@ class PlacementLoop(Background):
         self._courier = courier
         self._clock = clock
         self._note = note
-        self._replicas = min(placement.PIPELINE_REPLICAS, len(config.datanodes))
+        self._replicas = min(pipeline_making.PIPELINE_REPLICAS, len(config.datanodes))
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
         """By message: when it may be sent again, and whether it was accepted."""
         self._named: dict[tuple[int, str], tuple[bytes, tuple[str, ...], int]] = {}
         """By container and holder of a copy: which of the holder's lives was told of which sources, and when that is said again. As many as
         there are copies in the picture."""
+        self._moved: dict[tuple[int, str], tuple[tuple[bytes, tuple[str, ...]] | None, int]] = {}
+        """By pipeline and member: which of the member's lives knows which addresses, and when it is told again if it has not answered."""
+        self._there = range(0)
+        """Partitions that the pipelines' log was last seen to have."""
         self._deletions = {
             shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
         }
@@ -89,6 +96,9 @@ class PlacementLoop(Background):
         if not leading:
             return
         picture = self._view.refresh()
+        self._courier.give_up(
+            lambda key: isinstance(key, tuple) and key[0] == "fetch" and not picture.member(key[2]).alive
+        )
         if SYSTEM_SHARD in leading:
             self._place(picture)
         for shard in leading:
@@ -97,20 +107,27 @@ class PlacementLoop(Background):
             self._name_sources(picture)  # there may be many of these: what all else needs of the courier comes first
 
     def _place(self, picture: Picture) -> None:
-        for retire in placement.retirements(picture):
+        for retire in pipeline_making.retirements(picture):
             if self._proposer.propose(("retire", retire.partition), retire):
                 self._note(f"pipeline-{retire.partition} is retired: {retire.reason}", shard=SYSTEM_SHARD)
         for state in placement.reached(picture):
             if self._proposer.propose(("state", state.datanode, state.state), state):
                 self._note(f"datanode {state.datanode} is {state.state}", shard=SYSTEM_SHARD)
-        create = placement.new_pipeline(picture, self._replicas)
+        create = pipeline_making.new_pipeline(picture, self._replicas)
         if create is not None:
             self._create(create)
-        for row, datanode in placement.to_open(picture):
-            self._tell(("open", row.partition, datanode.name), datanode, _open(row))
+        to_open = placement.to_open(picture)
+        last = max((row.partition for row, _ in to_open), default=0)
+        # Somebody else may have asked for a pipeline whose partition nobody has made.
+        if to_open and last not in self._there:
+            self._ensure_partition(last)
+        for row, datanode in to_open:
+            if row.partition in self._there:
+                self._tell(("open", row.partition, row.generation, datanode.name), datanode, _open(picture, row))
+        self._tell_addresses(picture)
         for row, datanode in placement.to_close(picture):
             close = ClosePipeline(partition=row.partition, generation=row.generation)
-            self._tell(("close", row.partition, datanode.name), datanode, close)
+            self._tell(("close", row.partition, row.generation, datanode.name), datanode, close)
         for container, members in placement.full_containers(picture, self._config.container_bytes):
             number = container.container_id
             request = CloseContainer(partition=container.partition, container_id=number)
@@ -127,6 +144,40 @@ class PlacementLoop(Background):
         ):
             names = ", ".join(member.datanode for member in create.members)
             self._note(f"pipeline-{create.partition} of {names} is proposed", shard=SYSTEM_SHARD)
+
+    def _tell_addresses(self, picture: Picture) -> None:
+        """Tell members of pipelines, of closed ones too, where the others are now, when that has changed or they have started again.
+
+        A member knows the addresses that the pipeline was opened with, and repairs its blocks from there.
+        """
+        now_ms = self._clock.elapsed_ms()
+        left = MAX_ADDRESSES_PER_TURN
+        rows = {row.partition: row for row in picture.pipelines}
+        self._moved = {place: said for place, said in list(self._moved.items()) if place[0] in rows}
+        for row in picture.pipelines:
+            members = [picture.found_at(one) for one in row.members]
+            if not picture.settled and any(picture.member(one.datanode).heartbeat is None for one in row.members):
+                continue  # what the row says may be older than what the members know
+            for one in row.members:
+                node = picture.member(one.datanode)
+                report = node.report(row.partition)
+                if not left or not node.alive or node.heartbeat is None or report is None:
+                    continue
+                if report.generation != row.generation:
+                    continue  # to_open tells it all
+                said = (node.heartbeat.incarnation, tuple(member.address for member in members))
+                known, next_ms = self._moved.get((row.partition, node.name), (None, 0))
+                if known == said or now_ms < next_ms:
+                    continue
+                place = (row.partition, node.name)
+                self._moved[place] = known, now_ms + REMIND_MS
+                left -= self._courier.send(
+                    ("addresses", *place), node.heartbeat.address, _open(picture, row), datanode=node.name,
+                    done=partial(self._was_told, place, said),
+                )  # fmt: skip
+
+    def _was_told(self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]], answer: Any) -> None:  # noqa: ARG002
+        self._moved[place] = said, 0
 
     def _copy(self, picture: Picture) -> None:
         for copy in placement.copies(picture, self._fetching()):
@@ -161,8 +212,9 @@ class PlacementLoop(Background):
                 partition=copy.partition, container_id=copy.container_id, sources=list(copy.sources)
             )
             if self._courier.send(
-                ("sources", *place), holder.heartbeat.address, request, done=partial(self._were_named, place, said)
-            ):
+                ("sources", *place), holder.heartbeat.address, request, datanode=copy.target,
+                done=partial(self._were_named, place, said),
+            ):  # fmt: skip
                 left -= 1
                 busy[copy.target] += 1
                 self._named[place] = *said, now_ms + RETRY_MS
@@ -188,8 +240,8 @@ class PlacementLoop(Background):
         self._not_before[key] = now_ms + RETRY_MS, False
         more = {} if timeout_s is None else {"timeout_s": timeout_s}
         return self._courier.send(
-            key, datanode.heartbeat.address, request, done=partial(self._was_accepted, key), **more
-        )
+            key, datanode.heartbeat.address, request, datanode=datanode.name, done=partial(self._was_accepted, key), **more
+        )  # fmt: skip
 
     def _was_accepted(self, key: Hashable, answer: Any) -> None:  # noqa: ARG002 - the effect shows in heartbeats
         copying = isinstance(key, tuple) and key[0] == "fetch"
@@ -204,7 +256,8 @@ class PlacementLoop(Background):
             admin = AdminClient({"bootstrap.servers": self._config.bootstrap_servers, "log_level": 0})
             topics = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
             there = {name: len(topics[name].partitions) for name in (DN_AUDIT, DN_LOG)}
-            if partition < min(there.values()):
+            self._there = range(min(there.values()))
+            if partition in self._there:
                 return True
             total = max(*there.values(), min(ids.MAX_PIPELINES, max(partition + 1, there[DN_LOG] + GROW_PARTITIONS)))
             for name, count in there.items():  # reports' first: nobody is to report where no reports can be sent
@@ -215,8 +268,11 @@ class PlacementLoop(Background):
         except (KafkaException, KeyError, TimeoutError) as error:
             self._note(f"no partition {partition} of {DN_LOG} for now: {error!r}", shard=SYSTEM_SHARD)
             return False
+        self._there = range(total)
         return True
 
 
-def _open(row: PipelineRow) -> OpenPipeline:
-    return OpenPipeline(pipeline=row.pipeline, partition=row.partition, generation=row.generation, members=row.members)
+def _open(picture: Picture, row: PipelineRow) -> OpenPipeline:
+    """Return the message that opens a pipeline, with its members' addresses as they are now."""
+    members = [picture.found_at(one) for one in row.members]
+    return OpenPipeline(pipeline=row.pipeline, partition=row.partition, generation=row.generation, members=members)

@@ -16,6 +16,7 @@ from replicated_db.ports import Clock, Ids
 from schemas.codec import encode_at
 from schemas.features import level_of_command
 from schemas.messages import Request, RequestBody, shard_of_request
+from schemas.privilege import ClusterSecret
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, SILENT_BROKER_MS
 
 REPEAT_MS = 5_000
@@ -26,8 +27,9 @@ class Proposer:
     """Sends requests of one node. For many threads."""
 
     def __init__(
-        self, bootstrap_servers: str, *, node: str, shards: int, clock: Clock, ids: Ids, log: Callable[[str], None]
-    ) -> None:
+        self, bootstrap_servers: str, *, node: str, shards: int, clock: Clock, ids: Ids, log: Callable[[str], None],
+        secret: ClusterSecret,
+    ) -> None:  # fmt: skip
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap_servers, "linger.ms": 0, "message.max.bytes": MAX_MESSAGE_BYTES,
@@ -41,6 +43,7 @@ class Proposer:
         self._shards = shards
         self._clock = clock
         self._log = log
+        self._secret = secret
         self._lock = Lock()
         self._proposed: dict[Hashable, int] = {}
 
@@ -65,7 +68,8 @@ class Proposer:
         # In the version that brought the request: until finalize a node of the older software may lead the shard.
         value = encode_at(request, level_of_command(body))
         try:
-            self._producer.produce(OM_REQUESTS, value, partition=shard_of_request(body, self._shards))
+            # All are privileged: requests of leaders and of the fleet.
+            self._producer.produce(OM_REQUESTS, value, self._secret.proof(value), shard_of_request(body, self._shards))
             self._producer.poll(0)
         except Exception as error:  # a full queue, brokers that are away: it is proposed again
             self._log(f"{type(body).__name__} not proposed: {error}")

@@ -5,12 +5,15 @@ keys. A *volume's* byte quota bounds the sum of its buckets' byte quotas, and re
 namespace quota bounds the number of buckets. -1 is no limit, 0 and other negatives are illegal, as in Ozone's client.
 
 Replacing a key counts by the difference: where only that fits, it is admitted (Ozone asks for room for one more key).
+AllocateBlock gives no more than there is room for behind what the session has been given, so that nobody fills disks past a quota: the last block
+is shorter, then comes QUOTA_EXCEEDED. (Ozone refuses the last one unless a whole block fits.) Each session counts by itself: what others have
+been given and not committed does not, as in Ozone.
 Counters are signed 64 bits: whatever would pass 2^63 - 1 is refused as if that were the quota.
 """
 
 from __future__ import annotations
 
-from om_processors import tables
+from om_processors import ids, tables
 from om_processors.context import ReadView, Transaction
 from om_processors.errors import OMError
 from replicated_db.merge import decode_int64, encode_int64
@@ -68,6 +71,28 @@ def admit_open_key(view: ReadView, bucket: BucketInfo, key: str, size_bytes: int
     if bucket.quota_in_bytes != UNLIMITED or bucket.quota_in_namespace != UNLIMITED:
         replaced = tables.get_key(view, tables.key_key(bucket.volume, bucket.bucket, key))
         admit_key(view, bucket, size_bytes, replaced)
+
+
+def admit_block(view: ReadView, bucket: BucketInfo, info: KeyInfo, length_bytes: int) -> int:
+    """Return how many of ``length_bytes`` one more block of an open key may have; raises OMError QUOTA_EXCEEDED if none.
+
+    What the session has been given counts as if it were written: the size that CreateKey was admitted with (for the blocks that came with it), and
+    the whole length of every block since. All of it is read from the open key's row, so it is free again as soon as the row is gone.
+    """
+    if bucket.quota_in_bytes == UNLIMITED:
+        return length_bytes
+    replaced = tables.get_key(view, tables.key_key(bucket.volume, bucket.bucket, info.key))
+    used = read(view, tables.used_bytes_key(bucket.volume, bucket.bucket))
+    later = sum(block.length for block in info.blocks if not ids.came_with(info.object_id, block.local_id))
+    given = info.size + later
+    room = bucket.quota_in_bytes - used + (0 if replaced is None else replaced.size) - given
+    if room <= 0:
+        raise OMError(
+            QUOTA_EXCEEDED,
+            f"bucket /{bucket.volume}/{bucket.bucket} has a quota of {bucket.quota_in_bytes} bytes and holds {used}: "
+            f"this open key has been given blocks for {given}, and gets no more",
+        )
+    return min(length_bytes, room)
 
 
 def admit_key(view: ReadView, bucket: BucketInfo, size_bytes: int, replaced: KeyInfo | None) -> None:

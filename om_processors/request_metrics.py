@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from replicated_db.leader import Effective, Reply
 from schemas.codec import decode_as
@@ -85,15 +88,30 @@ class RequestMetrics:
         self.slower[bisect_left(BUCKETS_MS, max(0, latency_ms))] += 1
         self.total_ms += max(0, latency_ms)
 
-    def lines(self, labels: str) -> Iterable[tuple[str, str]]:
-        """Yield (metric, line) in Prometheus' text format."""
-        name = "stratolog_requests_total"
-        for (kind, status), number in sorted(self.counts.items()):
-            yield name, f'{name}{{{labels},type="{kind}",result="{status}"}} {number}'
-        name, total = "stratolog_request_seconds", 0
-        for bound_ms, number in zip((*BUCKETS_MS, None), self.slower, strict=True):
-            total += number
-            bound = "+Inf" if bound_ms is None else f"{bound_ms / 1000:g}"
-            yield name, f'{name}_bucket{{{labels},le="{bound}"}} {total}'
-        yield name, f"{name}_sum{{{labels}}} {self.total_ms / 1000:.3f}"
-        yield name, f"{name}_count{{{labels}}} {total}"
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return (upper bound in seconds, requests up to it) of the latency histogram, the unbounded one last."""
+        bounds = [*(f"{bound_ms / 1000:g}" for bound_ms in BUCKETS_MS), "+Inf"]
+        return list(zip(bounds, accumulate(map(float, self.slower)), strict=True))
+
+
+Labelled = Iterable[tuple[Mapping[str, str], RequestMetrics]]
+"""Labels of a shard (``node``, ``shard``), and what was counted of it."""
+
+
+def requests_family(shards: Labelled) -> Metric:
+    """Return the number of requests by type and result."""
+    text = "Requests of effective batches by type and result, on the node that led."
+    found = CounterMetricFamily("stratolog_requests_total", text, labels=["node", "shard", "type", "result"])
+    for labels, requests in shards:
+        for (kind, status), number in sorted(requests.counts.items()):
+            found.add_metric([labels["node"], labels["shard"], kind, status], number)
+    return found
+
+
+def latency_family(shards: Labelled) -> Metric:
+    """Return how long requests took."""
+    text = "From a request's first sending until it was effective and applied."
+    found = HistogramMetricFamily("stratolog_request_seconds", text, labels=["node", "shard"])
+    for labels, requests in shards:
+        found.add_metric([labels["node"], labels["shard"]], requests.buckets(), requests.total_ms / 1000)
+    return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from replicated_db import startup
 from replicated_db.startup import Topics, WrongSetting
-from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS
+from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 
 def check_topics(bootstrap_servers: str, shards: int) -> Topics:
@@ -16,7 +16,8 @@ def check_topics(bootstrap_servers: str, shards: int) -> Topics:
     Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.
     """
     others = [OM_REQUESTS, OM_RESPONSES, OM_AUDIT, OM_REJECTED]
-    found = startup.check_topics(bootstrap_servers, OM_LOG, others, {OM_REQUESTS: REQUEST_SETTINGS})
+    wanted = {OM_REQUESTS: REQUEST_SETTINGS, OM_AUDIT: UNCOMPRESSED}
+    found = startup.check_topics(bootstrap_servers, OM_LOG, others, wanted)
     for name in (OM_REQUESTS, OM_LOG):
         if found.partitions[name] != shards:
             raise WrongSetting(

@@ -37,6 +37,14 @@ def bucket_json(view: ReadView, info: BucketInfo) -> Json:
     return row
 
 
+def listed_key_json(info: KeyInfo) -> Json:
+    """Return a key's fields as a listing has them: without blocks."""
+    row: Json = {name: getattr(info, name) for name in _KEY_FIELDS}
+    row["blocks"] = []
+    row["metadata"] = dict(info.metadata)
+    return row
+
+
 def key_json(info: KeyInfo) -> Json:
     """Return a key's fields, its blocks as a list of dicts."""
     row: Json = {name: getattr(info, name) for name in _KEY_FIELDS}

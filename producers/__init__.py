@@ -17,11 +17,13 @@ from producers.errors import (
     TooManyInFlight,
 )
 from producers.stream_options import CommitWay, StreamOptions
+from schemas.privilege import ClusterSecret
 
 __all__ = [
     "AsyncClient",
     "Client",
     "ClientClosed",
+    "ClusterSecret",
     "CommitWay",
     "DatanodeError",
     "NotConnected",

@@ -14,14 +14,16 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from producers.async_key_files import AsyncKeyFile
 from producers.calls import Outcome
 from producers.client import CLOSE_TIMEOUT_MS, Client, logger
 from producers.errors import StratologError, closed_unanswered
-from producers.key_files import AsyncKeyFile, KeyInput, KeyOutput
+from producers.key_files import KeyInput, KeyOutput
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, Settings, make_settings
 from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView
 from producers.stream_options import StreamOptions
+from schemas.log import FORCED
 from schemas.messages import (
     UNLIMITED,
     AllocateBlock,
@@ -40,6 +42,7 @@ from schemas.messages import (
     SetBucketProperty,
     SetVolumeProperty,
 )
+from schemas.privilege import ClusterSecret
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
 Row = TypeVar("Row", VolumeInfo, BucketInfo, KeyInfo)
@@ -72,6 +75,7 @@ class AsyncClient:
         read_from: Sequence[str] = (),
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
+        cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
         open_pipeline: Callable[[Settings], Pipeline] = Pipeline,
     ) -> None:
@@ -83,6 +87,7 @@ class AsyncClient:
             max_in_flight=max_in_flight,
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
+            cluster_secret=cluster_secret,
         )
         self.reads = Reads(read_from, deadline_ms=deadline_ms, positions=lambda: self.positions)
         self._pipeline: Pipeline | None = None
@@ -283,10 +288,11 @@ class AsyncClient:
         await self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
 
     async def log_digest_base(
-        self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str
+        self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False
     ) -> None:
         """As :meth:`producers.Client.log_digest_base`."""
-        await self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=basis))
+        given = FORCED + basis if force else basis
+        await self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=given))
 
     # Bytes
 

@@ -13,9 +13,9 @@ What belongs here: the requests to a pipeline's members, who is asked, in which 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from producers.datanode_connection import Datanodes
+from producers.datanode_connection import UNREACHABLE, Datanodes
 from producers.datanode_directory import PipelineView
 from producers.errors import DatanodeError
 from producers.stream_options import CommitWay, StreamOptions
@@ -23,6 +23,7 @@ from schemas.datanode import BlockCommitted, BlockWatched, Member, PutBlock, Wat
 from schemas.packets import CELL_BYTES
 from schemas.rows import BlockLocation
 from schemas.stream_errors import (
+    BAD_FRAME,
     BLOCK_DELETED,
     CHECKSUM_MISMATCH,
     CONTAINER_CLOSED,
@@ -33,10 +34,10 @@ from schemas.stream_errors import (
     WRONG_CLUSTER,
 )
 
-OF_THE_BLOCK = frozenset(
-    {BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, INVALID_REQUEST, PIPELINE_CLOSED, WRONG_CLUSTER}
-)
+OF_THE_BLOCK = frozenset({BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, INVALID_REQUEST, PIPELINE_CLOSED})
 """Codes after which the block will never grow, whoever is asked."""
+NOT_REACHED = frozenset({UNREACHABLE, TIMED_OUT, BAD_FRAME, WRONG_CLUSTER})
+"""Codes after which the datanode may be somewhere else: another listens at its address, or nobody does."""
 FIRST_PAUSE_MS = 20
 LAST_PAUSE_MS = 500
 PUT_TIMEOUT_MS = 6_000
@@ -48,20 +49,23 @@ GRACE_MS = 1_000
 class BlockCommitter:
     """Commits lengths of one block; used by one thread at a time.
 
-    ``members`` in order of nearness; ``failing`` are the names that the writer has found to fail, and grows here too.
+    ``members`` in order of nearness, the writer's own list: it changes when one has moved. ``failing`` are the names that the writer has found
+    to fail, and grows here too. ``moved`` is asked when one cannot be reached: it says whether any is somewhere else by now, and updates both.
     """
 
     def __init__(
         self, location: BlockLocation, pipeline: PipelineView, members: Sequence[Member], datanodes: Datanodes,
-        options: StreamOptions, failing: set[str],
+        options: StreamOptions, failing: set[str], *, moved: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self._location = location
         self._pipeline = pipeline
-        self._members = list(members)
+        self._members = members
+        self._moved = moved
         self._datanodes = datanodes
         self._options = options
         self._failing = failing
-        self._leader: Member | None = None
+        self._leader = ""
+        """The member that took the last PutBlock, or is said to lead."""
         self.fell_to_majority = 0
         """Watches that ended with a majority only."""
         self.puts = 0
@@ -83,7 +87,7 @@ class BlockCommitter:
         while True:
             # Who is known to fail is asked last.
             members = sorted(self._members, key=lambda member: member.datanode in self._failing)
-            member = self._leader or members[turn % len(members)]
+            member = self._named(self._leader) or members[turn % len(members)]
             left_ms = int((deadline_s - time.monotonic()) * 1000)
             try:
                 timeout_ms = max(min(left_ms, PUT_TIMEOUT_MS), 1)
@@ -94,14 +98,16 @@ class BlockCommitter:
                 if time.monotonic() + pause_ms / 1000 >= deadline_s:
                     raise
                 hinted = self._named(error.hint) if error.status == NOT_LEADER else None
-                followed = hinted is not None and hinted is not self._leader
-                self._leader = hinted if followed else None
+                followed = hinted is not None and hinted.datanode != self._leader
+                self._leader = hinted.datanode if followed and hinted is not None else ""
                 turn += 1
+                if error.status in NOT_REACHED:
+                    self._moved()
                 if not followed:
                     time.sleep(pause_ms / 1000)
                     pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
             else:
-                self._leader = member
+                self._leader = member.datanode
                 self.puts += 1
                 return answer
 
@@ -125,6 +131,7 @@ class BlockCommitter:
                 return True
         if time.monotonic() >= deadline_s:
             return False
+        self._moved()
         left_ms = max(int((deadline_s - time.monotonic()) * 1000), 1)
         again = self._ask(self._members, length, bcs_id, min(timeout_ms, left_ms), need=self._pipeline.majority)
         if len(again) >= self._pipeline.majority:

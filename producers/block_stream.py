@@ -38,6 +38,9 @@ class BlockStream(Protocol):
     def close(self) -> None:
         """Close its connections."""
 
+    def interrupt(self) -> None:
+        """Have whoever waits on it hear an error; for any thread."""
+
     def begin(self, offset: int) -> None:
         """Open the stream at ``offset``; returns when all datanodes are ready."""
 
@@ -65,6 +68,10 @@ class PacketStream:
     def close(self) -> None:
         """As :meth:`BlockStream.close`."""
         self._connection.close()
+
+    def interrupt(self) -> None:
+        """As :meth:`BlockStream.interrupt`."""
+        self._connection.interrupt()
 
     def begin(self, offset: int) -> None:
         """As :meth:`BlockStream.begin`."""
@@ -139,6 +146,11 @@ class ChunkStream:
         """As :meth:`BlockStream.close`."""
         for connection in self._connections:
             connection.close()
+
+    def interrupt(self) -> None:
+        """As :meth:`BlockStream.interrupt`."""
+        for connection in list(self._connections):
+            connection.interrupt()
 
     def begin(self, offset: int) -> None:
         """Connect once; the first chunk begins the stream."""

@@ -11,7 +11,7 @@ fails, and commits in the background. The rules:
 3. Otherwise the block is given up (:class:`BlockFailed`): what is acknowledged is committed through the log if that is
    possible, what is watched stays as a block of its own, and all other bytes are still here to be written elsewhere.
 4. A datanode that refuses the connection, or does not say HELLO, is failing. One that stays in the dark after an
-   error is believed STRIKES times.
+   error is believed STRIKES times. Before anybody is blamed, the Object Manager is asked whether it is somewhere else by now.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -51,6 +51,8 @@ STRIKES = 3
 MAX_FUTILE_RESUMES = 8
 """Resumptions in a row without a byte of progress after which the block is given up."""
 PAUSE_MS = 50
+STILL_S = 0.25
+"""How often who waits for a commit looks whether it still should."""
 MAX_STREAM_ID = 2**63 - 1
 
 _PASSING = frozenset({BAD_FRAME, OVERLOADED, NOT_LEADER, STOPPING})
@@ -70,13 +72,21 @@ class BlockWriter:
 
     def __init__(
         self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
-        background: Executor, *, failing: set[str] | None = None,
+        background: Executor, *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
+        look_again: Callable[[], PipelineView] | None = None,
     ) -> None:  # fmt: skip
+        """``still`` is told what is waited for, and may raise to end the wait; ``look_again`` says where the datanodes are now."""
         self.location = location
         self.pipeline = pipeline
         self.window = StreamWindow(options.limits(location.length))
         self.resumed = 0
         """How often a stream was resumed."""
+        self.stuck = False
+        """Whether a commit of it does not end, and keeps the ``background``."""
+        self._still = still
+        self._look_again = look_again
+        self._given_up = False
+        """The block is salvaged: what a commit brings from now on changes nothing any more."""
         self._datanodes = datanodes
         self._options = options
         self._background = background
@@ -84,7 +94,9 @@ class BlockWriter:
         self._members = nearest_first(members, options.rack)
         self._failing = failing if failing is not None else set()
         self._strikes: dict[str, int] = {}
-        self._committer = BlockCommitter(location, pipeline, self._members, datanodes, options, self._failing)
+        self._committer = BlockCommitter(
+            location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved
+        )
         self._lock = threading.Lock()
         self._stream: BlockStream | None = None
         self._streaming: list[Member] = []
@@ -325,9 +337,11 @@ class BlockWriter:
     def _recover(self, error: DatanodeError) -> None:
         """Prepare to open another stream; raises BlockFailed if there is no use."""
         self._close_stream()
+        self._still(error)
         with self._lock:
             window = self.window
-            if window.acknowledged < error.offset <= window.sent:
+            # Of other errors datanodes of earlier versions told how far they had come themselves, which says nothing of the others.
+            if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
                 window.acknowledge(error.offset)
             progress = window.acknowledged > self._resumed_at
             self._resumed_at = window.acknowledged
@@ -336,11 +350,30 @@ class BlockWriter:
         self._futile = 0 if progress else self._futile + 1
         if error.status in OF_THE_BLOCK or self._futile > MAX_FUTILE_RESUMES:
             raise BlockFailed(error)
-        self._blame(error)
+        if not self._moved():
+            self._blame(error)
         if len(self._members) - len(self._failing & {m.datanode for m in self._members}) < self.pipeline.majority:
             raise BlockFailed(error)
         if self._futile:
             time.sleep(self._futile * PAUSE_MS / 1000)
+
+    def _moved(self) -> bool:
+        """Ask where the datanodes are now, and go on with those that are somewhere else; return whether there are any."""
+        if self._look_again is None:
+            return False
+        pipeline = self._look_again()
+        known = {member.datanode: member.address for member in self._members}
+        now = {member.datanode: member for member in pipeline.members}
+        moved = {name for name, address in known.items() if name in now and now[name].address != address}
+        if not moved:
+            return False
+        self.pipeline = pipeline
+        self._members[:] = [now.get(member.datanode, member) for member in self._members]
+        self._failing -= moved
+        for name in moved:
+            self._strikes.pop(name, None)
+        self._avoided = ""
+        return True
 
     def _blame(self, error: DatanodeError) -> None:
         """Find out who fails; rule 4."""
@@ -356,7 +389,7 @@ class BlockWriter:
         else:
             suspects = [member for member in self._streaming if member.datanode == culprit]
         if error.status in {TIMED_OUT, UNREACHABLE, DOWNSTREAM_FAILED}:
-            alive = self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS)
+            alive = self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
             silent = {member.datanode for member in suspects} - alive
             self._failing |= silent
             if silent:
@@ -387,21 +420,24 @@ class BlockWriter:
         self._durable = self._background.submit(self._make_durable, length, checksums, None)
 
     def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
-        """Commit and watch, on the background."""
+        """Commit and watch, on the background. May outlive the block: then nothing of it counts."""
         if committed is not None:
             with self._lock:
-                self.window.commit(length, committed.bcs_id)
+                if not self._given_up:
+                    self.window.commit(length, committed.bcs_id)
         try:
             committed = self._committer.make_durable(
                 length, checksums, timeout_ms=self._options.commit_timeout_ms, committed=committed
             )
         except BaseException:
             with self._lock:
-                self.window.give_up_asking()
+                if not self._given_up:
+                    self.window.give_up_asking()
             raise
         with self._lock:
-            self.window.commit(length, committed.bcs_id)
-            self.window.watch(length)
+            if not self._given_up:
+                self.window.commit(length, committed.bcs_id)
+                self.window.watch(length)
 
     def _check_durable(self) -> None:
         if self._durable is not None and self._durable.done():
@@ -413,28 +449,40 @@ class BlockWriter:
                 raise error
 
     def _await_durable(self) -> None:
-        if self._durable is not None:
-            try:
-                # More than a commit may take: a put and a watch that begin just before the deadline.
-                self._durable.exception(timeout=3 * self._options.commit_timeout_ms / 1000)
-            except FutureTimeout as error:
-                failure = DatanodeError(TIMED_OUT, "a commit does not end")
-                raise BlockFailed(failure) from error
-            self._check_durable()
+        if self._durable is None:
+            return
+        # More than a commit may take: a put and a watch that begin just before the deadline.
+        deadline_s = time.monotonic() + 3 * self._options.commit_timeout_ms / 1000
+        while not wait([self._durable], min(STILL_S, max(deadline_s - time.monotonic(), 0))).done:
+            self._still(f"block {self._name} is being committed on {self.pipeline.pipeline}")
+            if time.monotonic() >= deadline_s:
+                self.stuck = True
+                raise BlockFailed(DatanodeError(TIMED_OUT, f"the commit of block {self._name} does not end"))
+        self._check_durable()
+
+    @property
+    def _name(self) -> str:
+        return f"{self.location.container_id}/{self.location.local_id}"
 
     def salvage(self, failure: BlockFailed) -> BlockLocation | None:
         """Commit what is acknowledged if that is possible, and return what of the block stays; never raises BlockFailed.
 
-        All bytes beyond it are in :meth:`unwatched`.
+        All bytes beyond it are in :meth:`unwatched`. A commit that is still under way, and perhaps ends well some day, changes neither.
         """
         self._close_stream()
-        try:
-            self._await_durable()
-        except BlockFailed:
-            self._durable = None
+        if not self.stuck:
+            with suppress(BlockFailed):
+                self._await_durable()
+        if not self.stuck:
+            self._commit_acknowledged(failure)
+        with self._lock:
+            self._given_up = True
+        return self.watched_location()
+
+    def _commit_acknowledged(self, failure: BlockFailed) -> None:
         window = self.window
         # A datanode that takes no stream may still follow the log.
-        self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS)
+        self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
         living = [member for member in self._members if member.datanode not in self._failing]
         hopeless = failure.error.status in OF_THE_BLOCK or len(living) < self.pipeline.majority
         if not hopeless and window.acknowledged > window.watched:
@@ -450,11 +498,15 @@ class BlockWriter:
             except DatanodeError:
                 with self._lock:
                     window.give_up_asking()
-        return self.watched_location()
 
     def unwatched(self) -> Iterator[memoryview]:
-        """Iterate over the bytes beyond :meth:`watched_location`."""
+        """Iterate over the bytes beyond :meth:`watched_location`, after :meth:`salvage`."""
         return self.window.unwatched()
+
+    def interrupt(self) -> None:
+        """Have the thread that waits for the stream hear an error at once; for any thread."""
+        if (stream := self._stream) is not None:
+            stream.interrupt()
 
     def abandon(self) -> None:
         """Let go of the block: nothing more is sent or committed."""

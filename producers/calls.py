@@ -32,7 +32,17 @@ from producers.errors import (
 )
 from schemas import codec
 from schemas.messages import Request, RequestBody, Response, shard_of_request
-from schemas.result_codes import INVALID_REQUEST, OK, OVERLOADED, REQUEST_TOO_LARGE, Remedy, remedy, retry_after_ms
+from schemas.privilege import ClusterSecret, is_privileged
+from schemas.result_codes import (
+    INVALID_REQUEST,
+    OK,
+    OVERLOADED,
+    PERMISSION_DENIED,
+    REQUEST_TOO_LARGE,
+    Remedy,
+    remedy,
+    retry_after_ms,
+)
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_DEADLINE_MS = 5 * 60_000
@@ -93,6 +103,8 @@ class Call:
     sendings: int = 1
     refusals: int = 0
     refusal: Response | None = None
+    proof: bytes | None = None
+    """Of a privileged request: that the sender has the cluster's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +118,8 @@ class Step:
 class Calls:
     """The table of calls in flight of one client.
 
-    ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1).
+    ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands need the
+    cluster's ``secret``.
 
     >>> from schemas.messages import DeleteVolume
     >>> calls = Calls(bytes(16), caller="me", reply_partition=0, shards=1, policy=Policy(), jitter=lambda: 0.0)
@@ -124,6 +137,7 @@ class Calls:
         shards: int,
         policy: Policy,
         jitter: Callable[[], float],
+        secret: ClusterSecret | None = None,
     ) -> None:
         self.client_id = client_id
         self.policy = policy
@@ -133,6 +147,7 @@ class Calls:
         self._reply_partition = reply_partition
         self._shards = shards
         self._jitter = jitter
+        self._secret = secret
         self._calls: dict[int, Call] = {}
         self._next_id = 1
         self._lowest = 1
@@ -156,7 +171,7 @@ class Calls:
         """Number and encode a request, and count it in flight; its bytes are to be sent now.
 
         ``now_ms`` is any monotonic clock's, ``wall_ms`` the wall clock's. Raises TooManyInFlight if there is no
-        room, RequestFailed (INVALID_REQUEST, REQUEST_TOO_LARGE) for a body that cannot be sent.
+        room, RequestFailed (INVALID_REQUEST, REQUEST_TOO_LARGE, PERMISSION_DENIED) for a body that cannot be sent.
         """
         if len(self._calls) >= self.policy.max_in_flight:
             raise TooManyInFlight(
@@ -173,10 +188,21 @@ class Calls:
             done=done,
             due_ms=now_ms + min(policy.silence_ms, policy.deadline_ms),
             deadline_ms=now_ms + policy.deadline_ms,
+            proof=self._proof(body, value),
         )
         self._next_id = call_id + 1
         self._calls[call_id] = call
         return call
+
+    def _proof(self, body: RequestBody, value: bytes) -> bytes | None:
+        if not is_privileged(body):
+            return None
+        if self._secret is None:
+            message = (
+                "it is for the cluster's members and operators: the client needs the cluster's secret (cluster_secret)"
+            )
+            raise RequestFailed(PERMISSION_DENIED, message, request=body)
+        return self._secret.proof(value)
 
     def _encode(self, body: RequestBody, call_id: int, wall_ms: int) -> tuple[bytes, int]:
         request = Request(

@@ -21,6 +21,7 @@ from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, make_settings
 from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Reads, VolumeView
 from producers.stream_options import StreamOptions
+from schemas.log import FORCED
 from schemas.messages import (
     UNLIMITED,
     AllocateBlock,
@@ -39,6 +40,7 @@ from schemas.messages import (
     SetBucketProperty,
     SetVolumeProperty,
 )
+from schemas.privilege import ClusterSecret
 from schemas.result_codes import INVALID_REQUEST
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
@@ -55,7 +57,7 @@ class Client:
     preference; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
     five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
     long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
-    opened as files.
+    opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
 
     Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
 
@@ -79,6 +81,7 @@ class Client:
         read_from: Sequence[str] = (),
         max_linger_ms: float = 10.0,
         connect_timeout_ms: int = 15_000,
+        cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
     ) -> None:
         settings = make_settings(
@@ -88,6 +91,7 @@ class Client:
             max_in_flight=max_in_flight,
             max_linger_ms=max_linger_ms,
             connect_timeout_ms=connect_timeout_ms,
+            cluster_secret=cluster_secret,
         )
         self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms), streams)
 
@@ -380,13 +384,17 @@ class Client:
 
     # Operators
 
-    def log_digest_base(self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str) -> None:
+    def log_digest_base(
+        self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False
+    ) -> None:
         """Restart the digest sums of a shard's log at an index, after a repair (design, section 3). Raises as
-        :meth:`call`; INDEX_MOVED if the shard is at another index by now.
+        :meth:`call`; INDEX_MOVED if the shard is at another index by now, DIGESTS_DIFFER if its leader holds something else. With
+        ``force`` it is logged all the same, and every replica that differs is flagged.
 
         >>> client.log_digest_base(0, 17, slots=[256], sums=[-5], basis="oracle")  # doctest: +SKIP
         """
-        self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=basis))
+        given = FORCED + basis if force else basis
+        self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=given))
 
     # Reads
 

@@ -2,10 +2,11 @@
 
 What belongs here: sockets, time-outs, and the way from an ERROR frame to an exception; nothing of blocks. The rules:
 
-1. Both sides say HELLO first. Another cluster or version ends the connection.
+1. Both sides say HELLO first. Another cluster, version or datanode than was meant ends the connection.
 2. A frame is sent as ``[header, payload]`` without copying the payload. What is received into a payload is not copied
    either.
-3. Every wait has a limit; a datanode that is silent for longer is treated as gone (TIMED_OUT). What goes wrong
+3. Every wait has a limit; a datanode that is silent for longer, or does not send a frame whole within twice that, is
+   treated as gone (TIMED_OUT). What goes wrong
    with a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is closed.
 4. Connections for requests are kept for the next request, MAX_IDLE for each datanode; a request that fails on a
    kept one is sent once more on a new one: all requests to datanodes may be repeated.
@@ -19,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from struct import Struct
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 from crc32c import crc32c
 
 from producers.errors import DatanodeError
+from producers.waiting import WORD_AFTER_MS, logger
 from schemas.codec import Undecodable, decode, encode
 from schemas.datanode import Hello, Member, StreamError
 from schemas.packets import (
@@ -61,6 +63,8 @@ SOCKET_BUFFER_BYTES = 1024 * 1024
 MAX_IDLE = 4
 """Connections that are kept open to one datanode for requests to come."""
 MAX_CONVERSATIONS = 256
+MAX_HELLO_BYTES = 64 * 1024
+"""A longer HELLO is not read."""
 _TIMEVAL = Struct("ll")
 
 Answer = TypeVar("Answer")
@@ -87,6 +91,7 @@ class Connection:
         """Asked while the datanode is silent whether waiting makes sense."""
         self._silence_ms = silence_ms
         self._received = bytearray()
+        self._frame_deadline_s = float("inf")
         self._timeouts: dict[int, int] = {}
         try:
             self._socket = socket.create_connection(_host_and_port(address), connect_timeout_ms / 1000)
@@ -104,10 +109,21 @@ class Connection:
 
     def _greet(self, hello: Hello, timeout_ms: int) -> None:
         self.send(Kind.HELLO, encode(hello))
+        if timeout_ms > WORD_AFTER_MS and not _readable([self], WORD_AFTER_MS / 1000):
+            logger.warning(
+                "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
+            )
         header, payload = self.receive(timeout_ms)
-        greeting = decode(bytes(payload)) if header.kind is Kind.HELLO else None
+        if header.kind is not Kind.HELLO or len(payload) > MAX_HELLO_BYTES:
+            raise self.error(
+                BAD_FRAME, f"{self.address} answered HELLO with {header.kind.name} of {len(payload)} bytes"
+            )
+        try:
+            greeting = decode(bytes(payload))
+        except Undecodable as error:
+            raise self.error(BAD_FRAME, f"the HELLO of {self.address} cannot be read: {error}") from error
         if not isinstance(greeting, Hello):
-            raise self.error(BAD_FRAME, f"{self.address} answered HELLO with {header.kind.name}")
+            raise self.error(BAD_FRAME, f"{self.address} answered HELLO with a {type(greeting).__name__}")
         if hello.cluster and greeting.cluster and greeting.cluster != hello.cluster:
             message = f"{self.address} belongs to the cluster {greeting.cluster!r}, not {hello.cluster!r}"
             raise self.error(WRONG_CLUSTER, message)
@@ -117,6 +133,9 @@ class Connection:
             raise self.error(UNSUPPORTED_VERSION, str(error)) from error
         if not self.datanode or self.datanode == self.address:
             self.datanode = greeting.peer
+        elif greeting.peer != self.datanode:
+            # Two names must not lead to one datanode: its word would count twice in a watch.
+            raise self.error(UNREACHABLE, f"{self.address} is now the address of {greeting.peer!r}")
 
     # -- frames
 
@@ -150,6 +169,7 @@ class Connection:
         """As :meth:`receive`, but give up sooner if the datanode does not seem to be alive."""
         for _ in range(timeout_ms // PROBE_AFTER_MS):
             self._limit(socket.SO_RCVTIMEO, PROBE_AFTER_MS)
+            self._frame_deadline_s = time.monotonic() + 2 * PROBE_AFTER_MS / 1000
             try:
                 while len(self._received) < HEADER_BYTES:
                     self._read_some(0)
@@ -160,8 +180,9 @@ class Connection:
         return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
 
     def receive(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
-        """Wait for a frame and return it; an ERROR frame is raised, TIMED_OUT if there is none for ``timeout_ms``."""
+        """Wait for a frame and return it; an ERROR frame is raised, TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that."""
         self._limit(socket.SO_RCVTIMEO, timeout_ms)
+        self._frame_deadline_s = time.monotonic() + 2 * timeout_ms / 1000
         while len(self._received) < HEADER_BYTES:
             self._read_some(0)
         return self._frame()
@@ -170,6 +191,7 @@ class Connection:
         """Return a frame that is there already, None if there is none; an ERROR frame is raised."""
         if len(self._received) < HEADER_BYTES and not self._read_some(socket.MSG_DONTWAIT):
             return None
+        self._frame_deadline_s = time.monotonic() + 2 * self._silence_ms / 1000
         if len(self._received) < HEADER_BYTES:
             return None
         return self._frame()
@@ -215,6 +237,8 @@ class Connection:
         return True
 
     def _checked(self, read: Callable[[], Any]) -> Any:
+        if time.monotonic() > self._frame_deadline_s:
+            raise self.error(TIMED_OUT, f"{self.address} does not send a whole frame in time")
         try:
             found = read()
         except BlockingIOError as error:
@@ -287,6 +311,11 @@ class Connection:
         """Whether a part of a frame is here already."""
         return bool(self._received)
 
+    def interrupt(self) -> None:
+        """Have whoever waits on it hear that it is closed; for any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
@@ -340,7 +369,12 @@ class Datanodes:
     def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> Connection:
         """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
         with self._lock:
-            kept = self._idle.get(member.address)
+            kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
+            for connection in self._idle.pop(member.address, ()):
+                if connection.datanode != member.datanode:
+                    connection.close()  # whoever was at this address before
+            if kept:
+                self._idle[member.address] = kept
             if fresh and kept:
                 # One of them was dead: the others are as old.
                 for connection in kept:
@@ -438,8 +472,10 @@ class Datanodes:
                         self.give_back(connection)
                     outcomes[name] = error
 
-    def answers(self, members: Sequence[Member], *, timeout_ms: int) -> set[str]:
-        """Return the names of those who say HELLO now."""
+    def answers(
+        self, members: Sequence[Member], *, timeout_ms: int, still: Callable[[object], None] = lambda _: None
+    ) -> set[str]:
+        """Return the names of those who say HELLO now; ``still`` is told of each that does not."""
         alive = set()
         for member in members:
             try:
@@ -449,8 +485,8 @@ class Datanodes:
                     silence_ms=timeout_ms,
                 ).close()  # fmt: skip
                 alive.add(member.datanode)
-            except DatanodeError:
-                continue
+            except DatanodeError as error:
+                still(error)
         return alive
 
     def close(self) -> None:

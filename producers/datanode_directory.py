@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from producers.errors import RequestFailed, RetryableError
@@ -21,6 +22,9 @@ CONTAINERS_PATH = "/v1/containers"
 STATUS_PATH = "/status"
 """Names the cluster, if the list of pipelines does not."""
 MIN_REFRESH_MS = 200
+SILENT_MS = 5_000
+TRY_MS = 2_000
+"""How long a question may take that is asked because a datanode failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Directory:
         self._lock = threading.Lock()
         self._known: dict[str, PipelineView] = {}
         self._asked_at_s = float("-inf")
+        self._failed_at_s = float("-inf")
         self._cluster = ""
 
     def pipeline(self, name: str) -> PipelineView:
@@ -69,12 +74,17 @@ class Directory:
             self._cluster = str(self._reads.get(STATUS_PATH, {}, "stale").get("cluster", ""))
         return self._cluster
 
-    def refresh(self) -> None:
+    def refresh(self, *, deadline_ms: int | None = None) -> None:
         """Ask again, if the last time is long enough ago."""
         with self._lock:
             if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
                 return
-            answer = self._reads.get(PATH, {}, "stale")
+            self._ask(deadline_ms)
+
+    def _ask(self, deadline_ms: int | None) -> None:
+        asked_at_s = time.monotonic()
+        try:
+            answer = self._reads.get(PATH, {}, "stale", deadline_ms=deadline_ms)
             try:
                 self._known = self._known | {view.pipeline: view for view in map(_view, answer["pipelines"])}
             except (KeyError, TypeError, ValueError) as error:
@@ -82,22 +92,46 @@ class Directory:
                     INTERNAL_ERROR, f"GET {PATH}: the answer cannot be understood: {error!r}"
                 ) from error
             self._cluster = str(answer.get("cluster", "")) or self._cluster
-            self._asked_at_s = time.monotonic()
+            self._failed_at_s = float("-inf")
+        except BaseException:
+            self._failed_at_s = time.monotonic()
+            raise
+        finally:
+            self._asked_at_s = asked_at_s
+
+    def _silent(self) -> bool:
+        """Whether the Object Manager did not answer just now: who asks because of a datanode does not wait for it again."""
+        return time.monotonic() - self._failed_at_s < SILENT_MS / 1000
 
     def holders(self, container_id: int) -> list[Member]:
         """Return who holds a container now: after copying, others than its pipeline's members do; nobody if nobody knows."""
         try:
-            answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale")
+            answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline_ms=TRY_MS)
             return [_member(replica) for replica in answer["replicas"]]
         except (RetryableError, RequestFailed, KeyError, TypeError):
             return []
 
     def try_refresh(self) -> None:
-        """As :meth:`refresh`; what was known stays if nobody answers."""
-        try:
-            self.refresh()
-        except RetryableError:
-            return
+        """As :meth:`refresh`, but with little patience; what was known stays if nobody answers, or not to be understood."""
+        if not self._silent():
+            with suppress(RetryableError, RequestFailed):
+                self.refresh(deadline_ms=TRY_MS)
+
+    def known(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it was heard of last, ``view`` itself if it was not: without asking."""
+        return self._known.get(view.pipeline, view)
+
+    def current(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it is now, for whoever found a datanode gone: it may have other addresses. ``view`` itself if nobody knows.
+
+        An answer from before the call will not do; the next question is waited for if the last one was asked just now.
+        """
+        called_at_s = time.monotonic()
+        with self._lock, suppress(RetryableError, RequestFailed):
+            if self._asked_at_s < called_at_s and not self._silent():
+                time.sleep(max(self._asked_at_s + MIN_REFRESH_MS / 1000 - time.monotonic(), 0))
+                self._ask(TRY_MS)
+        return self.known(view)
 
 
 def _view(value: dict[str, object]) -> PipelineView:

@@ -35,6 +35,9 @@ TOO_MANY_IN_FLIGHT = "TOO_MANY_IN_FLIGHT"
 NOT_CONNECTED = "NOT_CONNECTED"
 """Status of a client that reaches no broker, or no node to read from."""
 
+WRITE_FAILED = "WRITE_FAILED"
+"""Status of a key that is closed, or written on, after its writing failed by something that has no status, or was cancelled."""
+
 NAMED_UNANSWERED = 10
 """At most so many unanswered requests are named in a message."""
 

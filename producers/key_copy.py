@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,20 +61,37 @@ def put_file(
 def get_file(key: KeyInput, local: str | os.PathLike[str], *, progress: Progress | None = None) -> Copied:
     """Write a key's bytes, from where its file stands, into a local file, which is replaced if it exists.
 
-    Raises OSError if it cannot be written, one of ``producers.errors`` if the key cannot be read.
+    When this returns the file survives a power failure; until then its name stands for what was there before, or nothing. Raises OSError if it
+    cannot be written, one of ``producers.errors`` if the key cannot be read.
 
     >>> with client.open("/vol1/bucket1/a.txt") as key:  # doctest: +SKIP
     ...     get_file(key, "a.txt")
     """
     final = Path(local)
-    partial = final.with_name(f".{final.name}.{os.getpid()}.part")
-    try:
-        with partial.open("xb") as target:
+    # A name of its own for each call: two threads may write one file, and a process of another container has this one's number.
+    partial = final.with_name(f".{secrets.token_hex(8)}.part")
+    with partial.open("xb") as target:
+        try:
             copied = copy(key, target, progress)
-        partial.replace(final)
-    finally:
-        partial.unlink(missing_ok=True)
+            target.flush()
+            os.fsync(target.fileno())
+            partial.replace(final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    _fsync_folder(final.parent)
     return copied
+
+
+def _fsync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # one may write into a folder that one may not read: then nobody can ask for more
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def copy(source: BinaryIO | KeyInput, target: BinaryIO | KeyOutput, progress: Progress | None = None) -> Copied:

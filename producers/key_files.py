@@ -1,20 +1,21 @@
 """Keys as file objects, for ``client.open`` (design, section 8).
 
-What belongs here: the way from :class:`KeyWriter` and :class:`KeyReader` to what Python expects of a binary file, and the
-same awaited. A key that is written becomes visible, whole, when its file is closed; a ``with`` block that ends by an
-exception, and a file that is dropped without being closed, leave nothing.
+What belongs here: the way from :class:`KeyWriter` and :class:`KeyReader` to what Python expects of a binary file; the
+same awaited is in ``async_key_files``. A key that is written becomes visible, whole, when its file is closed; a ``with`` block that ends by an
+exception, a file whose writing failed once, and one that is dropped without being closed, leave what was there before.
+
+A file that wraps another (``io.TextIOWrapper``) closes it whatever happened. Within ``with client.open(...)`` that commits nothing while an
+exception is on its way: the end of the block decides. Without that ``with``, a wrapper's close is a close.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Executor
-from functools import partial
+import sys
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from producers.errors import RequestFailed
 from producers.key_reader import KeyReader
@@ -28,8 +29,6 @@ from schemas.rows import BlockLocation, KeyInfo
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer, WriteableBuffer
 
-P = ParamSpec("P")
-T = TypeVar("T")
 PEEK_BYTES = 1
 
 
@@ -80,6 +79,13 @@ class KeyOutput(io.BufferedIOBase):
         self.name = name
         """Path of the key."""
         self.mode = "wb"
+        self._finishing = False
+        self._within = False
+        """Whether the file is in a ``with`` block of its own."""
+        self._handled: BaseException | None = None
+        """The exception that was being handled when that block began."""
+        self._undecided = False
+        """Whether it was closed while an exception was on its way: the end of the block commits, or does not."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -94,7 +100,8 @@ class KeyOutput(io.BufferedIOBase):
     def flush(self) -> None:
         """Return once all datanodes have what was written; it is not committed: see :meth:`hsync`."""
         # Closing a file flushes it once more.
-        if not self._writer.ended:
+        if not self._finishing:
+            self._check()
             self._writer.flush()
 
     def hsync(self) -> None:
@@ -123,28 +130,48 @@ class KeyOutput(io.BufferedIOBase):
         return self._writer.statistics()
 
     def close(self) -> None:
-        """Commit the key: it is visible when this returns. Raises one of ``producers.errors`` if it is not."""
-        if self.closed:
+        """Commit the key: it is visible when this returns. Raises one of ``producers.errors`` if it is not.
+
+        After a write that failed nothing is committed, and this raises, each time. Closing again does nothing else.
+        """
+        if self._undecided:
             return
+        if self._within and not self.closed:
+            on_its_way = sys.exc_info()[1]
+            if on_its_way is not None and on_its_way is not self._handled:
+                self._undecided = True
+                self._finish()
+                return
         try:
             self._writer.close()
         finally:
-            self._writer.abort()
-            super().close()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finishing = True
+        super().close()
 
     def abort(self) -> None:
         """Close without committing: the key stays as it was before, or absent.
 
         >>> file.abort()  # doctest: +SKIP
         """
-        if not self.closed:
-            self._writer.abort()
-            super().close()
+        self._undecided = False
+        self._writer.abort()
+        self._finish()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        self._check()
+        self._within = True
+        self._handled = sys.exc_info()[1]
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Commit, or abort if an exception is on its way."""
+        self._within = self._undecided = False
         if kind is None:
             self.close()
         else:
@@ -152,8 +179,20 @@ class KeyOutput(io.BufferedIOBase):
 
     def __del__(self) -> None:
         """Abort: a file that was forgotten is not a key that was meant."""
-        if hasattr(self, "_writer"):
+        if hasattr(self, "_finishing"):
             self.abort()
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Abort: Python's wrappers call this before they close what they wrap because they were forgotten themselves."""
+        del source
+        self.abort()
+
+    def interrupt(self, reason: str) -> None:
+        """Have the key fail, and whoever is writing it hear of it soon; may be called by any thread.
+
+        >>> file.interrupt("the upload was cancelled")  # doctest: +SKIP
+        """
+        self._writer.interrupt(reason)
 
     def _check(self) -> None:
         if self.closed:
@@ -271,103 +310,3 @@ class KeyInput(io.BufferedIOBase):
     def _check(self) -> None:
         if self.closed:
             raise ValueError(f"{self.name} is closed")
-
-
-class AsyncKeyFile:
-    """A key as a file whose methods are awaited, each in turn; they run in the client's worker threads.
-
-    What :meth:`AsyncClient.open` returns; it is opened by ``async with``, or by awaiting it.
-
-    >>> async with client.open("/vol1/bucket1/a.txt", "wb") as file:  # doctest: +SKIP
-    ...     await file.write(b"hello")
-    """
-
-    def __init__(self, opens: Callable[[], KeyOutput | KeyInput], workers: Callable[[], Executor]) -> None:
-        self._opens = opens
-        self._workers = workers
-        self._opened: KeyOutput | KeyInput | None = None
-        self._turn = asyncio.Lock()
-
-    async def _run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        async with self._turn:
-            return await loop.run_in_executor(self._workers(), partial(function, *args, **kwargs))
-
-    @property
-    def file(self) -> KeyOutput | KeyInput:
-        """The file beneath; raises ValueError if it is not open yet."""
-        if self._opened is None:
-            raise ValueError("the file is not open: use it in 'async with', or await it")
-        return self._opened
-
-    def _output(self) -> KeyOutput:
-        if not isinstance(self.file, KeyOutput):
-            raise io.UnsupportedOperation(f"{self.file.name} is open for reading")
-        return self.file
-
-    def _input(self) -> KeyInput:
-        if not isinstance(self.file, KeyInput):
-            raise io.UnsupportedOperation(f"{self.file.name} is open for writing")
-        return self.file
-
-    async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """As :meth:`KeyOutput.write`."""
-        return await self._run(self._output().write, data)
-
-    async def flush(self) -> None:
-        """As :meth:`KeyOutput.flush`."""
-        await self._run(self._output().flush)
-
-    async def hsync(self) -> None:
-        """As :meth:`KeyOutput.hsync`."""
-        await self._run(self._output().hsync)
-
-    async def read(self, size: int = -1) -> bytes:
-        """As :meth:`KeyInput.read`."""
-        return await self._run(self._input().read, size)
-
-    async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """As :meth:`KeyInput.readinto`."""
-        return await self._run(self._input().readinto, buffer)
-
-    async def pread(self, size: int, offset: int) -> bytes:
-        """As :meth:`KeyInput.pread`."""
-        return await self._run(self._input().pread, size, offset)
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As :meth:`KeyInput.seek`; nothing is waited for."""
-        return self._input().seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return the offset."""
-        return self.file.tell()
-
-    async def close(self) -> None:
-        """As :meth:`KeyOutput.close` or :meth:`KeyInput.close`."""
-        await self._run(self.file.close)
-
-    async def abort(self) -> None:
-        """As :meth:`KeyOutput.abort`."""
-        await self._run(self._output().abort)
-
-    async def _open(self) -> Self:
-        if self._opened is None:
-            self._opened = await self._run(self._opens)
-        return self
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        """Open the file and return it."""
-        return self._open().__await__()
-
-    async def __aenter__(self) -> Self:
-        """Open the file and return it."""
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Commit, or abort if an exception is on its way; close what was read."""
-        if kind is not None and isinstance(self.file, KeyOutput):
-            await self.abort()
-        else:
-            await self.close()

@@ -6,7 +6,8 @@ What belongs here: which block and replica a byte is read from. The rules:
    pipeline can answer, whoever else holds the container now is asked too.
 2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
    replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
-   followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised.
+   followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised. One that cannot be reached
+   may be somewhere else by now: the Object Manager is asked.
 3. A replica whose block is unhealthy refuses it as a whole, so the healthy ones are read. If none is left, those that have
    refused are asked again for what they have that is right (SalvageBlock), each until its first bad cell; for what lies
    behind that all are asked anew. Nobody is remembered as bad: each may be the only one to have a later cell.
@@ -20,16 +21,18 @@ import random
 import time
 from collections.abc import Sequence
 
+from producers.block_commit import NOT_REACHED
 from producers.datanode_connection import UNREACHABLE, Connection
 from producers.datanode_directory import PipelineView
-from producers.errors import DatanodeError
+from producers.errors import DatanodeError, RequestFailed
 from producers.key_streams import KeyStreams
 from producers.stream_options import StreamOptions
 from producers.topology import nearest_first
+from producers.waiting import Patience
 from schemas.codec import encode
 from schemas.datanode import Member, ReadBlock, SalvageBlock
 from schemas.packets import CELL_BYTES, Kind
-from schemas.rows import BlockLocation
+from schemas.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
 
 MAX_ROUNDS = 3
@@ -45,7 +48,7 @@ DRAIN_BYTES = 4 * CELL_BYTES
 class KeyReader:
     """Reads the bytes of ``blocks``, which lie one after the other; for one thread at a time.
 
-    Methods raise DatanodeError if no replica of a block can give its bytes.
+    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that it has none.
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class KeyReader:
             return found
         self.close()
         location = next(block for block in self._blocks if 0 <= offset - block.offset < block.length)
+        if location.bcs_id == NEVER_WRITTEN:
+            where = f"block {location.container_id}/{location.local_id}"
+            raise RequestFailed(NOT_COMMITTED, f"{where} was never written: the key was committed with metadata alone")
         found = self._block = _BlockReader(self._streams, location, self._options, self._replica)
         return found
 
@@ -115,6 +121,7 @@ class _BlockReader:
         self._packet = memoryview(b"")
         self._packet_offset = 0
         self._failovers = 0
+        self._patience = Patience(f"reading block {location.container_id}/{location.local_id}")
 
     def take_failovers(self) -> int:
         """Return how often another replica was asked since the last call."""
@@ -138,23 +145,18 @@ class _BlockReader:
             self._failovers += 1
             self._drop()
         self._let_go()
+        self._patience.begin()
         for attempt in range(MAX_ROUNDS):
             if attempt:
                 time.sleep(attempt * FIRST_PAUSE_MS / 1000)
                 self._streams.directory.try_refresh()
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
-            members = list(pipeline.members)
-            if self._replica is not None:
-                members = [members[self._replica]]
-            elif attempt:
-                known = {member.datanode for member in members}
-                holders = self._streams.directory.holders(self.location.container_id)
-                members += [member for member in holders if member.datanode not in known]
             damaged: list[Member] = []
-            for member in self._in_order(members):
-                error = self._ask(pipeline, member, cell, offset + wanted)
+            for member in self._in_order(self._candidates(pipeline, attempt)):
+                error = self._ask_where_it_is(pipeline, member, cell, offset + wanted)
                 if error is None:
                     return
+                self._patience.still(error)
                 if error.status in DAMAGED:
                     damaged.append(member)
             # Who reads one replica only wants to know whether it is whole.
@@ -163,6 +165,30 @@ class _BlockReader:
                 if error is None:
                     return
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
+
+    def _candidates(self, pipeline: PipelineView, attempt: int) -> list[Member]:
+        """Return whom to ask: the members, and from the second attempt on whoever else holds the container."""
+        members = list(pipeline.members)
+        if self._replica is not None:
+            return [members[self._replica]]
+        if attempt:
+            known = {member.datanode for member in members}
+            holders = self._streams.directory.holders(self.location.container_id)
+            members += [member for member in holders if member.datanode not in known]
+        return members
+
+    def _ask_where_it_is(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int
+    ) -> DatanodeError | None:
+        """As :meth:`_ask`; one that cannot be reached is asked once more if the Object Manager says that it is somewhere else by now."""
+        directory = self._streams.directory
+        now = next((one for one in directory.known(pipeline).members if one.datanode == member.datanode), member)
+        error = self._ask(pipeline, now, cell, wanted_end)
+        if error is not None and error.status in NOT_REACHED:
+            found = next((one for one in directory.current(pipeline).members if one.datanode == now.datanode), now)
+            if found.address != now.address:
+                return self._ask(pipeline, found, cell, wanted_end)
+        return error
 
     def _ask(
         self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool = False
@@ -190,8 +216,8 @@ class _BlockReader:
         self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
         end = min(max(wanted_end, cell + self._ahead), self.location.length)
         request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
-        connection: Connection | None = None
         for fresh in (False, True):
+            connection: Connection | None = None
             try:
                 connection = self._streams.datanodes.borrow(member, fresh=fresh)
                 connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
@@ -199,8 +225,8 @@ class _BlockReader:
             except DatanodeError as error:
                 if connection is not None:
                     connection.close()
-                if fresh:
-                    return error
+                if fresh or connection is None:
+                    return error  # a new connection failed: another will do no better
                 continue
             self._connection, self._next, self._end = connection, cell, end
             failure = self._try_receive(connection, cell)

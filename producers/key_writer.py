@@ -5,29 +5,44 @@ What belongs here: which block the bytes go to, and what happens to those of a b
 1. A key is a list of blocks in order. One is being written; the one before it may still be waiting for its watch.
 2. Together they keep ``client_buffer_bytes`` at most: at that a writer waits.
 3. When a block fails, what is watched of it stays; all other bytes are still held and are written to new blocks, in its
-   place, on other pipelines if there are others. A key gives up after MAX_FAILED_BLOCKS without one that ended well.
+   place, on other pipelines if there are others. A key gives up after MAX_FAILED_BLOCKS without one that ended well, or after two commit
+   time-outs. What is waited for is logged.
 4. CommitKey names the blocks in order, with lengths and committed indexes, once everything is watched. A key that is
    aborted, or dropped, is never committed; its blocks were never part of a key, and are reclaimed.
+5. A failure lasts. Once a method has raised, whatever it was, nobody knows what the key would hold: all others raise from then on, and
+   :meth:`KeyWriter.close` commits nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from producers.block_writer import BlockFailed, BlockWriter
-from producers.errors import CLIENT_CLOSED, ClientClosed, RequestFailed, RetryableError
+from producers.errors import (
+    CLIENT_CLOSED,
+    WRITE_FAILED,
+    ClientClosed,
+    RequestFailed,
+    RetryableError,
+    StratologError,
+)
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.stream_options import StreamOptions
+from producers.waiting import Patience
 from schemas.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 from schemas.rows import BlockLocation
 
 MAX_FAILED_BLOCKS = 10
+MIN_FAILED_BLOCKS = 3
+"""So many are tried even if they take long; from then on no longer than two commit time-outs in all."""
 PAUSE_MS = 50
 LAST_PAUSE_MS = 2_000
 KEEP_BYTES = 8 * 1024 * 1024
@@ -56,7 +71,7 @@ class KeyWriter:
     """Writes one key; for one thread at a time. Nothing is visible before :meth:`close` returns.
 
     ``size`` is the expected number of bytes, for which blocks are allocated at once; 0 if nobody knows. Raises one of
-    ``producers.errors``, here and in every method; after that the key can only be aborted.
+    ``producers.errors``, here and in every method; after that the key can only be aborted (rule 5).
     """
 
     def __init__(
@@ -67,6 +82,7 @@ class KeyWriter:
         self._streams = streams
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
+        self.path = "/".join(("", *place))
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),
@@ -84,7 +100,12 @@ class KeyWriter:
         self._failed_blocks = self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
         self._ended = False
-        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
+        self._committing = False
+        self._failure: BaseException | None = None
+        """What was raised first; the key is never committed then."""
+        self._failing_since_s = 0.0
+        self._patience = Patience(f"writing {self.path}")
+        self._background = _background()
 
     @property
     def written(self) -> int:
@@ -93,8 +114,8 @@ class KeyWriter:
 
     @property
     def ended(self) -> bool:
-        """Whether the key was closed or aborted."""
-        return self._ended
+        """Whether the key was committed or aborted, or its writing failed."""
+        return self._ended or self._failure is not None
 
     @property
     def session_id(self) -> int:
@@ -124,11 +145,18 @@ class KeyWriter:
         self._check_open()
         view = memoryview(data).cast("B")
         keep = isinstance(data, bytes) and len(data) <= KEEP_BYTES
+        self._patience.begin()
         done = 0
-        while done < len(view):
-            taken = self._write_some(view[done:], keep=keep)
-            done += taken
-            self._written += taken
+        try:
+            while done < len(view):
+                self._check_failure()
+                taken = self._write_some(view[done:], keep=keep)
+                done += taken
+                self._written += taken
+        except BaseException as error:
+            self._fail(error)
+            self._let_go()
+            raise
         return done
 
     def _write_some(self, view: memoryview, *, keep: bool) -> int:
@@ -152,16 +180,16 @@ class KeyWriter:
 
     def flush(self) -> None:
         """Return once all datanodes have everything that was written; it is not committed yet."""
-        self._check_open()
-        if self._current is not None:
-            self._guarded(self._current, self._current.flush)
+        with self._step():
+            if self._current is not None:
+                self._guarded(self._current, self._current.flush)
 
     def hsync(self) -> None:
         """Return once everything that was written is committed, and held by enough replicas: it survives."""
-        self._check_open()
-        self._settle_closing()
-        if self._current is not None:
-            self._guarded(self._current, self._current.hsync)
+        with self._step():
+            self._settle_closing()
+            if self._current is not None:
+                self._guarded(self._current, self._current.hsync)
 
     def locations(self) -> list[BlockLocation]:
         """Return the blocks as far as they are committed and watched, with their offsets in the key."""
@@ -173,10 +201,10 @@ class KeyWriter:
         return _with_offsets(found)
 
     def close(self) -> None:
-        """Commit the key; closing again, or after :meth:`abort`, does nothing."""
+        """Commit the key; closing again, or after :meth:`abort`, does nothing. After a failure it commits nothing, and raises each time."""
         if self._ended:
             return
-        try:
+        with self._step():
             if self._current is not None:
                 self._finish_current()
             self._settle_closing()
@@ -185,15 +213,41 @@ class KeyWriter:
                 volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
                 size=self._written, blocks=blocks,
             )  # fmt: skip
+            self._check_failure()
+            self._committing = True
             self._client.submit(body).result()
-        finally:
-            self.abort()
+            self._ended = True
+        self._let_go()
 
     def abort(self) -> None:
         """Let go of the key without committing it; does nothing after :meth:`close`."""
-        if self._ended:
-            return
         self._ended = True
+        self._let_go()
+
+    def interrupt(self, reason: str) -> None:
+        """Have the thread that is in a method of this writer fail soon, and the key with it: rule 5. May be called by any thread."""
+        self._fail(RetryableError(WRITE_FAILED, reason))
+        for block in (self._closing, self._current):
+            if block is not None:
+                block.interrupt()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self._check_open()
+        self._patience.begin()
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            self._let_go()
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and not self._ended:
+            self._failure = error
+
+    def _let_go(self) -> None:
+        """Nothing more is sent or committed."""
         for block in (self._closing, self._current):
             if block is not None:
                 block.abandon()
@@ -201,7 +255,22 @@ class KeyWriter:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise ClientClosed(CLIENT_CLOSED, f"/{self._volume}/{self._bucket}/{self._key} is closed")
+            raise ClientClosed(CLIENT_CLOSED, f"{self.path} is closed")
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        """Raise what failed before, in its own class: what the caller may do about it is the same."""
+        error = self._failure
+        if error is None:
+            return
+        if self._committing and isinstance(error, StratologError):
+            raise error
+        kind, status = (
+            (type(error), error.status) if isinstance(error, StratologError) else (RetryableError, WRITE_FAILED)
+        )
+        raise kind(
+            status, f"{self.path} is not committed, because writing it failed: {str(error) or repr(error)}"
+        ) from error
 
     # -- blocks
 
@@ -209,7 +278,15 @@ class KeyWriter:
         location = self._allocate()
         pipeline = self._streams.directory.pipeline(location.pipeline)
         self._blocks += 1
-        return BlockWriter(location, pipeline, self._streams.datanodes, self._options, self._background)
+        return BlockWriter(
+            location, pipeline, self._streams.datanodes, self._options, self._background, still=self._still,
+            look_again=partial(self._streams.directory.current, pipeline),
+        )  # fmt: skip
+
+    def _still(self, what: object) -> None:
+        """Told what is waited for; raises if the key has failed meanwhile."""
+        self._check_failure()
+        self._patience.still(what)
 
     def _allocate(self) -> BlockLocation:
         while self._spare:
@@ -239,6 +316,7 @@ class KeyWriter:
                 no_pipeline = error.status == FAILED_TO_FIND_ACTIVE_PIPELINE
                 if not no_pipeline or time.monotonic() + pause_ms / 1000 >= deadline_s:
                     raise
+                self._still(error)
             time.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
@@ -278,11 +356,19 @@ class KeyWriter:
             block, failure = failed
             self._failed_blocks += 1
             self._failed_in_a_row += 1
+            if self._failed_in_a_row == 1:
+                self._failing_since_s = time.monotonic()
+            self._still(failure)
             location = block.salvage(failure)
             self._count(block)
+            if block.stuck:
+                self._background.shutdown(wait=False, cancel_futures=True)
+                self._background = _background()
             if location is not None:
                 self._done.append(location)
-            if self._failed_in_a_row >= MAX_FAILED_BLOCKS:
+            failing_ms = (time.monotonic() - self._failing_since_s) * 1000
+            patient = self._failed_in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._options.commit_timeout_ms
+            if self._failed_in_a_row >= MAX_FAILED_BLOCKS or not patient:
                 raise failure.error
             if block.pipeline.pipeline not in self._excluded:
                 self._excluded.append(block.pipeline.pipeline)
@@ -322,6 +408,11 @@ class KeyWriter:
     def _count(self, block: BlockWriter) -> None:
         self._resumed += block.resumed
         self._by_majority += block.watches_by_majority
+
+
+def _background() -> ThreadPoolExecutor:
+    """Return the thread on which blocks are committed."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
 
 
 def _with_offsets(locations: Iterable[BlockLocation]) -> list[BlockLocation]:

@@ -13,7 +13,7 @@ from producers.calls import Done
 from producers.errors import RequestFailed
 from schemas.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, RequestBody, Response
 from schemas.result_codes import BUCKET_ALREADY_EXISTS, VOLUME_ALREADY_EXISTS
-from schemas.rows import BlockLocation
+from schemas.rows import NEVER_WRITTEN, BlockLocation
 
 
 class Submitter(Protocol):
@@ -57,9 +57,9 @@ def _create_all(client: Submitter, bodies: Sequence[RequestBody], exists: str) -
 
 
 def fit_blocks(blocks: Sequence[BlockLocation], size: int) -> list[BlockLocation]:
-    """Return the blocks that hold ``size`` bytes, the last one shortened to what it holds.
+    """Return the blocks that would hold ``size`` bytes, the last one shortened: for a commit of metadata alone.
 
-    Raises ValueError if the blocks together are shorter than ``size``.
+    They say of themselves that nobody has written them (NEVER_WRITTEN). Raises ValueError if the blocks together are shorter than ``size``.
 
     >>> block = BlockLocation(container_id=1, local_id=2, offset=0, length=100, pipeline="p1")
     >>> [fitted.length for fitted in fit_blocks([block], 30)]
@@ -78,6 +78,7 @@ def fit_blocks(blocks: Sequence[BlockLocation], size: int) -> list[BlockLocation
                 offset=size - left,
                 length=length,
                 pipeline=block.pipeline,
+                bcs_id=NEVER_WRITTEN,
             )
         )
         left -= length

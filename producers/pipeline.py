@@ -31,6 +31,7 @@ from producers.transport import Transport
 from schemas import codec
 from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
+from schemas.privilege import ClusterSecret
 from schemas.topics import SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
@@ -57,6 +58,7 @@ class Settings:
     policy: Policy
     max_linger_ms: float = 10.0
     connect_timeout_ms: int = 15_000
+    secret: ClusterSecret | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,6 +78,7 @@ def make_settings(
     max_in_flight: int,
     max_linger_ms: float,
     connect_timeout_ms: int,
+    cluster_secret: ClusterSecret | None = None,
 ) -> Settings:
     """Return a client's checked settings; ``caller`` defaults to the name of the process's user."""
     return Settings(
@@ -84,6 +87,7 @@ def make_settings(
         policy=Policy(deadline_ms=deadline_ms, max_in_flight=max_in_flight),
         max_linger_ms=max_linger_ms,
         connect_timeout_ms=connect_timeout_ms,
+        secret=cluster_secret,
     )
 
 
@@ -152,6 +156,7 @@ class Pipeline:
             shards=self.shards,
             policy=policy,
             jitter=random.Random(self.client_id).random,
+            secret=settings.secret,
         )
         self._lock = threading.Lock()
         self._send_lock = threading.Lock()

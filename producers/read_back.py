@@ -67,7 +67,8 @@ def read_back(
     found, lock = ReadBack(), threading.Lock()
     pending: set[Future[None]] = set()
     with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="read-back") as pool:
-        for info in _keys(client, placement):
+        for listed in _keys(client, placement):
+            info = client.key_info(listed.volume, listed.bucket, listed.key).info
             replicas = _replicas(client, info)
             found.keys += 1
             if replicas is not None:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import httpx
 
 from producers.errors import NOT_CONNECTED, NotConnected, RequestFailed, RetryableError
-from schemas.result_codes import INTERNAL_ERROR
+from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 
 Consistency = Literal["linearizable", "session", "stale"]
@@ -136,7 +136,7 @@ class Reads:
         start_after: str = "",
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[KeyInfo]:
-        """Iterate over a bucket's keys by name; each page is read as it is needed."""
+        """Iterate over a bucket's keys by name; each page is read as it is needed. They come without blocks: ``key_info`` has those."""
         return self._pages(lambda after: self.keys_page(volume, bucket, prefix, after, consistency), start_after)
 
     def volumes_page(self, prefix: str, start_after: str, consistency: Consistency) -> Page[VolumeInfo]:
@@ -166,14 +166,16 @@ class Reads:
         parameters = {"prefix": prefix, "start_after": start_after, "limit": str(PAGE_ENTRIES)}
         return self.get(path, {name: value for name, value in parameters.items() if value}, consistency)
 
-    def get(self, path: str, parameters: Mapping[str, str], consistency: Consistency) -> dict[str, Any]:
-        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers."""
+    def get(
+        self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
+    ) -> dict[str, Any]:
+        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers; ``deadline_ms`` instead of the client's."""
         if not self._addresses:
             raise NotConnected(NOT_CONNECTED, f"GET {path}: the client was given no node to read from (read_from)")
         query = dict(parameters) | {"consistency": consistency}
         if consistency == "session" and (positions := self._positions()):
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
-        deadline_s = time.monotonic() + self._deadline_ms / 1000
+        deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
         pause_ms = FIRST_PAUSE_MS
         while True:
             outcome = self._round(path, query, deadline_s)
@@ -202,6 +204,10 @@ class Reads:
     ) -> dict[str, Any] | RetryableError:
         try:
             answer = self._http.get(address + path, params=query, timeout=timeout_s)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise RequestFailed(
+                INVALID_REQUEST, f"GET {path}: a name is too long, or no Unicode text: {error}"
+            ) from error
         except httpx.TransportError as error:
             return NotConnected(NOT_CONNECTED, f"GET {address}{path}: {type(error).__name__}: {error}")
         if answer.status_code == httpx.codes.OK:
@@ -233,8 +239,11 @@ def address_of(address: str) -> str:
 def _segment(name: str) -> str:
     """Return a name as one segment of a path; refuses what a path cannot carry."""
     if name in {"", ".", ".."}:
-        raise RequestFailed("INVALID_REQUEST", f"{name!r} is not the name of a volume or bucket")
-    return quote(name, safe="")
+        raise RequestFailed(INVALID_REQUEST, f"{name!r} is not the name of a volume or bucket")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise RequestFailed(INVALID_REQUEST, f"{name!r} is no Unicode text: {error}") from error
 
 
 def _object(answer: httpx.Response, url: str) -> dict[str, Any]:
@@ -266,8 +275,10 @@ def _positions(value: dict[str, Any]) -> dict[int, int]:
 
 def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
     entries = [_row(row, entry) for entry in value.get("entries", [])]
-    more = bool(value.get("truncated")) and entries
-    return Page(entries=entries, next_after=getattr(entries[-1], name_field) if more else None)
+    if not value.get("truncated") or not entries:
+        return Page(entries=entries, next_after=None)
+    # Older nodes do not say it.
+    return Page(entries=entries, next_after=str(value.get("next_after", getattr(entries[-1], name_field))))
 
 
 def _row(row: type[Row], value: dict[str, Any]) -> Row:

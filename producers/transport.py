@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -96,7 +96,21 @@ class Transport:
         """Hand requests to the producer, in order. What its queue has no room for is dropped: it is due again."""
         by_shard: dict[int, list[bytes]] = {}
         for call in calls:
-            by_shard.setdefault(call.shard, []).append(call.value)
+            if call.proof is None:
+                by_shard.setdefault(call.shard, []).append(call.value)
+                continue
+            # In a record of its own, for the proof is the record's; behind what its client has sent before.
+            self._send_requests({call.shard: by_shard.pop(call.shard, [])})
+            self._send_proven(call, call.proof)
+        self._send_requests(by_shard)
+
+    def _send_proven(self, call: Call, proof: bytes) -> None:
+        try:
+            self._producer.produce(OM_REQUESTS, call.value, proof, call.shard)
+        except (BufferError, KafkaException) as error:
+            logger.warning("a request was not taken by the producer: %s", error)
+
+    def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
         for shard, requests in by_shard.items():
             values = [{"value": value} for value in enveloped_requests(requests)]
             try:

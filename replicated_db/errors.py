@@ -11,6 +11,14 @@ class Refused(ValueError):
     """The caller's operations are not legal; nothing has happened. The message names the input."""
 
 
+class DigestsDiffer(Refused):
+    """A digest base is not what its shard's leader holds."""
+
+
+class NotSettled(Refused):
+    """What is asked for needs every earlier batch to be effective and applied; ask again."""
+
+
 class StopProcess(Exception):
     """The replica must not go on; an operator has to look. The log is never skipped past."""
 

@@ -35,7 +35,7 @@ from aiokafka.structs import TopicPartition
 from faust.transport.drivers import aiokafka
 from faust.types import TP
 
-from replicated_db.errors import corrupt_record
+from replicated_db.errors import BrokenLog, corrupt_record
 
 FLOWING_WAIT_MS = 20
 FLOWING_MIN_BYTES = 256 * 1024
@@ -82,6 +82,9 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         except CorruptRecordException as error:
             self.consumer.transport.fatal(corrupt_record(*_broken_place(fetcher, str(error)), str(error)))
             raise
+        except UnicodeDecodeError as error:
+            self._pass_by(consumer, fetcher, error)
+            return {}
         except OffsetOutOfRangeError as error:
             # The position stays, so nothing is skipped.
             if self._beyond_end.lasts(error.args[0], asyncio.get_running_loop().time()):
@@ -102,6 +105,33 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         else:
             _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
         return records
+
+    def _pass_by(self, consumer: Any, fetcher: Any, error: UnicodeDecodeError) -> None:
+        """Go on behind a record that aiokafka cannot read: brokers take any bytes for a header's name, aiokafka wants UTF-8.
+
+        It reads a batch from its beginning, so the batch that holds the record is passed by, one refused attempt for each record.
+        """
+        transport, passed = self.consumer.transport, False
+        for place, found in list(fetcher._records.items()):
+            records = getattr(found, "_partition_records", None)
+            if records is None or records._records_iterator is None or records._records_iterator.gi_frame is not None:
+                continue
+            offset = records.next_fetch_offset
+            if transport.next_offset(place) is not None:  # a log is never skipped past
+                transport.fatal(
+                    BrokenLog(f"{place.topic}/{place.partition}, offset {offset}: a header that is no UTF-8: {error}")
+                )
+                raise error
+            del fetcher._records[place]
+            consumer.seek(place, offset + 1)
+            passed = True
+        if not passed:
+            raise error
+        # What this attempt had taken from other partitions is lost with it: reports are made again, a log is read again.
+        for place in consumer.assignment():
+            following = transport.next_offset(place)
+            if following is not None and transport.follows(place) and not transport.rests(place):
+                consumer.seek(place, following)
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         transport, consumer = self.consumer.transport, self._ensure_consumer()

@@ -12,6 +12,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicP
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from replicated_db.faust_transport import FLOWING_WAIT_MS, FollowerTransport
+from replicated_db.http_guard import HttpGuard
 from replicated_db.leader_loop import LeaderLoop, Publisher
 from replicated_db.logs import Note
+from replicated_db.node_web import NodeWeb
 from replicated_db.ports import Log, LogUnavailable
 from replicated_db.quorum import Judgement, Quorum
 from replicated_db.reading import Reading
@@ -34,6 +37,8 @@ from schemas.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 FILL_WAIT_S = 1.0
+PARTITION = re.compile(r"[0-9]{1,9}")
+"""A partition's number in a report's key."""
 NO_REPLICA_REPORT = b"blocks"
 """Kind (a header) of reports that are on the same topic, and say nothing of rows."""
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -58,10 +63,11 @@ IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
 def make_app(
     name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
+    guard: HttpGuard | None = None,
 ) -> faust.App:  # fmt: skip
     """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
-    Its web server listens on ``host``:``port``. With ``follows``, only these (topic, partition) are fetched, until
+    Its web server listens on ``host``:``port``, and hears what ``guard`` lets by; without one, nothing that changes anything. With ``follows``, only these (topic, partition) are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: for so many partitions of each the group is placed, those that
     are added later are read from their beginning. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
     """
@@ -75,6 +81,7 @@ def make_app(
         web_bind=host,
         web_host=host,
         web_port=port,
+        web_application_options={"middlewares": [(guard or HttpGuard(None)).middleware()]},
         topic_disable_leader=True,
         topic_allow_declare=False,
         consumer_auto_offset_reset="none",
@@ -86,6 +93,7 @@ def make_app(
         # A follower that follows nothing yet fetches nothing: it would leave the group for that, and not come back.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
     )
+    app.web = NodeWeb(app)
     app.transport = FollowerTransport(
         app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
     )
@@ -155,6 +163,7 @@ class Follower:
         self._note = note
         self._fatal = fatal
         self._quorums: dict[int, Quorum] = {}
+        self.unreadable_reports = 0
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
@@ -168,9 +177,10 @@ class Follower:
         async def apply(stream: Any) -> None:
             async for event in stream.events():
                 message = event.message
-                if self._has_gap(message.partition, message.offset, message.value):
+                value = message.value or b""
+                if self._has_gap(message.partition, message.offset, value):
                     await asyncio.to_thread(self._guard, self._fill, message.partition, message.offset)
-                self._guard(self.apply, message.partition, message.offset, message.value)
+                self._guard(self.apply, message.partition, message.offset, value)
 
         @app.agent(audit, name="hear")
         async def hear(stream: Any) -> None:
@@ -221,19 +231,24 @@ class Follower:
         elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
             self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
-    def hear(self, key: bytes, headers: Mapping[str, bytes], value: bytes) -> None:
-        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded."""
+    def hear(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
+        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded.
+
+        Whatever else is on the topic is skipped: no record there may end a node.
+        """
         if headers.get("kind") == NO_REPLICA_REPORT:
             return
         if headers.get("flagged") == b"0":
             shard, _, node = (key or b"").decode(errors="replace").partition("/")
-            if shard.isdecimal() and int(shard) in self._quorums:
+            if PARTITION.fullmatch(shard) and int(shard) in self._quorums:
                 self._quorums[int(shard)].forget(node)
             return
         try:
-            report = decode_as(AuditReport, value)
+            report = decode_as(AuditReport, value or b"")
         except Undecodable as error:
-            self._note(f"a report on {self._feed.audit_topic} is unreadable: {error}")
+            self.unreadable_reports += 1
+            if (count := self.unreadable_reports).bit_count() == 1:  # the first, second, fourth … one
+                self._note(f"a report on {self._feed.audit_topic} is unreadable, the {count}. one: {error}")
             return
         replica = self._replicas.get(report.shard)
         if replica is None:

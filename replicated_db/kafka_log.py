@@ -32,6 +32,9 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
         "group.id": "stratolog-unused",
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
+        # librdkafka's default stops at the first record of any open transaction, and anybody may open one; the others (aiokafka's, Spark's)
+        # read on, and all must read the same log. What was aborted is judged like any record: claims decide, not Kafka.
+        "isolation.level": "read_uncommitted",
         # Off by default: a record that was damaged at rest would be handed over as it is.
         "check.crcs": True,
         "allow.auto.create.topics": False,

@@ -49,9 +49,9 @@ class Executor(Protocol):
     """
 
     def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
-        """Return the request with all that only a leader may choose, in schemas of ``feature_level``.
+        """Return the request with all that only a leader may choose, in schemas of ``feature_level``; a refusal is part of the bytes.
 
-        Must not raise: a refusal is part of the bytes.
+        An exception says that the request cannot be logged at all: it is answered with Refusal.FAILED, without an index.
         """
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:

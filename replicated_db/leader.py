@@ -36,9 +36,9 @@ from replicated_db.overlay import Overlay
 from replicated_db.ports import DeliveryReport
 from replicated_db.replica import Outcome, Replica
 from replicated_db.retry import BELOW_FLOOR, HASH_BYTES, is_below_floor, is_expired, retry_key
-from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal, Reply, Service
+from replicated_db.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal, Reply, Service, error_text, unloggable
 from replicated_db.shard_state import ControlOperation, state_after
-from replicated_db.transaction import Transaction
+from replicated_db.transaction import Slots, Transaction
 from schemas import features
 from schemas.codec import encode_at
 from schemas.log import (
@@ -160,6 +160,11 @@ class Leader:
         return len(self._in_flight)
 
     @property
+    def settled(self) -> bool:
+        """Whether no batch is in flight; ticks and barriers may be."""
+        return all(entry.layer is None and entry.late is None for entry in self._in_flight)
+
+    @property
     def seq(self) -> int:
         """Number of the last record appended under this claim."""
         return self._seq
@@ -203,6 +208,8 @@ class Leader:
 
         Raises StopProcess if the store fails. Any other exception of the service becomes the proposal's answer.
         """
+        if (fault := proposal.fault()) is not None:
+            return Reply(proposal=proposal, response=self._service.refuse(proposal, Refusal.FAILED, fault, -1))
         if self.state.prepared is not None and self._refuses(proposal, elapsed_ms):
             return self._refuse_prepared(proposal)
         building = self._building or self._open(elapsed_ms)
@@ -289,31 +296,40 @@ class Leader:
 
     def _run(self, proposal: Proposal, building: Building, index: int) -> bytes:
         transaction = Transaction(self.replica.families, self._overlay, index, self.state)
+        transaction.settled = self._own_slots
         try:
             executed = self._service.execute(proposal, transaction, building.timestamp_ms)
-        except StopProcess:
-            raise
-        except Exception as error:
-            return self._service.refuse(proposal, Refusal.FAILED, f"{type(error).__name__}: {error}", index)
-        if type(executed.response) is not bytes:
-            message = f"its response is a {type(executed.response).__name__}"
-            return self._service.refuse(proposal, Refusal.FAILED, message, index)
-        if not executed.keep:
-            return executed.response
-        size_bytes = transaction.size_bytes + len(executed.response)
-        if size_bytes > self.limits.max_request_bytes:
-            message = f"its operations take {size_bytes} bytes; at most {self.limits.max_request_bytes}"
-            return self._service.refuse(proposal, Refusal.TOO_LARGE, message, index)
-        if transaction.acts_on_log:
-            if building.requests:
-                return self._service.refuse(proposal, Refusal.FAILED, "it may only begin a batch", index)
+            if (refused := self._refused(executed, transaction, building)) is not None:
+                return self._service.refuse(proposal, *refused, index)
+            if not executed.keep:
+                return executed.response
             if (control := transaction.control_operation) is not None:
                 # The rest of the batch lies behind the record and sees it.
                 building.control, self.state = control, control.effect_on(self.state)
-            if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
-                building.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
+        except StopProcess:
+            raise
+        except Exception as error:
+            return self._service.refuse(proposal, Refusal.FAILED, error_text(error), index)
+        if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
+            building.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
         building.take(transaction)
         return executed.response
+
+    def _refused(self, executed: Executed, transaction: Transaction, building: Building) -> tuple[Refusal, str] | None:
+        """Say why what a service has made of a request cannot be logged, None if it can."""
+        if (refused := unloggable(executed, transaction, self.limits.max_request_bytes)) is not None:
+            return refused
+        if executed.keep and transaction.acts_on_log and building.requests:
+            return Refusal.FAILED, "it may only begin a batch"
+        return None
+
+    def _own_slots(self) -> Slots | None:
+        """Return the digests of the last index, None if batches are on their way to them."""
+        with self.replica.lock:
+            position = self.replica.position
+            if not self.settled or position.nonce != self.nonce or position.index != self.index:
+                return None
+            return self.replica.digests.slots()
 
     # -- late validation -------------------------------------------------------------------------------------------
 
@@ -339,6 +355,8 @@ class Leader:
         """
         if self._building is not None:
             raise ValueError("a batch of executed requests is being built: seal it first")
+        if (fault := proposal.fault()) is not None:
+            return Reply(proposal=proposal, response=self._service.refuse(proposal, Refusal.FAILED, fault, -1))
         executor = self.replica.late.executor
         if executor is None:
             raise BrokenLog(f"{proposal.request_type} is to be validated late, but this service cannot")
@@ -351,13 +369,19 @@ class Leader:
         if self.state.prepared is not None and self._refuses(proposal, elapsed_ms):
             return self._refuse_prepared(proposal)
         building = self._late.building
+        timestamp_ms = self.timestamp_ms(elapsed_ms) if building is None else building.timestamp_ms
+        try:
+            prepared = executor.prepare(proposal, timestamp_ms, self.index + 1, self.state.feature_level)
+        except StopProcess:
+            raise
+        except Exception as error:  # nothing can be logged of it; those before and behind it go on
+            response = self._service.refuse(proposal, Refusal.FAILED, error_text(error), -1)
+            return Reply(proposal=proposal, response=response)
+        self.index += 1
         if building is None:
-            building = LateBuilding(timestamp_ms=self.timestamp_ms(elapsed_ms), first_index=self.index + 1)
-            self._late.building = building
+            building = self._late.building = LateBuilding(timestamp_ms=timestamp_ms, first_index=self.index)
         if proposal.position is not None:
             building.position = proposal.position
-        self.index += 1
-        prepared = executor.prepare(proposal, building.timestamp_ms, self.index, self.state.feature_level)
         below = is_below_floor(lambda _, row_key: self._retry_row(row_key), proposal.client_id, proposal.call_id)
         recorded = row is None and not below and not is_expired(proposal.first_sent_at_ms, building.timestamp_ms)
         self._late.add(building, proposal, self.index, prepared, recorded=recorded)

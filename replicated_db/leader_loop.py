@@ -373,7 +373,8 @@ class LeaderLoop:
     ) -> Sequence[Proposal]:
         """Execute or log proposals, each in the mode of its type; return those that were taken and hold back the others.
 
-        Logged requests go right behind executed ones; to execute again, the logged ones must have settled first.
+        Logged requests go right behind executed ones; to execute again, the logged ones must have settled first. What begins a batch
+        waits until all before it have: it may have to compare what the rows have come to.
         """
         for number, proposal in enumerate(proposals):
             late = leader.is_late(proposal)
@@ -381,7 +382,7 @@ class LeaderLoop:
                 leader.executed_building if late else proposal.begins_batch and leader.building
             ):
                 self._append(appender, leader.seal())
-            if not late and leader.late_pending:
+            if not late and (leader.late_pending or (proposal.begins_batch and not leader.settled)):
                 self._append(appender, leader.seal())
                 self._held = proposals[number:]
                 return proposals[:number]

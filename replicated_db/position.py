@@ -10,6 +10,7 @@ Rows of ``transactionInfoTable`` (replica-local, in no digest)::
     #MEMBERS       the last Members record's value; so #LEVEL (FeatureLevel) and #PREPARED (Prepared)
     #MODE/<type>   the last Mode record's value of a request type
     #FLAG          the standing evidence, as an encoded AuditReport; absent if the replica is healthy
+    #UNFLAGGED     what 'stratolog admin unflag' found when it took the flag away last, in JSON
     #REQUEST       where the next leader may resume reading requests: offset, leader epoch, request hash
 """
 
@@ -30,6 +31,7 @@ LEVEL_KEY = b"#LEVEL"
 PREPARED_KEY = b"#PREPARED"
 MODE_PREFIX = b"#MODE/"
 FLAG_KEY = b"#FLAG"
+UNFLAGGED_KEY = b"#UNFLAGGED"
 REQUEST_KEY = b"#REQUEST"
 DIGEST_PREFIX = b"#DIGEST/"
 

@@ -41,6 +41,7 @@ from replicated_db.position import (
     POSITION_KEY,
     PREPARED_KEY,
     REQUEST_KEY,
+    UNFLAGGED_KEY,
     Position,
     decode_request_position,
     encode_request_position,
@@ -394,10 +395,13 @@ class Replica:
                 self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
                 self.evidence = evidence
 
-    def settle(self) -> None:
-        """Take the flag away: the contradiction has been settled in this replica's favour."""
+    def settle(self, by_hand: bytes | None = None) -> None:
+        """Take the flag away: the contradiction has been settled in this replica's favour. ``by_hand``: by an operator, with what to keep of it."""
         with self.lock:
-            self.store.write([(TRANSACTION_INFO, FLAG_KEY, None)])
+            writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]
+            if by_hand is not None:
+                writes.append((TRANSACTION_INFO, UNFLAGGED_KEY, by_hand))
+            self.store.write(writes)
             self.evidence = None
 
     def _flag_row(self, evidence: Evidence) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -12,6 +13,31 @@ from schemas.record import record
 
 MAX_REQUEST_BYTES = 1024 * 1024
 """What one request's operations and answer may take in a batch."""
+
+MAX_REFUSAL_BYTES = 64 * 1024
+"""What the answer of a request that keeps nothing may take in a batch: it may quote the request, not repeat it."""
+
+MAX_MESSAGE_CHARACTERS = 1024
+"""How much of an error's text goes into an answer."""
+
+_IDS = struct.Struct("16s8s16sq")
+_ID_BYTES = (16, 8, 16)
+
+
+def shortened(message: str) -> str:
+    """Return an error's text, cut to MAX_MESSAGE_CHARACTERS: it may hold whatever the request held.
+
+    >>> shortened("x" * 2000)[-25:]
+    'x… (2,000 characters long)'
+    """
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return f"{message[:MAX_MESSAGE_CHARACTERS]}… ({len(message):,} characters long)"
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an answer says of an exception."""
+    return shortened(f"{type(error).__name__}: {error}")
 
 
 class Refusal(Enum):
@@ -44,6 +70,18 @@ class Proposal:
     begins_batch: bool = False
     answered_below: int = 0
 
+    def fault(self) -> str | None:
+        """Say why no record can hold this proposal's result, None if one can: then it is answered without one."""
+        ids = (self.client_id, self.call_id, self.request_hash)
+        try:
+            if self.client_id and tuple(map(len, ids)) != _ID_BYTES:
+                return f"client id, call id and hash of {', '.join(str(len(one)) for one in ids)} bytes, not 16, 8, 16"
+            _IDS.pack(*ids, self.first_sent_at_ms)
+            self.request_type.encode()
+        except (TypeError, ValueError, AttributeError, struct.error) as error:
+            return error_text(error)
+        return None
+
 
 @record
 class Executed:
@@ -51,6 +89,20 @@ class Executed:
 
     response: bytes
     keep: bool
+
+
+def unloggable(executed: Executed, transaction: Transaction, max_bytes: int) -> tuple[Refusal, str] | None:
+    """Say why what a service has made of a request is not logged, None if it is: its kind and its size."""
+    if type(executed.response) is not bytes:
+        return Refusal.FAILED, f"its response is a {type(executed.response).__name__}"
+    if not executed.keep:
+        if len(executed.response) > MAX_REFUSAL_BYTES:
+            return Refusal.FAILED, f"its answer takes {len(executed.response)} bytes; at most {MAX_REFUSAL_BYTES}"
+        return None
+    size_bytes = transaction.size_bytes + len(executed.response)
+    if size_bytes > max_bytes:
+        return Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {max_bytes}"
+    return None
 
 
 class Service(Protocol):

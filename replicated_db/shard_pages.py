@@ -5,15 +5,18 @@ Tools compare replicas by them (docs/architecture.md names paths and parameters)
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from replicated_db.ports import View
 from replicated_db.replica import Replica
+from replicated_db.scan_threads import MAX_SCANS, ScanThreads
 
 MAX_ROWS = 10_000
 Json = dict[str, Any]
+
+SCANS = ScanThreads("scan", MAX_SCANS)
+"""Of this process."""
 
 
 class BadQuery(ValueError):
@@ -21,14 +24,16 @@ class BadQuery(ValueError):
 
 
 async def digest(replica: Replica, query: Mapping[str, str]) -> Json:
-    """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one."""
+    """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one.
+
+    Raises ScansBusy.
+    """
     scrub = query.get("scrub", "false") == "true"
     position, incremental, snapshot = replica.snapshot()
     digests = incremental
-    try:
-        if scrub:
-            digests = await asyncio.get_running_loop().run_in_executor(None, replica.scan, snapshot)
-    finally:
+    if scrub:
+        digests = await SCANS.run(snapshot, replica.scan)
+    else:
         snapshot.close()
     slots, sums = digests.slots()
     return {
@@ -39,13 +44,10 @@ async def digest(replica: Replica, query: Mapping[str, str]) -> Json:
 
 
 async def rows(replica: Replica, query: Mapping[str, str]) -> Json:
-    """Return key and hash of the rows of one digest bucket, to find the rows that differ."""
+    """Return key and hash of the rows of one digest bucket, to find the rows that differ. Raises ScansBusy."""
     cf, bucket = _family(replica, query), number(query, "bucket", 0, 0, 255)
     position, _, snapshot = replica.snapshot()
-    try:
-        found = await asyncio.get_running_loop().run_in_executor(None, _bucket_rows, replica, snapshot, cf, bucket)
-    finally:
-        snapshot.close()
+    found = await SCANS.run(snapshot, lambda view: _bucket_rows(replica, view, cf, bucket))
     answer = {"offset": position.offset, "index": position.index, "rows": found[:MAX_ROWS]}
     return {**answer, "truncated": len(found) > MAX_ROWS}
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replicated_db.errors import UpgradeNeeded
+from replicated_db.errors import Refused, UpgradeNeeded
 from schemas import features
+from schemas.codec import encode_at
 from schemas.log import LATE_MODE, FeatureLevel, Genesis, LogRecord, Members, Mode, Prepared
 
 
@@ -37,8 +38,17 @@ class ControlOperation:
         return self.record(**header, **self.fields)
 
     def effect_on(self, state: ShardState) -> ShardState:
-        """Return the state that the record will lead to."""
-        return state_after(state, self.with_header(term=0, nonce=b"", seq=0, prev_chain=b"", index=0))
+        """Return the state that the record will lead to.
+
+        Raises Unencodable for fields that no record can hold, Refused for a feature level that this software does not know.
+        """
+        record = self.with_header(term=0, nonce=bytes(16), seq=0, prev_chain=bytes(32), index=0)
+        try:
+            after = state_after(state, record)
+        except UpgradeNeeded as error:  # asked for, not read: it is the asker's mistake
+            raise Refused(str(error)) from error
+        encode_at(record, after.feature_level)
+        return after
 
 
 def state_after(state: ShardState, record: LogRecord) -> ShardState:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 from replicated_db.errors import AheadOfLog, StopProcess
 from replicated_db.ports import Log, LogUnavailable, OffsetOutOfRange
 from replicated_db.replica import Replica
-from schemas.topics import LOG_SETTINGS
+from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
 END_BEHIND_WAIT_S = 30.0
@@ -86,7 +86,8 @@ def _check_in_sync(topic: str, config: Mapping[str, str], replication: int) -> N
 def _check(where: str, config: Mapping[str, str], wanted: Mapping[str, str]) -> None:
     for setting, value in wanted.items():
         if config.get(setting) != value:
-            raise WrongSetting(f"{where}: {setting} must be {value}, not {config.get(setting)}")
+            remedy = ": 'stratolog topics ensure' sets it" if setting in UNCOMPRESSED else ""
+            raise WrongSetting(f"{where}: {setting} must be {value}, not {config.get(setting)}{remedy}")
 
 
 def check_replica(

@@ -9,14 +9,14 @@ into the overlay's newest layer.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from xxhash import xxh64_intdigest
 
-from replicated_db.column_families import Families
+from replicated_db.column_families import BUCKETS, Families
 from replicated_db.digests import SIGN
-from replicated_db.errors import Refused
+from replicated_db.errors import DigestsDiffer, NotSettled, Refused
 from replicated_db.overlay import Overlay, merge_ordered
 from replicated_db.shard_state import ControlOperation, ShardState
 from schemas.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
@@ -27,6 +27,10 @@ NO_STATE = ShardState()
 OPERATION_OVERHEAD_BYTES = 48
 """Estimate of what an operation costs in a batch beyond its key and value."""
 
+Slots = tuple[list[int], list[int]]
+Settled = Callable[[], Slots | None] | None
+"""Returns the leader's digests as of the batch's beginning, as a DigestBase has them; None while earlier batches are on their way."""
+
 
 class Transaction:
     """Reads see the batch so far; writes collect operations. Raises Refused for an illegal operation.
@@ -35,7 +39,8 @@ class Transaction:
     """
 
     __slots__ = (
-        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "size_bytes", "state",
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "settled", "size_bytes",
+        "state",
     )  # fmt: skip
 
     def __init__(self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE) -> None:
@@ -45,6 +50,7 @@ class Transaction:
         self.size_bytes = 0
         self.checkpoint_name: str | None = None
         self.control_operation: ControlOperation | None = None
+        self.settled: Settled = None
         self._families = families
         self._overlay = overlay
         self._rows: dict[tuple[str, bytes], bytes | None] = {}
@@ -116,10 +122,19 @@ class Transaction:
         """Whether it asks for more than operations: a checkpoint, or a record of its own before the batch."""
         return self.checkpoint_name is not None or self.control_operation is not None
 
-    def digest_base(self, slots: list[int], sums: list[int], basis: str) -> None:
-        """Ask for a DigestBase right before this batch, whose first request this must be."""
+    def digest_base(self, slots: list[int], sums: list[int], basis: str, *, forced: bool = False) -> None:
+        """Ask for a DigestBase right before this batch, whose first request this must be.
+
+        One that is not what the leader holds would flag every replica that agrees with it, and no flagged one may lead. Raises
+        DigestsDiffer for it unless it is ``forced``, NotSettled while earlier batches are on their way.
+        """
         if len(slots) != len(sums) or slots != sorted(set(slots)):
             raise Refused(f"{len(slots)} slots and {len(sums)} sums: slots must ascend, one sum each")
+        own = self.settled() if self.settled is not None else None
+        if own is None:
+            raise NotSettled("requests before it are on their way")
+        if own != (slots, sums) and not forced:
+            raise DigestsDiffer(_difference(self._families, own, (slots, sums)))
         self._control(DigestBase, slots=slots, sums=sums, basis=basis)
 
     def control(self, record: type[ControlRecord], **fields: Any) -> None:
@@ -167,3 +182,14 @@ class Transaction:
     def _keep(self, cf: str, key: bytes, value: bytes | None, payload_bytes: int) -> None:
         self._rows[cf, key] = value
         self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + payload_bytes
+
+
+def _difference(families: Families, own: Slots, given: Slots) -> str:
+    mine, theirs = (dict(zip(*slots, strict=True)) for slots in (own, given))
+    differing = sorted(slot for slot in mine.keys() | theirs.keys() if mine.get(slot, 0) != theirs.get(slot, 0))
+    family, bucket = divmod(differing[0], BUCKETS)
+    name = families.names[family] if 0 <= family < len(families.names) else f"family {family}"
+    return (
+        f"the leader's digests are others in {len(differing)} slots, the first being bucket {bucket} of {name}: "
+        f"{mine.get(differing[0], 0)}, not {theirs.get(differing[0], 0)}"
+    )

@@ -7,7 +7,8 @@ Layout of every encoded value (Avro specification, "Single-object encoding")::
 A reader finds the writer schema by its fingerprint among the current schemas and their history. The current versions are written and read
 by functions compiled from them (``native``, or ``compiler`` and ``decompiler`` in Python alone); an older one is read by fastavro, which
 resolves it to the current one.
-avro-python3 and fastavro hold the bytes to the specification in the golden tests. The functions are pure; a malformed value raises
+avro-python3 and fastavro hold the bytes to the specification in the golden tests. Whatever decodes can be encoded: bytes from anywhere are judged
+where they come in. The functions are pure; a malformed value raises
 :class:`Undecodable`, an unknown fingerprint :class:`UnknownSchema`, a record that its schema does not allow :class:`Unencodable`.
 """
 
@@ -157,6 +158,10 @@ def _decode_old(data: bytes) -> Any:
         raise Undecodable(f"not a valid {version.name}: {type(error).__name__}: {error}") from error
     if body.tell() != len(data):
         raise Undecodable(_wrong_end(version.name, body.tell(), len(data)))
+    try:
+        encode(value)  # fastavro looks at no number's range
+    except Unencodable as error:
+        raise Undecodable(str(error)) from error
     return value
 
 

@@ -3,8 +3,8 @@
 ``compile_decoder`` turns each record schema into the source of one Python function ``(data, position) -> (record, position)`` and compiles it. It
 reads values written with the *current* version of a schema only; older versions go through fastavro, which resolves them (``codec``).
 
-What is not well-formed raises ValueError (UnicodeDecodeError included) or IndexError. A length that reaches beyond the data is noticed at the
-next read or, at the very end, by the caller, who compares the last position with the size: ``codec.decode`` makes one error of all that.
+What is not well-formed raises ValueError (UnicodeDecodeError included) or IndexError: numbers out of their type's range, and lengths and counts
+beyond the data. So whatever is read can be written again: a record that came in as bytes never fails on its way out.
 """
 
 from __future__ import annotations
@@ -39,6 +39,20 @@ def read_varint(first: int, data: bytes, position: int) -> tuple[int, int]:
     return number, position
 
 
+def too_early(end: int, data: bytes) -> IndexError:
+    """Return the error for a value that would end at ``end``, behind the data."""
+    return IndexError(f"it ends {end - len(data)} bytes too early")
+
+
+def beyond_32_bits(number: int) -> ValueError:
+    """Return the error for an ``int`` that is none."""
+    return ValueError(f"{number} does not fit in 32 bits")
+
+
+_HELPERS: Mapping[str, Any] = {"read_varint": read_varint, "too_early": too_early, "beyond_32_bits": beyond_32_bits}
+"""What the compiled functions call."""
+
+
 def compile_decoder(schema: Schema, classes: Mapping[str, type]) -> Decoder:
     """Return the function from (body, position) to (record, position behind it); raises as ``compile_encoder`` does."""
     return _Decompiler(classes).record(schema)
@@ -53,15 +67,17 @@ _LENGTH = (
     + """\
     if n & 1: raise ValueError("a negative length")
     e = p + (n >> 1)
+    if e > len(data): raise too_early(e, data)
 """
 )
 _PRIMITIVES = {
     "long": _NUMBER + "    {v} = n >> 1 ^ -(n & 1)\n",
-    "int": _NUMBER + "    {v} = n >> 1 ^ -(n & 1)\n",
+    "int": _NUMBER + "    {v} = n >> 1 ^ -(n & 1)\n    if n >> 32: raise beyond_32_bits({v})\n",
     "bytes": _LENGTH + "    {v} = data[p:e]; p = e\n",
     "string": _LENGTH + "    {v} = data[p:e].decode(); p = e\n",
     "boolean": '    {v} = data[p]; p += 1\n    if {v} > 1: raise ValueError("a boolean that is neither 0 nor 1")\n    {v} = {v} == 1\n',
 }
+_FIXED = "    e = p + {size}\n    if e > len(data): raise too_early(e, data)\n    {v} = data[p:e]; p = e\n"
 
 
 class _Decompiler:
@@ -75,7 +91,7 @@ class _Decompiler:
     def record(self, schema: Schema) -> Decoder:
         """Compile the function of a record schema."""
         name = schema["name"].rpartition(".")[2]
-        names: dict[str, Any] = {"cls": self._classes[name], "read_varint": read_varint}
+        names: dict[str, Any] = {"cls": self._classes[name], **_HELPERS}
         lines = ["def decode(data, p):\n"]
         for number, field in enumerate(schema["fields"]):
             lines.append(self._field(field["type"], f"v{number}", names))
@@ -96,11 +112,11 @@ class _Decompiler:
             if schema in _PRIMITIVES:
                 return _PRIMITIVES[schema].format(v=variable)
             if short in self._fixed:
-                return f"    e = p + {self._fixed[short]}; {variable} = data[p:e]; p = e\n"
+                return _FIXED.format(size=self._fixed[short], v=variable)
             return self._call(self._records[short], variable, names)
         if isinstance(schema, dict) and schema["type"] == "fixed":
             self._fixed[schema["name"].rpartition(".")[2]] = schema["size"]
-            return f"    e = p + {schema['size']}; {variable} = data[p:e]; p = e\n"
+            return _FIXED.format(size=schema["size"], v=variable)
         if isinstance(schema, list) and len(schema) == 2 and schema[0] == "null":
             inner = self._field(schema[1], variable, names).replace("\n    ", "\n        ")
             # Written in place: every operation has one or two of these.
@@ -135,7 +151,7 @@ class _Decompiler:
             return self.record(schema)
         if isinstance(schema, str) and schema.rpartition(".")[2] in self._records:
             return self._records[schema.rpartition(".")[2]]
-        names: dict[str, Any] = {"read_varint": read_varint}
+        names: dict[str, Any] = dict(_HELPERS)
         exec(f"def decode(data, p):\n{self._field(schema, 'v', names)}    return v, p\n", names)  # noqa: S102
         decoder: Decoder = names["decode"]
         return decoder
@@ -158,19 +174,21 @@ def _union(branches: list[Decoder]) -> Decoder:
 
 
 def _blocks(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number of items in the next block of an array or map, and the position behind it."""
+    """Return the number of items in the next block of an array or map, and the position behind it. No item of ours is empty."""
     number = data[position]
     position += 1
     if number > 0x7F:
         number, position = read_varint(number, data, position)
-    if not number & 1:
-        return number >> 1, position
-    # A negative count is followed by the block's size in bytes.
-    size = data[position]
-    position += 1
-    if size > 0x7F:
-        _, position = read_varint(size, data, position)
-    return (number >> 1) + 1, position
+    count = number >> 1
+    if number & 1:  # a negative count is followed by the block's size in bytes
+        count += 1
+        size = data[position]
+        position += 1
+        if size > 0x7F:
+            _, position = read_varint(size, data, position)
+    if count > len(data) - position:
+        raise IndexError(f"{count} items where {len(data) - position} bytes are left")
+    return count, position
 
 
 def _array(item: Decoder) -> Decoder:
@@ -188,7 +206,7 @@ def _array(item: Decoder) -> Decoder:
 
 
 def _map(item: Decoder) -> Decoder:
-    key_names: dict[str, Any] = {"read_varint": read_varint}
+    key_names: dict[str, Any] = dict(_HELPERS)
     exec(f"def decode(data, p):\n{_PRIMITIVES['string'].format(v='v')}    return v, p\n", key_names)  # noqa: S102
     read_key: Decoder = key_names["decode"]
 

@@ -43,11 +43,21 @@ audit's verdicts say of which log they are. Column families pipelineTable and da
 OPEN_KEY_EXPIRY = 4
 """The leader of a shard has open keys of vanished clients expire (``om_processors/open_key_cleanup.py``)."""
 
-LATEST = OPEN_KEY_EXPIRY
+SESSION_QUOTA = 5
+"""AllocateBlock gives an open key no more than its bucket's quota has room for (``om_processors/quota.py``). Rows of deletedTable have no
+metadata. Requests that late validation logged at a lower level are executed as they were."""
+
+PIPELINE_GENERATIONS = 6
+"""A closed pipeline is opened again, as its next generation, once its members are back (``om_processors/pipeline_making.py``). Datanodes of older
+software refuse a second generation."""
+
+LATEST = PIPELINE_GENERATIONS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
     INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES", OPEN_KEY_EXPIRY: "OPEN_KEY_EXPIRY",
+    SESSION_QUOTA: "SESSION_QUOTA",
+    PIPELINE_GENERATIONS: "PIPELINE_GENERATIONS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {

@@ -20,6 +20,9 @@ LATE_MODE = "late"
 
 REQUEST_MODES = (LEADER_MODE, LATE_MODE)
 
+FORCED = "forced: "
+"""What the basis of a digest base begins with that an operator has forced, whatever its shard's leader holds."""
+
 
 @record
 class LeaderClaim:

@@ -211,9 +211,12 @@ cdef class Long(Codec):
         return put_varint(out, (<uint64_t>number << 1) ^ <uint64_t>(number >> 63))
 
     cdef object read(self, Source* source):
-        cdef uint64_t number
-        take_varint(source, &number)
-        return <int64_t>(number >> 1) ^ -<int64_t>(number & 1)
+        cdef uint64_t read
+        take_varint(source, &read)
+        cdef int64_t number = <int64_t>(read >> 1) ^ -<int64_t>(read & 1)
+        if not self.least <= number <= self.most:  # an ``int`` may be written in more bits than it has
+            raise ValueError(f"{number} does not fit in {self.bits} bits")
+        return number
 
 
 cdef class Bytes(Codec):

@@ -23,6 +23,7 @@ bad header cannot be read on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 
@@ -38,6 +39,10 @@ MAX_PAYLOAD_BYTES = 4 * 1024 * 1024 + 64 * 1024
 """Largest payload: a chunk of the old way, and what its record adds."""
 MAX_PACKET_BYTES = 4 * 1024 * 1024
 """Largest payload of a DATA frame."""
+MAX_HELLO_BYTES = 4 * 1024
+"""Largest payload of HELLO: two names and three numbers, from whoever connects."""
+MAX_RECORD_BYTES = 64 * 1024
+"""Largest payload of OPEN, ACK and ERROR, and of every record that does not carry bytes of blocks or checksums."""
 PACKET_BYTES = 64 * 1024
 """Usual payload of a DATA frame."""
 CELL_BYTES = 64 * 1024
@@ -76,6 +81,11 @@ class Kind(IntEnum):
 
 
 _KINDS = {int(kind): kind for kind in Kind}
+PAYLOAD_LIMITS = dict.fromkeys(Kind, MAX_PAYLOAD_BYTES) | {
+    Kind.HELLO: MAX_HELLO_BYTES, Kind.OPEN: MAX_RECORD_BYTES, Kind.ACK: MAX_RECORD_BYTES, Kind.ERROR: MAX_RECORD_BYTES,
+    Kind.DATA: MAX_PACKET_BYTES,
+}  # fmt: skip
+"""Largest payload by kind of frame."""
 
 
 @record
@@ -122,7 +132,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> FrameHeader:
     known = _KINDS.get(kind)
     if known is None:
         raise BadFrame(f"unknown kind of frame: {kind}")
-    limit = MAX_PACKET_BYTES if known is Kind.DATA else MAX_PAYLOAD_BYTES
+    limit = PAYLOAD_LIMITS[known]
     if length > limit:
         raise BadFrame(f"a {known.name} frame of {length} bytes; at most {limit} are taken")
     return FrameHeader(kind=known, stream=stream, sequence=sequence, offset=offset, length=length, crc=crc)
@@ -161,16 +171,20 @@ class FrameBuffer:
     one, or some that were taken one after the other, can be sent on with a single call (``together``). ``space`` ends ``ahead_bytes`` behind
     the frame that is being received, or behind a packet of the usual size if that is further: with the size of a header (the default) a call
     receives a whole packet and the next one's header, and next to nothing is ever moved; of smaller frames it receives all
-    that are there. The buffer grows to the largest frame that comes, which decode_header limits.
+    that are there. The buffer grows to the largest frame that comes, which decode_header limits; ``grow`` is asked before, with
+    the bytes that it grows by, and may raise. ``shrink`` gives them back.
     """
 
-    def __init__(self, ahead_bytes: int = HEADER_BYTES) -> None:
+    def __init__(self, ahead_bytes: int = HEADER_BYTES, grow: Callable[[int], None] = lambda _: None) -> None:
         self._ahead = ahead_bytes
+        self._grow = grow
         self._usual = HEADER_BYTES + PACKET_BYTES + ahead_bytes
         self._buffer = memoryview(bytearray(self._usual))
         self._start = 0
         self._end = 0
         self._header: FrameHeader | None = None
+        self.greeting = False
+        """Whether nothing but HELLO, or an ERROR instead of it, is taken: a stranger's frames get no room."""
 
     def __len__(self) -> int:
         """Bytes that were received and not taken yet."""
@@ -190,10 +204,22 @@ class FrameBuffer:
             self._buffer[:left] = self._buffer[self._start : self._end]
             self._start, self._end = 0, left
         if wanted > len(self._buffer):
+            self._grow(wanted - len(self._buffer))
             grown = memoryview(bytearray(wanted))
             grown[: self._end] = self._buffer[: self._end]
             self._buffer = grown
         return self._buffer[self._end : wanted]
+
+    @property
+    def grown_bytes(self) -> int:
+        """How much larger the buffer is than usual."""
+        return len(self._buffer) - self._usual
+
+    def shrink(self) -> None:
+        """Give back what the buffer has grown by, if nothing is in it; ends the life of the views handed out before."""
+        if self.grown_bytes and self._start == self._end and self._header is None:
+            self._buffer = memoryview(bytearray(self._usual))
+            self._start = self._end = 0
 
     def received(self, count: int) -> None:
         """Note that ``count`` bytes have come into ``space()``."""
@@ -205,7 +231,10 @@ class FrameBuffer:
         if self._header is None:
             if self._end - start < HEADER_BYTES:
                 return None
-            self._header = decode_header(self._buffer[start : start + HEADER_BYTES])
+            header = decode_header(self._buffer[start : start + HEADER_BYTES])
+            if self.greeting and header.kind not in (Kind.HELLO, Kind.ERROR):
+                raise BadFrame(f"a connection begins with HELLO, not {header.kind.name}")
+            self._header = header
         end = start + HEADER_BYTES + self._header.length
         if end > self._end:
             return None

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from schemas.record import record
 
+NEVER_WRITTEN = (1 << 63) - 1
+"""``bcs_id`` with which a commit says that nobody has written the block: the key has metadata alone (load generators, an ingest without
+contents). No pipeline's index ever gets there, so no replica takes it for committed."""
+
 
 @record
 class BlockLocation:
-    """A block of a key; offsets and lengths in bytes. ``bcs_id`` is 0 until a datanode pipeline has committed its length."""
+    """A block of a key; offsets and lengths in bytes. ``bcs_id`` is 0 until a datanode pipeline has committed its length, or NEVER_WRITTEN."""
 
     container_id: int
     local_id: int

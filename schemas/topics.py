@@ -31,6 +31,13 @@ after nine seconds (``broker.session.timeout.ms``): asking earlier finds no othe
 MAX_REQUEST_BYTES = 1024 * 1024
 """Largest request that a leader reads; a larger one is rejected."""
 
+UNCOMPRESSED: Mapping[str, str] = {"compression.type": "uncompressed"}
+"""Of every topic: the broker takes a compressed record apart, and judges its size by what was in it.
+
+``max.message.bytes`` alone bounds the compressed bytes, and 600 KB of gzip are 600 MiB in the memory of each reader. Our producers compress
+nothing, so it costs nothing: what comes uncompressed is stored as it came.
+"""
+
 LOG_SETTINGS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "retention.ms": "-1",
@@ -38,6 +45,7 @@ LOG_SETTINGS: Mapping[str, str] = {
     "unclean.leader.election.enable": "false",
     "message.timestamp.type": "LogAppendTime",
     "max.message.bytes": str(MAX_MESSAGE_BYTES),
+    **UNCOMPRESSED,
 }
 """A log is trimmed by nobody but us; every node checks these at start."""
 
@@ -45,6 +53,7 @@ REQUEST_SETTINGS: Mapping[str, str] = {
     "cleanup.policy": "delete",
     "message.timestamp.type": "LogAppendTime",
     "max.message.bytes": str(MAX_MESSAGE_BYTES),
+    **UNCOMPRESSED,
 }
 
 BOUNDED_RETENTION_MS = 24 * 3600 * 1000

@@ -93,6 +93,7 @@ def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: boo
             "group.id": "stratolog-audit-follow",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all that follows
         }
     )
     with closing(consumer):

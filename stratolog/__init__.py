@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from producers.errors import TooManyInFlight as TooManyInFlight
     from producers.stream_options import CommitWay as CommitWay
     from producers.stream_options import StreamOptions as StreamOptions
+    from schemas.privilege import ClusterSecret as ClusterSecret
 
 _HOMES = {
     "Client": "producers",
@@ -38,6 +39,7 @@ _HOMES = {
     "DatanodeError": "producers.errors",
     "CommitWay": "producers.stream_options",
     "StreamOptions": "producers.stream_options",
+    "ClusterSecret": "schemas.privilege",
 }
 
 __all__ = list(_HOMES)

@@ -52,16 +52,19 @@ def stream_options(settings: Settings) -> StreamOptions:
 
 
 @contextmanager
-def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: int = 0) -> Iterator[Client]:
-    """Open a client, at least ``in_flight`` requests wide.
+def client_of(
+    settings: Settings, *, patience_ms: int | None = None, in_flight: int = 0, operator: bool = False
+) -> Iterator[Client]:
+    """Open a client, at least ``in_flight`` requests wide; an ``operator``'s has the cluster's secret.
 
-    Raises UsageError for settings that it refuses, Unavailable if no broker answers.
+    Raises UsageError for settings that it refuses (an operator's without a secret, too), Unavailable if no broker answers.
     """
     from producers.client import Client
     from producers.errors import NotConnected
 
     check_brokers(settings)
     check_leaders(settings)
+    secret = settings.secret() if operator else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     try:
         client = Client(
@@ -72,6 +75,7 @@ def client_of(settings: Settings, *, patience_ms: int | None = None, in_flight: 
             read_from=node_urls(settings),
             connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
             streams=stream_options(settings),
+            cluster_secret=secret,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

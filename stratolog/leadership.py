@@ -43,7 +43,13 @@ def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     target = settings.node(node).address
     url = f"http://{settings.node(owner).address}/v1/shards/{shard}/transfer"
     try:
-        answer = httpx.post(url, params={"node": node, "address": target}, timeout=TRANSFER_TIMEOUT_S, trust_env=False)
+        answer = httpx.post(
+            url,
+            params={"node": node, "address": target},
+            timeout=TRANSFER_TIMEOUT_S,
+            trust_env=False,
+            auth=settings.secret().sign,
+        )
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Unavailable(f"{owner}, which owns shard {shard}, does not answer: {error!r}") from error

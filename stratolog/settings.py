@@ -37,12 +37,14 @@ from stratolog.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 if TYPE_CHECKING:
     from datanode_processors.config import DatanodeConfig
     from om_processors.config import NodeConfig
+    from schemas.privilege import ClusterSecret
 
 PREFIX = "STRATOLOG_"
 CONFIG_VARIABLE = "STRATOLOG_CONFIG"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
 TABLES = ("nodes", "datanodes", "racks")
 """Settings that are tables in the file."""
+SECRET_FILE = "cluster-secret"  # noqa: S105 - where it is, not what it is
 MIB = 1024 * 1024
 DAY_MS = 86_400_000
 
@@ -134,11 +136,31 @@ class Settings:
     """What the nodes log."""
     log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")
     """How: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
+    cluster_secret_file: Path | None = _setting(values.path, default=None)
+    """File with the secret of the cluster, which members and operators prove to have; ``cluster-secret`` in ``data_dir``, if none is given."""
+    http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
+    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and the nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
     """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
     """Names of the settings that the file or the environment gave, the others being defaults."""
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the cluster's secret is."""
+        return self.cluster_secret_file or self.data_dir / SECRET_FILE
+
+    def secret(self) -> ClusterSecret:
+        """Return the cluster's secret; raises UsageError, with the remedy, if there is none."""
+        from stratolog.cluster_secret import read_secret
+
+        return read_secret(self.secret_file)
+
+    def own_hosts(self) -> frozenset[str]:
+        """Return the names by which the HTTP servers of nodes and datanodes may be asked."""
+        own = [node.host for node in self.nodes] + [node.host for node in self.datanodes]
+        return frozenset((*self.http_hosts, *map(str.lower, own)))
 
     def node(self, name: str) -> NodeAddress:
         """Return a node's address; raises UsageError for a name that is not in ``nodes``."""
@@ -148,8 +170,12 @@ class Settings:
         known = ", ".join(node.name for node in self.nodes)
         raise UsageError(f"no node {name!r} in the setting 'nodes'; there is: {known}")
 
+    def node_folder(self, name: str) -> Path:
+        """Return where the node ``name`` keeps its databases; raises UsageError for an unknown name."""
+        return self.data_dir / "nodes" / self.node(name).name
+
     def node_config(self, name: str) -> NodeConfig:
-        """Return what the node ``name`` is started with; raises UsageError for an unknown name."""
+        """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
         from om_processors.config import NodeConfig
 
         own = self.node(name)
@@ -161,7 +187,7 @@ class Settings:
             bootstrap_servers=self.bootstrap_servers,
             shards=self.shards,
             replicas=tuple(node.name for node in self.nodes),
-            data_dir=self.data_dir / "nodes" / own.name,
+            data_dir=self.node_folder(own.name),
             pipelines=self.pipelines,
             datanodes=tuple(node.name for node in self.datanodes),
             datanode_timeout_ms=self.datanode_timeout_ms,
@@ -174,6 +200,8 @@ class Settings:
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
             late_flush_interval_ms=self.late_flush_interval_ms,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
             log_level=self.log_level,
             log_format=self.log_format,
             write_audit=self.write_audit,
@@ -188,7 +216,7 @@ class Settings:
         raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
 
     def datanode_config(self, name: str) -> DatanodeConfig:
-        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name."""
+        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
         from datanode_processors.config import DatanodeConfig
 
         own = self.datanode(name)
@@ -206,6 +234,8 @@ class Settings:
             barrier_interval_ms=self.barrier_interval_ms,
             scrub_interval_ms=self.scrub_interval_ms,
             container_bytes=self.container_bytes,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
             log_level=self.log_level,
             log_format=self.log_format,
         )
@@ -222,7 +252,9 @@ class Settings:
 
     def to_toml(self) -> str:
         """Return all settings as a file that :func:`load_settings` reads back."""
-        plain = {name: getattr(self, name) for name in NAMES if name not in TABLES}
+        # What is not set is left out: older software, to which one may go back, refuses names that it does not know.
+        found = {name: getattr(self, name) for name in NAMES if name not in TABLES}
+        plain = {name: value for name, value in found.items() if value not in (None, ())}
         lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
         lines += ["", "[nodes]", *(f"{_toml(node.name)} = {_toml(node.address)}" for node in self.nodes)]
         lines += ["", "[datanodes]"]
@@ -257,6 +289,9 @@ def load_settings(path: Path | None = None, environment: Mapping[str, str] | Non
         settings,
         data_dir=_absolute("data_dir", root, settings.data_dir),
         cache_dir=_cache_dir(here, settings.cache_dir),
+        cluster_secret_file=None
+        if (file := settings.cluster_secret_file) is None
+        else _absolute("cluster_secret_file", root, file),
     )
 
 

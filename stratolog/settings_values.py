@@ -102,6 +102,20 @@ def user(value: Any) -> str:
     return found
 
 
+def hosts(value: Any) -> tuple[str, ...]:
+    """Read names of hosts: an array, or a text with commas, or ``none``; ``*`` stands for any."""
+    if value == NONE:
+        return ()
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError(f"must be a list of host names, not {value!r}")
+    found = tuple(text(item).lower() for item in items)
+    for host in found:
+        if host != "*" and not _HOST.fullmatch(host):
+            raise ValueError(f"must be names of hosts, without ports, not {host!r}")
+    return _unique(found)
+
+
 def boolean(value: Any) -> bool:
     """Read true or false."""
     found = _BOOLEANS.get(value.strip().lower()) if isinstance(value, str) else value

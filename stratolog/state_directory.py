@@ -116,7 +116,14 @@ class StateReads(Reads):
         self._manifest = manifest
         self._views = views
 
-    def get(self, path: str, parameters: Mapping[str, str], consistency: Consistency) -> Json:  # noqa: ARG002 - Reads' own
+    def get(
+        self,
+        path: str,
+        parameters: Mapping[str, str],
+        consistency: Consistency,
+        *,
+        deadline_ms: int | None = None,  # noqa: ARG002 - Reads' own
+    ) -> Json:
         """Answer as a node does; raises RequestFailed."""
         parts = [unquote(part) for part in path.removeprefix("/v1/volumes").split("/") if part]
         try:

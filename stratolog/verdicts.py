@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
-from schemas.codec import decode_as
+from schemas.codec import Undecodable, decode_as
 from schemas.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
 from stratolog.errors import Unavailable
@@ -45,6 +46,7 @@ class VerdictReader:
                 "group.id": "stratolog-verdicts",  # never committed to: partitions are assigned
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all that follows
                 "log_level": 0,
             }
         )
@@ -78,7 +80,9 @@ class VerdictReader:
         for message in messages:
             error = message.error()
             if error is None:
-                verdicts.append(decode_as(Verdict, message.value() or b""))
+                # What is no verdict is skipped: anybody may write to the topic.
+                with suppress(Undecodable):
+                    verdicts.append(decode_as(Verdict, message.value() or b""))
             elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise Unavailable(f"{OM_VERDICTS} cannot be read: {error}")
         return verdicts

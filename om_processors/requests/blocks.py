@@ -26,7 +26,7 @@ def allocate(
     Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes them all.
     ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
     """
-    pipelines, closed = context.allocation.pipelines, context.allocation.closed_containers
+    pipelines, generations = context.allocation.pipelines, context.allocation.generations
     if not pipelines:
         raise OMError(
             FAILED_TO_FIND_ACTIVE_PIPELINE,
@@ -41,7 +41,9 @@ def allocate(
         number, pipeline = candidates[(context.index + position) % len(candidates)]
         blocks.append(
             BlockLocation(
-                container_id=_open_container(object_id, number, closed),
+                container_id=_open_container(
+                    object_id, number, generations.get(number, 1), context.allocation.closed_containers
+                ),
                 local_id=ids.block_local_id(object_id, position),
                 offset=position * context.block_size_bytes,
                 length=context.block_size_bytes,
@@ -51,12 +53,12 @@ def allocate(
     return blocks
 
 
-def _open_container(object_id: int, pipeline: int, closed: Collection[int]) -> int:
-    """Return the container for a new block: the first of its window that is not closed.
+def _open_container(object_id: int, pipeline: int, generation: int, closed: Collection[int]) -> int:
+    """Return the container for a new block: the first of its window and its pipeline's generation that is not closed.
 
     Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are.
     """
-    for roll in range(ids.MAX_ROLLS):
+    for roll in ids.rolls(generation):
         container_id = ids.container_id(object_id, pipeline, roll)
         if container_id not in closed:
             return container_id
@@ -64,6 +66,23 @@ def _open_container(object_id: int, pipeline: int, closed: Collection[int]) -> i
         FAILED_TO_FIND_ACTIVE_PIPELINE,
         f"all {ids.MAX_ROLLS} containers of pipeline {pipeline} at this index are closed",
     )
+
+
+def check_written(body: CommitKey, context: PreExecuteContext) -> None:
+    """Refuse a commit of blocks that nobody says are written, where blocks are on datanodes; raises OMError INVALID_REQUEST.
+
+    The leader decides that before it looks at any state. So what late validation logged is not judged again, whatever the replica's settings.
+    """
+    if not context.datanodes:
+        return
+    if body.size and not body.blocks:
+        raise OMError(
+            INVALID_REQUEST,
+            f"key {shown(body.key)} is committed with {body.size} bytes and names no blocks: a writer names those that it has written",
+        )
+    for block in body.blocks:
+        if block.bcs_id == 0:
+            raise _refusal(body, block, "has no committed index: its bytes were never committed on the datanodes")
 
 
 def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:

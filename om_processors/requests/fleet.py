@@ -3,13 +3,16 @@
 The first three live in shard 0 and come from the placement loop of the node that leads it, or from an operator; PurgeBlocks comes
 from the loop of the node that leads the shard. All are ordinary requests: a loop that acts on an old picture is refused here, by the rows.
 
-- A partition of ``dn.log`` is given to one pipeline and never again, so a block's container number names its pipeline for ever.
+- A partition of ``dn.log`` is given to one set of datanodes and to no other, so a block's container number names its pipeline for ever. A
+  pipeline that is closed may be opened again, by the same datanodes, as its next generation.
+- A new pipeline gets the first partition that has none: whoever names another one would use up what they are named by.
 - What a loop reports as reached (DECOMMISSIONED, IN_MAINTENANCE) holds only if it is still wanted.
 - What is so already is answered with OK and changes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from om_processors import ids, tables
@@ -28,6 +31,7 @@ from schemas.datanode_states import (
     IN_SERVICE,
     OPEN,
 )
+from schemas.features import PIPELINE_GENERATIONS
 from schemas.messages import CreatePipeline, PurgeBlocks, RetirePipeline, SetDatanodeState
 from schemas.packets import MAX_ROUTES
 from schemas.result_codes import INVALID_REQUEST, PIPELINE_ALREADY_EXISTS, PIPELINE_NOT_FOUND
@@ -41,8 +45,7 @@ MAX_DATANODES = 256
 MAX_PURGED_ROWS = 500
 """Rows of one PurgeBlocks: their operations must fit in a batch."""
 
-GENERATION = 1
-"""Partitions are not used again, so each has its first pipeline."""
+FIRST_GENERATION = 1
 
 REACHED_FROM = {DECOMMISSIONED: DECOMMISSIONING, IN_MAINTENANCE: ENTERING_MAINTENANCE}
 """States that a placement loop reports, and what an operator must have asked for."""
@@ -90,9 +93,10 @@ def _check_name(datanode: str) -> None:
 
 
 def _create(body: CreatePipeline, prepared: Prepared, tx: Transaction) -> None:
-    name = pipeline_name(body.partition)
-    if tables.get_pipeline(tx, body.partition) is not None:
-        raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists: a partition is given to one pipeline only")
+    before = tables.get_pipeline(tx, body.partition)
+    members = body.members if before is None else _members_again(before, body, tx.feature_level)
+    if before is None and body.partition != (first := first_free(tables.pipelines(tx))):
+        raise OMError(INVALID_REQUEST, f"partition {body.partition} is not the next one: that is {first}")
     for member in body.members:
         row = tables.get_datanode(tx, member.datanode)
         if row is not None and row.state != IN_SERVICE:
@@ -100,10 +104,34 @@ def _create(body: CreatePipeline, prepared: Prepared, tx: Transaction) -> None:
     tables.put_pipeline(
         tx,
         PipelineRow(
-            pipeline=name, partition=body.partition, generation=GENERATION, members=body.members, state=OPEN,
-            opened_at_ms=prepared.now_ms,
+            pipeline=pipeline_name(body.partition), partition=body.partition, members=members, state=OPEN,
+            generation=FIRST_GENERATION if before is None else before.generation + 1, opened_at_ms=prepared.now_ms,
         ),
     )  # fmt: skip
+
+
+def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int) -> list[Member]:
+    """Return the members of a pipeline's next generation, in the order of the first one's; raises PIPELINE_ALREADY_EXISTS."""
+    name, asked = before.pipeline, {member.datanode: member for member in body.members}
+    known = [member.datanode for member in before.members]
+    if before.state != CLOSED or feature_level < PIPELINE_GENERATIONS:
+        raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists, and is {before.state}")
+    if asked.keys() != set(known):
+        raise OMError(
+            PIPELINE_ALREADY_EXISTS,
+            f"{name} exists: it can be opened again by {', '.join(known)}, not by {', '.join(map(shown, asked))}",
+        )
+    return [asked[datanode] for datanode in known]
+
+
+def first_free(rows: Iterable[PipelineRow]) -> int:
+    """Return the lowest partition that no pipeline has; ids.MAX_PIPELINES if all are given away.
+
+    >>> first_free([])
+    0
+    """
+    used = {row.partition for row in rows}
+    return next(partition for partition in range(len(used) + 1) if partition not in used)
 
 
 # ---- RetirePipeline

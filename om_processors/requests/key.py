@@ -9,7 +9,8 @@ and ends the session. Where Ozone leaves a choice or a gap:
   blocks allocated but not committed. Keys without blocks vanish, as in Ozone.
 - A session belongs to the bucket it was opened in. Object ids ascend, so one that is older than the bucket of its name
   was opened in a deleted one: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
-- Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning).
+- Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are datanodes, so are bytes
+  without blocks, and blocks without a committed index: a writer that has written none must say so (``schemas.rows.NEVER_WRITTEN``).
 - Renaming leaves open sessions alone: they commit under the name that they were opened with.
 - An expired session (ExpireOpenKeys, from the shard's leader: ``open_key_cleanup``) is gone like a committed one. Its blocks stay in
   deletedTable under the session's object id, which nothing else there has: it was never committed. Its bucket need not be there any more.
@@ -17,14 +18,16 @@ and ends the session. Where Ozone leaves a choice or a gap:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from om_processors import quota, tables
 from om_processors.context import AnyHandler, PreExecuteContext, Prepared, RequestHandler, Transaction
 from om_processors.errors import OMError
 from om_processors.names import check_bucket_name, check_key_name, check_new_key_name, check_volume_name, shown
-from om_processors.requests.blocks import allocate, settle
+from om_processors.requests.blocks import allocate, check_written, settle
 from schemas.column_families import KEY_TABLE, OPEN_KEY_TABLE
+from schemas.features import SESSION_QUOTA
 from schemas.messages import (
     AllocateBlock,
     AllocatedBlock,
@@ -43,6 +46,9 @@ PREALLOCATED_BLOCKS = 64
 """Most blocks that CreateKey allocates (Ozone's ``ozone.key.preallocation.max.blocks``); more come by AllocateBlock."""
 MAX_BLOCKS_PER_KEY = 4096
 """A row holds all its blocks and must fit in a batch; 1 TiB of Ozone's 256 MiB blocks."""
+MAX_METADATA_BYTES = 768 * 1024
+"""Of names and values in UTF-8. What else is in a commit's operations (4096 blocks, the key's name a few times) must fit beside it
+(``replicated_db.service.MAX_REQUEST_BYTES``): a key that can be opened can be committed."""
 MAX_EXPIRED_ROWS = 500
 """Rows of one ExpireOpenKeys: their operations must fit in a batch."""
 
@@ -60,8 +66,17 @@ def _check_create(body: CreateKey) -> None:
     check_new_key_name(body.key)
     if body.size < 0:
         raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
+    if (size_bytes := _metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
+        raise OMError(
+            INVALID_REQUEST,
+            f"the metadata of key {shown(body.key)} has {size_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed",
+        )
     if body.replication not in REPLICATIONS:
         raise OMError(INVALID_REQUEST, f"replication {shown(body.replication)} is none of {', '.join(REPLICATIONS)}")
+
+
+def _metadata_bytes(metadata: Mapping[str, str]) -> int:
+    return sum(len(text.encode()) for item in metadata.items() for text in item)
 
 
 def _blocks_for_create(body: CreateKey, context: PreExecuteContext, object_id: int) -> list[BlockLocation]:
@@ -115,6 +130,8 @@ def _allocate(body: AllocateBlock, prepared: Prepared, tx: Transaction) -> Alloc
         )
     quota.admit_open_key(tx, bucket, body.key, info.size)
     block = replace(prepared.blocks[0], offset=sum(block.length for block in info.blocks))
+    if tx.feature_level >= SESSION_QUOTA:
+        block = replace(block, length=quota.admit_block(tx, bucket, info, block.length))
     grown = replace(info, blocks=[*info.blocks, block], update_id=prepared.index, modification_time_ms=prepared.now_ms)
     tables.put_open_key(tx, row, grown)
     return AllocatedBlock(block=block)
@@ -181,7 +198,9 @@ def _commit(body: CommitKey, prepared: Prepared, tx: Transaction) -> None:
 def _retire(tx: Transaction, info: KeyInfo, prepared: Prepared) -> None:
     """Leave a key's blocks, if it has any, to be reclaimed."""
     if info.blocks:
-        tables.put_deleted(tx, replace(info, update_id=prepared.index))
+        # Nobody asks for its metadata any more. With it a commit would be twice as large as the CreateKey that was taken.
+        metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
+        tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata))
 
 
 # ---- DeleteKey
@@ -258,7 +277,7 @@ def _expire(body: ExpireOpenKeys, prepared: Prepared, tx: Transaction) -> None:
 HANDLERS: tuple[AnyHandler, ...] = (
     RequestHandler(body=CreateKey, check=_check_create, apply=_create, blocks=_blocks_for_create),
     RequestHandler(body=AllocateBlock, check=_check_allocate, apply=_allocate, blocks=_block_for_allocate),
-    RequestHandler(body=CommitKey, check=_check_commit, apply=_commit),
+    RequestHandler(body=CommitKey, check=_check_commit, apply=_commit, admit=check_written),
     RequestHandler(body=DeleteKey, check=_check_delete, apply=_delete),
     RequestHandler(body=RenameKey, check=_check_rename, apply=_rename),
     RequestHandler(body=ExpireOpenKeys, check=_check_expire, apply=_expire),

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands import fleet, members, modes, replica_base, transfer, upgrades
+from stratolog.cluster_secret import make_secret, read_secret
+from stratolog.commands import fleet, members, modes, replica_base, transfer, unflag, upgrades
 from stratolog.commands.audit import check_spark
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress
+from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, progress, settings_of
 from stratolog.commands.local_nodes import member_of
 from stratolog.commands.names import NodeArgument
 from stratolog.commands.waiting import interruptible
@@ -45,6 +46,8 @@ def register(app: typer.Typer) -> None:
     group.command("rebuild")(rebuild)
     group.command("stop-node")(stop_node)
     group.command("start-node")(start_node)
+    group.command("make-secret")(make_cluster_secret)
+    unflag.register(group)
     transfer.register(group)
     members.register(group)
     upgrades.register(group)
@@ -67,6 +70,12 @@ def digest_base(
             "--from-replicas", help="From equal full scans of a majority, instead of the log: after late validation."
         ),
     ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Although the shard's leader holds something else: every replica that differs is flagged."
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Restart a shard's digest sums from its live rows, recomputed by Spark with no claim of the log's used.
@@ -78,11 +87,11 @@ def digest_base(
     settings = connected_settings_of(context)
     check_shard(settings, shard)
     if from_replicas:
-        _digest_base_from_replicas(settings, shard, attempts, as_json=as_json)
+        _digest_base_from_replicas(settings, shard, attempts, force=force, as_json=as_json)
         return
     check_spark()
     with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
-        done = _log_digest_base(settings, shard, attempts, report)
+        done = _log_digest_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
     else:
@@ -92,9 +101,9 @@ def digest_base(
         )  # fmt: skip
 
 
-def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, as_json: bool) -> None:
+def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *, force: bool, as_json: bool) -> None:
     with progress(as_json) as report, interruptible(_BASE_UNKNOWN):
-        done = replica_base.log_base(settings, shard, attempts, report)
+        done = replica_base.log_base(settings, shard, attempts, report, force=force)
     if as_json:
         print_json(done)
     else:
@@ -104,19 +113,21 @@ def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *,
         )  # fmt: skip
 
 
-def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stack.Report) -> dict[str, Any]:
+def _log_digest_base(
+    settings: Settings, shard: int, attempts: int, report: stack.Report, *, force: bool = False
+) -> dict[str, Any]:
     """Compute and log a digest base; raises UserError if the shard moved in every attempt."""
     from producers.errors import RequestFailed
     from schemas.result_codes import INDEX_MOVED
 
     moved = ""
-    with client_of(settings) as client, open_oracle(settings, report) as oracle:
+    with client_of(settings, operator=True) as client, open_oracle(settings, report) as oracle:
         for attempt in range(1, attempts + 1):
             report(f"attempt {attempt}: Spark recomputes the rows of shard {shard}")
             found = oracle(shard)
             slots, sums = found.base()
             try:
-                client.log_digest_base(shard, found.index, slots=slots, sums=sums, basis=BASIS)
+                client.log_digest_base(shard, found.index, slots=slots, sums=sums, basis=BASIS, force=force)
             except RequestFailed as error:
                 if error.status != INDEX_MOVED:
                     raise
@@ -128,6 +139,27 @@ def _log_digest_base(settings: Settings, shard: int, attempts: int, report: stac
                 "slots": len(slots), "attempts": attempt,
             }  # fmt: skip
     raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")
+
+
+# -- the cluster's secret ----------------------------------------------------------------------------------------------
+
+
+def make_cluster_secret(context: typer.Context, *, as_json: JsonOption = False) -> None:
+    """Make the file with the cluster's secret, where the setting 'cluster_secret_file' says, unless it is there.
+
+    All nodes, datanodes and operators of a cluster need the same: copy the file, readable by its owner alone. To change it, stop the nodes,
+    replace it everywhere, and start them; nothing that is stored depends on it.
+    """
+    path = settings_of(context).secret_file
+    made = make_secret(path)
+    if not made:
+        read_secret(path)
+    if as_json:
+        print_json({"path": str(path), "made": made})
+    else:
+        console.print(
+            f"{path} {'is made' if made else 'is there already'}", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 # -- nodes of the local stack ------------------------------------------------------------------------------------------
@@ -145,7 +177,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
         member = member_of(settings, node)
         if (member is not None and member.process.is_running()) or stack.node_status(address) is not None:
             raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
-        folder = settings.node_config(node).data_dir / f"shard-{shard}"
+        folder = settings.node_folder(node) / f"shard-{shard}"
         if not folder.is_dir():
             raise UserError(f"{node} has no database of shard {shard}: there is no {folder}")
         aside = folder.with_name(f"{folder.name}.moved-{datetime.now().strftime('%Y%m%dT%H%M%S')}")

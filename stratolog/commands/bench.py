@@ -60,6 +60,7 @@ def command(
     modes = _modes(mode)
     results: list[tuple[str | None, LoadResult]] = []
     settings = connected_settings_of(context)
+    operator = modes != [None]  # who sets modes
 
     def so_far() -> str:
         if results and not as_json:
@@ -68,7 +69,7 @@ def command(
 
     with (
         interruptible(so_far),
-        client_of(settings, in_flight=max(levels)) as client,
+        client_of(settings, in_flight=max(levels), operator=operator) as client,
         progress(as_json) as report,
     ):
         ensure_places(client, [(volume, bucket)])

@@ -65,9 +65,11 @@ def prepare_upgrade(
 ) -> None:  # fmt: skip
     """Close a running datanode's containers and pipelines, and mark its folder: software with a newer layout may then take it."""
     node = _name(name, node)
-    address = connected_settings_of(context).datanode(node).http_address
+    settings = connected_settings_of(context)
+    address, secret = settings.datanode(node).http_address, settings.secret()
+    url = f"http://{address}/v1/prepare-upgrade"
     try:
-        answer = httpx.post(f"http://{address}/v1/prepare-upgrade", timeout=PREPARE_TIMEOUT_S, trust_env=False)
+        answer = httpx.post(url, timeout=PREPARE_TIMEOUT_S, trust_env=False, auth=secret.sign)
         found: dict[str, Any] = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         raise Unavailable(f"datanode {node} at {address} does not answer: {error}") from error

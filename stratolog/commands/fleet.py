@@ -114,7 +114,7 @@ def _set(context: typer.Context, name: str, state: str, *, force: bool, as_json:
 
 
 def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False) -> None:
-    """Close a pipeline: it takes no more blocks, another one is made in its place."""
+    """Close a pipeline: it takes no more blocks. Another one, or its next generation, takes its place."""
     from schemas.messages import RetirePipeline
 
     found = PIPELINE_NAME.fullmatch(name)
@@ -133,5 +133,5 @@ def close(context: typer.Context, name: Pipeline, *, as_json: JsonOption = False
 
 def _call(settings: Settings, body: RequestBody, *, as_json: bool) -> int:
     unknown = "whether it was done is not known: 'admin datanode list' and 'admin pipeline list' tell"
-    with waiting(settings, type(body).__name__, unknown, quiet=as_json), client_of(settings) as client:
+    with waiting(settings, type(body).__name__, unknown, quiet=as_json), client_of(settings, operator=True) as client:
         return client.call(body).index

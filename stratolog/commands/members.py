@@ -77,7 +77,7 @@ def add_node(
     check_brokers(settings)
     with progress(as_json) as report, waiting(settings, f"add {node}", again, quiet=as_json):
         local = state.read_state(settings.data_dir) is not None
-        with client_of(settings) as client:
+        with client_of(settings, operator=True) as client:
             done = log_members(client, node, member=True, report=report)
         if local:
             with state.locked(settings.data_dir):
@@ -176,7 +176,7 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
             report(f"stopping {node}")
             member.process.stop(stack.STOP_NODES_TIMEOUT_S)
         remaining = tuple(found for found in settings.nodes if found.name != node)
-        with client_of(replace(settings, nodes=remaining)) as client:
+        with client_of(replace(settings, nodes=remaining), operator=True) as client:
             done = log_members(client, node, member=False, report=report)
         if state.read_state(settings.data_dir) is not None:
             with state.locked(settings.data_dir):
@@ -187,7 +187,7 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
         print_json({"node": node, "shards": done})
     else:
         console.print(
-            f"{node} is no member any more; its data stays in {settings.node_config(node).data_dir}",
+            f"{node} is no member any more; its data stays in {settings.node_folder(node)}",
             highlight=False,
             soft_wrap=True,
         )

@@ -80,7 +80,10 @@ def mode(
         return
     types = _checked(request_type, wanted)
     done: list[dict[str, Any]] = []
-    with waiting(settings, "mode", lambda: _set_so_far(done), quiet=as_json), client_of(settings) as client:
+    with (
+        waiting(settings, "mode", lambda: _set_so_far(done), quiet=as_json),
+        client_of(settings, operator=True) as client,
+    ):
         for one in shards:
             allowed = types if request_type != ALL else _within_level(settings, one, types)
             done += set_modes(client, [one], allowed, str(wanted))

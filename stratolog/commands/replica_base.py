@@ -23,19 +23,21 @@ BASIS = "scrubs"
 Json = dict[str, Any]
 
 
-def log_base(settings: Settings, shard: int, attempts: int, report: Report) -> Json:
+def log_base(settings: Settings, shard: int, attempts: int, report: Report, *, force: bool = False) -> Json:
     """Compare full scans and log what a majority holds; raises UserError if there is no such majority in any attempt."""
     from producers.errors import RequestFailed
     from schemas.result_codes import INDEX_MOVED
 
     reason = ""
-    with client_of(settings) as client:
+    with client_of(settings, operator=True) as client:
         for attempt in range(1, attempts + 1):
             report(f"attempt {attempt}: every replica of shard {shard} is scanned")
             found, reason = _majority(settings, shard)
             if found is not None:
                 try:
-                    client.log_digest_base(shard, found["index"], slots=found["slots"], sums=found["sums"], basis=BASIS)
+                    client.log_digest_base(
+                        shard, found["index"], slots=found["slots"], sums=found["sums"], basis=BASIS, force=force
+                    )
                 except RequestFailed as error:
                     if error.status != INDEX_MOVED:
                         raise

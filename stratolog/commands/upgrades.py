@@ -54,7 +54,7 @@ def prepare(
     with (
         progress(as_json) as report,
         waiting(settings, "prepare", left, quiet=as_json),
-        client_of(settings) as client,
+        client_of(settings, operator=True) as client,
     ):
         done = cancel_prepare(client) if cancel else prepare_shards(settings, client, checkpoint, report)
     if as_json:
@@ -137,7 +137,7 @@ def finalize(
     with (
         progress(as_json) as report,
         waiting(settings, "finalize", left, quiet=as_json),
-        client_of(settings) as client,
+        client_of(settings, operator=True) as client,
     ):
         done = finalize_shards(settings, client, level, report)
     if as_json:

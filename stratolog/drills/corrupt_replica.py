@@ -160,7 +160,7 @@ def _opened(cluster: Cluster, shard: int, name: str) -> Iterator[RocksStore]:
 
 
 def _database(cluster: Cluster, shard: int, name: str) -> Path:
-    return cluster.settings.node_config(name).data_dir / f"shard-{shard}"
+    return cluster.settings.node_folder(name) / f"shard-{shard}"
 
 
 # -- finding it --------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def follower_of(cluster: Cluster, shard: int) -> str:
 
 def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
     """Return the offset that a node which does not run has stored; its database is copied, and the copy opened."""
-    source = cluster.settings.node_config(name).data_dir / f"shard-{shard}"
+    source = cluster.settings.node_folder(name) / f"shard-{shard}"
     with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
         copy = Path(scratch) / source.name
         shutil.copytree(source, copy)

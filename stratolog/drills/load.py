@@ -65,11 +65,12 @@ def volume_name(drill: str, shard: int, shards: int) -> str:
 
 
 @contextmanager
-def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS) -> Iterator[Client]:
-    """Open a client whose calls outlast a failover; closing gives up soon what is still unanswered."""
+def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: bool = False) -> Iterator[Client]:
+    """Open a client whose calls outlast a failover; closing gives up soon what is still unanswered. An ``operator``'s has the secret."""
     client = Client(
         settings.bootstrap_servers, caller=settings.caller, deadline_ms=deadline_ms,
         read_from=[f"http://{node.address}" for node in settings.nodes],
+        cluster_secret=settings.secret() if operator else None,
     )  # fmt: skip
     client.close_timeout_ms = 5_000
     with client:

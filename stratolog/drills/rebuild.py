@@ -58,7 +58,7 @@ def checkpoints_of(settings: Settings, shard: int, logged: Mapping[str, int]) ->
     """Return the checkpoints of a shard that lie in the nodes' directories, of those that the log has (name -> offset)."""
     found = []
     for node in settings.nodes:
-        folder = settings.node_config(node.name).data_dir / f"shard-{shard}.checkpoints"
+        folder = settings.node_folder(node.name) / f"shard-{shard}.checkpoints"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         found += [
             Taken(node=node.name, name=path.name, path=path, offset=logged[path.name])

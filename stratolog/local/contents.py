@@ -9,6 +9,7 @@ from pathlib import Path
 
 from stratolog.local import state
 from stratolog.local.processes import wait_until
+from stratolog.settings import SECRET_FILE
 
 FOLDERS = ("kafka", "nodes", "datanodes", "audit", "logs", "drills")
 REMOVE_TIMEOUT_S = 2.0
@@ -39,7 +40,7 @@ def remove_contents(data_dir: Path) -> None:
     for folder in (data_dir / name for name in FOLDERS):
         if not wait_until(partial(_is_removed, folder), REMOVE_TIMEOUT_S):
             shutil.rmtree(folder)  # for the error that says why
-    for name in (state.SETTINGS_FILE, state.LOCK_FILE, state.DRILL_LOCK_FILE):
+    for name in (state.SETTINGS_FILE, SECRET_FILE, state.LOCK_FILE, state.DRILL_LOCK_FILE):
         (data_dir / name).unlink(missing_ok=True)
     unreadable_file(data_dir).unlink(missing_ok=True)
     if not any(data_dir.iterdir()):

@@ -3,6 +3,7 @@
 Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
 
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
+    cluster-secret                       what members and operators prove to have (stratolog.cluster_secret)
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
@@ -26,6 +27,7 @@ from typing import Any
 
 import httpx
 
+from stratolog.cluster_secret import make_secret
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state as states
 from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
@@ -197,6 +199,8 @@ class _Start:
         """Start what is missing, each kind once the one before serves."""
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
         self._start_brokers()
+        if make_secret(self._settings.secret_file):
+            self._report(f"the cluster's secret, in {self._settings.secret_file}")
         self._report("topics")
         ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
         for node in self._settings.nodes:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigEntry, ConfigResource, NewTopic, TopicMetadata
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, TopicMetadata
 
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
@@ -28,6 +28,7 @@ from schemas.topics import (
     OM_RESPONSES,
     OM_VERDICTS,
     REQUEST_SETTINGS,
+    UNCOMPRESSED,
 )
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.kafka import min_in_sync
@@ -68,7 +69,11 @@ class TopicPlan:
     def topics(self) -> Mapping[str, tuple[int, Mapping[str, str]]]:
         """Return for each topic its number of partitions and its settings."""
         in_sync = {"min.insync.replicas": str(min_in_sync(self.replication_factor))}
-        bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)}
+        bounded = {
+            "retention.ms": str(BOUNDED_RETENTION_MS),
+            "max.message.bytes": str(MAX_MESSAGE_BYTES),
+            **UNCOMPRESSED,
+        }
         flush = {"flush.messages": "1" if self.durability == FSYNC else NEVER_FLUSH}
         topics: dict[str, tuple[int, Mapping[str, str]]] = {
             OM_LOG: (self.shards, {**LOG_SETTINGS, **in_sync, **flush}),
@@ -87,6 +92,7 @@ class TopicPlan:
                         "retention.ms": str(HEARTBEAT_RETENTION_MS),
                         "message.timestamp.type": "LogAppendTime",
                         "max.message.bytes": str(MAX_MESSAGE_BYTES),
+                        **UNCOMPRESSED,
                     },
                 ),
                 DN_AUDIT: (DN_LOG_PARTITIONS, bounded),
@@ -99,6 +105,7 @@ def ensure_topics(
 ) -> list[str]:
     """Create the topics that are missing and verify the others; return the names of those created.
 
+    Those that an older version made are given what was added since: UNCOMPRESSED, which may be set at any time.
     Raises TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
@@ -112,6 +119,7 @@ def ensure_topics(
 def _ensure(admin: AdminClient, plan: TopicPlan) -> list[str]:
     created = _create_missing(admin, plan)
     _await_leaders(admin, plan)
+    _mend(admin, plan)
     mismatches = _mismatches(admin, plan)
     if mismatches:
         raise TopicMismatch("topics are not as the cluster needs them: " + "; ".join(mismatches))
@@ -176,6 +184,32 @@ def _described(
         if time.monotonic() > deadline:
             raise Unavailable(f"topics are not known to every broker after {SETTLE_TIMEOUT_S:.0f} s")
         time.sleep(SETTLE_POLL_S)
+
+
+def _mend(admin: AdminClient, plan: TopicPlan) -> None:
+    """Give every topic the settings of UNCOMPRESSED, and wait until the brokers say so."""
+
+    def lacking() -> list[ConfigResource]:
+        _, actual = _described(admin, plan)
+        return [
+            ConfigResource(
+                ConfigResource.Type.TOPIC, name,
+                incremental_configs=[
+                    ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+                    for setting, value in UNCOMPRESSED.items()
+                ],
+            )
+            for name, found in actual.items()
+            if any(found[setting].value != value for setting, value in UNCOMPRESSED.items())
+        ]  # fmt: skip
+
+    if not (resources := lacking()):
+        return
+    for future in admin.incremental_alter_configs(resources).values():
+        future.result()
+    # The controller has it; the broker that is asked hears of it a little later.
+    if not wait_until(lambda: not lacking(), SETTLE_TIMEOUT_S):
+        raise Unavailable(f"topics have not taken their settings after {SETTLE_TIMEOUT_S:.0f} s")
 
 
 def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:

@@ -26,7 +26,7 @@ def flip_bit(path: Path, offset: int) -> None:
 
 def shard_folder(chaos: Chaos, node: str, shard: int = 0) -> Path:
     """Return where a node keeps a shard's RocksDB."""
-    return chaos.stack.settings.node_config(node).data_dir / f"shard-{shard}"
+    return chaos.stack.settings.node_folder(node) / f"shard-{shard}"
 
 
 def wipe(chaos: Chaos, node: str, shard: int = 0) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
@@ -14,7 +15,7 @@ from confluent_kafka.admin import (
     ConfigSource,
 )
 
-from schemas.topics import LOG_SETTINGS, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
+from schemas.topics import LOG_SETTINGS, MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
 from stratolog.errors import Unavailable
 from stratolog.local.processes import wait_until
 from stratolog.local.topics import FSYNC, REPLICATED, TopicMismatch, TopicPlan, ensure_topics
@@ -86,6 +87,32 @@ def test_a_topic_with_another_setting_is_refused_by_name(topic: str, name: str, 
     finally:
         change(kafka, topic, name, right)
     assert ensure_topics(kafka.bootstrap_servers, PLAN) == []
+
+
+def test_topics_of_an_older_version_are_given_what_was_added(kafka: LocalKafka) -> None:
+    for topic in (OM_REQUESTS, OM_LOG):
+        change(kafka, topic, "compression.type", None)
+    assert wait_until(lambda: settings_of(kafka, OM_LOG)["compression.type"].value == "producer", 30)
+    assert ensure_topics(kafka.bootstrap_servers, PLAN) == []
+    for topic in PLAN.topics():
+        assert settings_of(kafka, topic)["compression.type"].value == "uncompressed"
+
+
+@pytest.mark.parametrize("topic", PLAN.topics())
+@pytest.mark.parametrize("compression", ["gzip", "zstd", "lz4", "snappy"])
+def test_a_record_is_as_large_as_what_is_in_it(kafka: LocalKafka, topic: str, compression: str) -> None:
+    """32 MiB of zeros are 32 KB on their way, and would be 32 MiB in the memory of each reader."""
+    settings = {"compression.type": compression, "message.max.bytes": 1_000_000_000, "message.timeout.ms": 60_000}
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **settings})
+    errors: list[KafkaError | None] = []
+    producer.produce(
+        topic, bytes(4 * MAX_MESSAGE_BYTES), partition=0, on_delivery=lambda error, _: errors.append(error)
+    )
+    assert producer.flush(120) == 0
+    assert [error and error.code() for error in errors] == [KafkaError.MSG_SIZE_TOO_LARGE]
+    producer.produce(topic, bytes(1000), partition=0, on_delivery=lambda error, _: errors.append(error))
+    assert producer.flush(120) == 0
+    assert errors[1:] == [None], "what is small is taken, compressed as it may be"
 
 
 def test_another_durability_is_refused_by_name(kafka: LocalKafka) -> None:

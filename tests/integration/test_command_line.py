@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from om_processors.names import MAX_KEY_NAME_BYTES
 from producers import Client
 from producers.keys import fit_blocks, session_of
 from producers.placement import Placement
@@ -181,6 +182,38 @@ def test_keys(command: Command) -> None:
     assert json.loads(done.err)["code"] == "KEY_NOT_FOUND"
     done = command.program("sh", "key", "delete", f"{place}/b")
     assert (done.code, done.err.startswith("error: KEY_NOT_FOUND")) == (EXIT_FAILED, True)
+
+
+@pytest.mark.parametrize("character", ["\U0001f5dd", "%", "\n", "a"], ids=["4 bytes", "percent", "line", "plain"])
+def test_the_longest_key_is_read_as_it_was_written(command: Command, character: str) -> None:
+    volume = f"vol-{ord(character):x}-long"
+    name = character * (MAX_KEY_NAME_BYTES // len(character.encode()))
+    with command.stack.client() as client:
+        client.create_volume(volume)
+        client.create_bucket(volume, "bucket")
+        opened = client.create_key(volume, "bucket", name, size=0)
+        client.commit_key(volume, "bucket", name, opened.session_id, size=0, blocks=[])
+        command.ok("sh", "key", "create", f"/{volume}/bucket/{name[:-1]}z")
+        assert client.key_info(volume, "bucket", name).info.key == name
+        after = client.list_keys(volume, "bucket", prefix=name[:-1], start_after=name)
+        assert [info.key for info in after] == [f"{name[:-1]}z"] * (character < "z")
+    assert command.ok("sh", "key", "info", f"/{volume}/bucket/{name}", "--json").json["key"] == name
+    listed = command.ok("sh", "key", "list", f"/{volume}/bucket", "--prefix", name, "--json").lines
+    assert [row["key"] for row in listed] == [name]
+    node = command.stack.address(command.stack.names[0])
+    url = f"{node}/v1/volumes/{volume}/buckets/bucket/key"
+    found = subprocess.run(
+        ["curl", "-sS", "-G", "--noproxy", "*", url, "--data-urlencode", f"name={name}"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert json.loads(found.stdout)["key"] == name
+    row = f"/{volume}/bucket/{name}".encode().hex()
+    shard = shard_of(volume, 2)
+    digest = subprocess.run(
+        ["curl", "-sS", "--noproxy", "*", f"{node}/v1/shards/{shard}/row?cf=keyTable&key={row}"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert json.loads(digest.stdout)["value"]
 
 
 def test_a_listing_longer_than_a_page(command: Command) -> None:

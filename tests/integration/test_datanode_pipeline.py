@@ -26,13 +26,16 @@ from schemas.datanode import (
     DeleteBlocks,
     FetchContainer,
     ListContainer,
+    OpenPipeline,
     PutBlock,
     Route,
     WriteChunk,
 )
 from schemas.packets import CELL_BYTES
+from schemas.privilege import ClusterSecret
 from schemas.topics import DN_AUDIT
 from tests.support.datanodes import Block, Datanodes
+from tests.support.secret import SECRET
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
@@ -360,6 +363,43 @@ def test_pipelines_opened_later_have_leaders_of_their_own(nodes: Datanodes):
     assert nodes.read("dn1", one, len(data)) == data
 
 
+def test_a_pipeline_is_opened_again_and_has_what_it_had(nodes: Datanodes):
+    """Its members were away, the Object Manager has retired it, and they are back."""
+    settle(nodes)
+    leader = nodes.open_pipeline(4)
+    old, late, data = nodes.block(4, 1), nodes.block(4, 2), os.urandom(150_000)
+    nodes.write(old, data)
+    nodes.ask(leader, ClosePipeline(partition=4, generation=1))
+    assert refused(lambda: nodes.write(late, data)).code == codes.PIPELINE_CLOSED
+    other = next(name for name in nodes.names if name != leader)
+    nodes.stop(other)
+    nodes.start(other)
+    nodes.open_pipeline(4, generation=2)
+
+    def opened() -> bool:
+        found = [nodes.pipeline(name, 4) for name in nodes.names]
+        return all((one.get("generation"), one.get("state")) == (2, "OPEN") for one in found)
+
+    nodes.wait("all members have the second generation", opened)
+    new = nodes.block(4, 3, container=2)
+    nodes.write(new, data)
+    assert all(one.satisfied for one in nodes.watch(new, len(data)))
+    assert refused(lambda: nodes.write(late, data)).code == codes.CONTAINER_CLOSED
+    stale = OpenPipeline(pipeline="pipeline-4", partition=4, generation=1, members=nodes.members())
+    assert refused(lambda: nodes.ask(leader, stale)).code == codes.INVALID_REQUEST
+    assert refused(lambda: nodes.ask(leader, ClosePipeline(partition=4, generation=1))).code == codes.INVALID_REQUEST
+    nodes.stop(leader)
+    nodes.start(leader)
+    nodes.wait("all members have it", opened)
+    for name in nodes.names:
+        assert nodes.read(name, old, len(data)) == nodes.read(name, new, len(data)) == data
+    nodes.wait_converged(4)
+    leader = nodes.wait_leader(4)
+    nodes.ask(leader, ClosePipeline(partition=4, generation=2))
+    nodes.ask(leader, OpenPipeline(pipeline="pipeline-4", partition=4, generation=2, members=nodes.members()))
+    assert nodes.pipeline(leader, 4)["state"] == "CLOSED", "of a closed one only its members' addresses are told"
+
+
 def test_a_closed_container_is_copied_to_a_datanode_that_is_no_member(nodes: Datanodes):
     settle(nodes)
     assert nodes.open_pipeline(3, ["dn1", "dn2"]) == "dn1"
@@ -428,7 +468,12 @@ def test_prepared_for_an_upgrade_everything_is_closed(lease_kafka: Callable[[], 
         one.open_pipeline(0)
         block, data = one.block(0, 1), os.urandom(1000)
         one.write(block, data)
-        answer = httpx.post(f"http://{one.http_address('dn1')}/v1/prepare-upgrade", timeout=60, trust_env=False)
+        url = f"http://{one.http_address('dn1')}/v1/prepare-upgrade"
+        for strangers in (None, ClusterSecret(b"of another cluster" * 2).sign):
+            answer = httpx.post(url, timeout=60, trust_env=False, auth=strangers)
+            assert (answer.status_code, answer.json()["error"]) == (403, "PERMISSION_DENIED")
+        assert not (one.status("dn1") or {})["upgrade_prepared"]
+        answer = httpx.post(url, timeout=60, trust_env=False, auth=SECRET.sign)
         assert (answer.status_code, answer.json()["pipelines"]) == (200, ["pipeline-0"])
         assert (one.status("dn1") or {})["upgrade_prepared"]
         assert refused(lambda: one.commit(one.block(0, 2), data)).code == codes.PIPELINE_CLOSED

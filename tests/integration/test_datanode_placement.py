@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from schemas.datanode import BlockId, ReadBlock
 from schemas.messages import RetirePipeline, SetDatanodeState
 from schemas.stream_errors import CHECKSUM_MISMATCH
 from stratolog.connection import client_of
+from stratolog.local.processes import free_ports
 from tests.support.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -80,7 +82,7 @@ def test_pipelines_appear_and_a_killed_datanode_is_replaced(stack: TestStack) ->
     for row in stack.pipelines():
         assert len(members(row)) == 3
         assert len({one["rack"] for one in row["members"]}) == 2
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
         info = client.key_info("vol1", "bucket1", "k1").info
@@ -177,7 +179,7 @@ def pipeline_of(stack: TestStack, container: int) -> dict[str, Any]:
 
 def test_a_datanode_is_decommissioned_while_the_leader_dies(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
         containers = {block.container_id for block in client.key_info("vol1", "bucket1", "k1").info.blocks}
@@ -203,7 +205,7 @@ def read_back(client: Client) -> bool:
 
 def test_blocks_are_deleted_down_to_their_files_whoever_leads(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         for number in range(6):
             write(client, f"k{number}")
@@ -232,15 +234,17 @@ def test_blocks_are_deleted_down_to_their_files_whoever_leads(stack: TestStack) 
 
 def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
     stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
-    with client_of(stack.settings) as client:
+    with client_of(stack.settings, operator=True) as client:
         begin(client)
         data = write(client, "k1")
-        first = usable(stack)[0]
-        client.call(RetirePipeline(partition=first["partition"], reason="a test"))
+        before = {(row["partition"], row["generation"]) for row in usable(stack)}
+        client.call(RetirePipeline(partition=usable(stack)[0]["partition"], reason="a test"))
         stack.wait(
-            "another in its place",
-            lambda: any(row["partition"] > first["partition"] and row["usable"] for row in stack.pipelines()),
+            "another generation, or another, in its place",
+            lambda: {(row["partition"], row["generation"]) for row in usable(stack)} - before,
         )
+        assert read(client, "k1") == data
+        assert read_back(client)
         client.call(SetDatanodeState(datanode="dn2", state="ENTERING_MAINTENANCE"))
         stack.wait("dn2 in maintenance", lambda: stack.datanode("dn2").get("state") == "IN_MAINTENANCE")
         stack.stop_datanode("dn2")
@@ -255,3 +259,44 @@ def test_maintenance_and_an_operators_close(stack: TestStack) -> None:
         client.call(RetirePipeline(partition=usable(stack)[0]["partition"], reason="a test"))
         stack.wait("it takes blocks again", lambda: any("dn2" in members(row) for row in usable(stack)))
         assert read(client, "k1") == data
+
+
+def test_datanodes_that_start_at_each_others_ports_are_found(stack: TestStack) -> None:
+    """And at new ones: nobody is asked where it was when its pipeline was opened, least of all whoever is there now."""
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    with client_of(stack.settings) as client:
+        begin(client)
+        written = {f"k{number}": write(client, f"k{number}") for number in range(4)}
+    before = {one["datanode"]: one["address"] for row in stack.pipelines() for one in row["members"]}
+    for name in list(stack.datanodes):
+        stack.stop_datanode(name)
+    datanodes = stack.settings.datanodes
+    ports = [datanodes[1].port, datanodes[2].port, *free_ports(len(datanodes) - 2)]
+    moved = tuple(replace(one, port=port) for one, port in zip(datanodes, ports, strict=True))
+    stack.settings = replace(stack.settings, datanodes=moved)
+    stack.settings_file.write_text(stack.settings.to_toml())
+    for one in moved:
+        stack.start_datanode(one.name)
+    found = {one.name: one.address for one in moved}
+
+    def all_named() -> bool:
+        rows = [row for name in stack.nodes for row in stack.pipelines(name)]
+        return all(found[one["datanode"]] == one["address"] for row in rows for one in row["members"])
+
+    stack.wait("every node names the new addresses", all_named)
+    assert not set(before.items()) & set(found.items())
+    stack.wait("pipelines that take blocks", lambda: len(usable(stack)) >= 2)
+    with client_of(stack.settings) as client:
+        for key, data in written.items():
+            assert read(client, key) == data
+        written["after"] = write(client, "after")
+        assert read(client, "after") == written["after"]
+    # A member fetches what it lacks from the others, where they are now.
+    stack.stop_datanode("dn1")
+    files = {path: path.read_bytes() for path in stack.settings.datanode_config("dn1").data_dir.rglob("*.block")}
+    assert files
+    for path in files:
+        path.unlink()
+    stack.start_datanode("dn1")
+    stack.wait("it has its blocks again", lambda: all(path.exists() for path in files))
+    stack.wait("and they are right", lambda: {path: path.read_bytes() for path in files} == files)

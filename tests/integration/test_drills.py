@@ -139,7 +139,7 @@ def test_replays_and_states_of_the_past(cluster: Cluster, tmp_path: Path) -> Non
     assert "a bare replay from offset 5 is refused" in refused.stdout
     assert "stratolog admin prepare" in refused.stdout
     # With a checkpoint, from behind it.
-    with client_of(cluster.settings) as client:
+    with client_of(cluster.settings, operator=True) as client:
         client.call(Prepare(shard=SHARD, checkpoint="drill-base"))
         client.call(CancelPrepare(shard=SHARD))
     written(cluster, volume_name("later", SHARD, SHARDS))

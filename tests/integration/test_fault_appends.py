@@ -48,6 +48,7 @@ from stratolog.local.processes import wait_until
 from stratolog.local.topics import REPLICATED, TopicPlan, ensure_topics
 from tests.support.faults import PATIENCE_S, RawClient, log_topic_id
 from tests.support.judged_log import read_log, unsigned
+from tests.support.secret import SECRET
 from tests.support.stack import LocalKafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -156,7 +157,7 @@ class OneLeader:
         self.replica = Replica(identity, OM_FAMILIES, self.store, threading.RLock())
         clock = SystemClock()
         self.outbox = KafkaOutbox(kafka.bootstrap_servers, clock, print, print)
-        gateway = Gateway(shard=0, node="om1")
+        gateway = Gateway(shard=0, node="om1", secret=SECRET)
         self.loop = LeaderLoop(
             self.replica, self.log, OMService(Contexts(shard=0, shards=1, pipelines=("p1",))),
             Limits(max_batch_requests=1, max_in_flight=IN_FLIGHT),

@@ -270,7 +270,7 @@ def test_an_empty_disk_replays_the_log(stack: TestStack, client: Client, fault_r
     stack.wait_converged()
     victim = bystander(stack)
     stack.stop_node(victim)
-    shutil.rmtree(stack.settings.node_config(victim).data_dir)
+    shutil.rmtree(stack.settings.node_folder(victim))
     stack.start_node(victim)
     assert_all_agree(stack, load)
     for shard in range(SHARDS):

@@ -89,7 +89,7 @@ def change_row(stack: TestStack, nodes: Sequence[str], row: bytes) -> tuple[byte
 def rebuild(stack: TestStack, node: str) -> None:
     """Give a node an empty disk; it replays the log."""
     stack.kill_node(node)
-    shutil.rmtree(stack.settings.node_config(node).data_dir)
+    shutil.rmtree(stack.settings.node_folder(node))
     stack.start_node(node)
     stack.wait_converged()
 

@@ -149,7 +149,7 @@ def test_nodes_describe_themselves(stack: TestStack) -> None:
         metrics = stack.get(node, "/metrics").text
         for shard in range(SHARDS):
             view = stack.shard(node, shard)
-            assert f'stratolog_applied_index{{node="{node}",shard="{shard}"}} {view["applied_index"]}' in metrics
+            assert f'stratolog_applied_index{{node="{node}",shard="{shard}"}} {view["applied_index"]}.0' in metrics
             assert (view["role"] == "leader") == (view["leader"] == node)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import pytest
+from confluent_kafka import Producer
 
 from producers import Client, RequestFailed
 from producers.keys import fit_blocks
@@ -15,10 +17,26 @@ from replicated_db.retry import REQUEST_LIFETIME_MS
 from schemas import result_codes as codes
 from schemas.codec import decode_as, encode
 from schemas.column_families import RETRY_TABLE
+from schemas.datanode import Member
 from schemas.envelopes import MAX_ENVELOPE_MESSAGES, enveloped_requests
-from schemas.messages import CreateBucket, CreateKey, CreateVolume, Requests, Response
+from schemas.messages import (
+    AddNode,
+    CreateBucket,
+    CreateKey,
+    CreatePipeline,
+    CreateVolume,
+    LogDigestBase,
+    Prepare,
+    PurgeBlocks,
+    RemoveNode,
+    Requests,
+    Response,
+    SetDatanodeState,
+    SetRequestMode,
+)
+from schemas.privilege import ClusterSecret
 from schemas.registry import MARKER
-from schemas.topics import MAX_REQUEST_BYTES
+from schemas.topics import MAX_REQUEST_BYTES, OM_AUDIT, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, OM_VERDICTS
 from tests.support.faults import (
     RawClient,
     RejectedTap,
@@ -27,6 +45,7 @@ from tests.support.faults import (
     put_key,
 )
 from tests.support.judged_log import read_log
+from tests.support.odd_records import append_with_bad_header
 from tests.support.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
@@ -290,3 +309,119 @@ def test_nothing_has_stopped(stack: TestStack, client: Client) -> None:
         assert any(cf == RETRY_TABLE for cf, _ in log.rows())
         assert not any(stack.shard(name, shard)["flagged"] for name in stack.names)
     assert read_log(stack.settings.bootstrap_servers, 0).position.term >= 1
+
+
+# ---------------------------------------------------------------------------------------------------------- strangers
+
+
+def privileged(stack: TestStack, shard: int) -> dict[str, Any]:
+    """Return one request of each kind; each would change something, or flag every replica."""
+    index = stack.shard(stack.wait_leader(shard), shard)["applied_index"]
+    return {
+        "digest base": LogDigestBase(shard=shard, index=index, slots=[1], sums=[1], basis="oracle"),
+        "member": AddNode(shard=shard, node="evil"),
+        "no member": RemoveNode(shard=shard, node="om3"),
+        "prepare": Prepare(shard=shard, checkpoint="evil"),
+        "mode": SetRequestMode(shard=shard, request_type="CreateKey", mode="late"),
+        "pipeline": CreatePipeline(
+            partition=255, members=[Member(datanode="d", address="a", http_address="h", rack="/r")]
+        ),
+        "datanode": SetDatanodeState(datanode="dn1", state="DECOMMISSIONING"),
+        "purge": PurgeBlocks(shard=shard, rows=[b"/v/b/k/1"]),
+    }
+
+
+def test_a_stranger_gets_nothing_done(stack: TestStack, raw: RawClient, client: Client, fault_round: int) -> None:
+    """Without a proof, with one of another secret, with one of another request, and in an envelope, whose requests have none."""
+    before = data_digest(stack)
+    other = ClusterSecret(b"the secret of some other cluster, or a guess")
+    asked = []
+    for body in privileged(stack, 0).values():
+        for secret in (None, other):
+            raw.secret = secret
+            asked.append(request := raw.request(body))
+            raw.send(encode(request), shard=0)
+    raw.secret = stack.settings.secret()
+    asked += (enveloped := [raw.request(body) for body in privileged(stack, 0).values()])
+    raw.send(encode(Requests(requests=[encode(request) for request in enveloped])), shard=0)
+    for request in asked:
+        response = decode_as(Response, raw.wait_answers(request.call_id, 1)[0])
+        assert (response.status, response.index) == (codes.PERMISSION_DENIED, -1), request.body
+    raw.secret = None
+    with pytest.raises(RequestFailed, match="PERMISSION_DENIED"), stack.client(cluster_secret=None) as stranger:
+        stranger.call(RemoveNode(shard=0, node="om3"))
+    assert data_digest(stack) == before
+    assert {stack.shard(name, 0)["flagged"] for name in stack.names} == {False}
+    client.create_volume(fresh_volume(0, SHARDS))
+
+
+def test_an_operators_wrong_digest_base_is_refused(
+    stack: TestStack, raw: RawClient, client: Client, fault_round: int
+) -> None:
+    stack.wait_converged()
+    index = stack.shard(stack.wait_leader(0), 0)["applied_index"]
+    with pytest.raises(RequestFailed, match="DIGESTS_DIFFER: .* Nothing was logged"):
+        client.log_digest_base(0, index, slots=[1], sums=[1], basis="oracle")
+    raw.secret = stack.settings.secret()
+    body = LogDigestBase(shard=0, index=index + 1, slots=[1], sums=[1], basis="oracle")
+    assert raw.call(body, shard=0).status == codes.DIGESTS_DIFFER, "a proof lets it come so far"
+    client.create_volume(fresh_volume(0, SHARDS))
+    assert {stack.shard(name, 0)["flagged"] for name in stack.names} == {False}
+
+
+def test_http_calls_of_strangers_are_refused(stack: TestStack, fault_round: int) -> None:
+    leader = stack.wait_leader(0)
+    other = next(name for name in stack.names if name != leader)
+    url = f"http://{stack.address(leader)}/v1/shards/0"
+    term = stack.shard(leader, 0)["term"]
+    parameters = {"node": other, "address": stack.address(other), "owner": leader}
+    foreign: dict[str, Any] = {"headers": {"Origin": "https://evil.example"}, "auth": stack.settings.secret().sign}
+    for what in ("transfer", "borrow", "renew", "give-back", "read-index"):
+        for how in ({}, foreign, {"auth": ClusterSecret(b"of another cluster" * 2).sign}):
+            answer = httpx.post(f"{url}/{what}", params=parameters, timeout=30, trust_env=False, **how)
+            assert (answer.status_code, answer.json()["error"]) == (403, codes.PERMISSION_DENIED)
+    rebound = httpx.get(f"http://{stack.address(leader)}/v1/volumes", headers={"Host": "evil.example"}, trust_env=False)
+    assert rebound.status_code == 403
+    assert stack.get(other, "/v1/volumes").status_code == 200, "a linearizable read: nodes ask each other with a proof"
+    assert (stack.wait_leader(0), stack.shard(leader, 0)["term"]) == (leader, term)
+
+
+def test_no_record_on_any_topic_ends_a_node(stack: TestStack, raw: RawClient, client: Client, fault_round: int) -> None:
+    """Null values and keys, keys without end, headers of any kind: on every topic but the log, anybody may have written them."""
+    servers = stack.settings.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
+    headers: list[Any] = [[], [("flagged", b"0")], [("flagged", None), ("flagged", b"0")], [("", b""), ("proof", b"x")]]
+    for topic in (OM_REQUESTS, OM_RESPONSES, OM_AUDIT, OM_REJECTED, OM_VERDICTS):
+        for key in (None, b"", b"0/om2", b"9" * 5_000 + b"/om2", b"\xff", client.pipeline.client_id):
+            for head in headers:
+                producer.produce(topic, None, key, partition=0, headers=head)
+    assert producer.flush(30) == 0
+    for topic in (OM_REQUESTS, OM_RESPONSES, OM_AUDIT):
+        append_with_bad_header(servers, topic, 0, [b"one", b"two"])
+    refused = raw.request(AddNode(shard=0, node="evil"))
+    append_with_bad_header(servers, OM_REQUESTS, 0, [encode(refused)])
+    assert decode_as(Response, raw.wait_answers(refused.call_id, 1)[0]).status == codes.PERMISSION_DENIED
+    for shard in range(SHARDS):
+        client.create_volume(fresh_volume(shard, SHARDS))
+    stack.wait_converged()
+    assert all(process.is_running() for process in stack.nodes.values())
+    assert len(stack.nodes) == len(stack.names)
+
+
+def test_a_strangers_open_transaction_holds_nothing_up(stack: TestStack, client: Client, fault_round: int) -> None:
+    servers = stack.settings.bootstrap_servers
+    producer = Producer(
+        {"bootstrap.servers": servers, "transactional.id": f"evil-{fault_round}", "transaction.timeout.ms": 600_000}
+    )
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for topic in (OM_REQUESTS, OM_RESPONSES, OM_AUDIT):
+        producer.produce(topic, b"nothing", partition=0)
+    assert producer.flush(30) == 0
+    try:
+        client.create_volume(fresh_volume(0, SHARDS))
+        stack.wait_led()
+    finally:
+        producer.abort_transaction(30)
+    client.create_volume(fresh_volume(0, SHARDS))
+    stack.wait_converged()

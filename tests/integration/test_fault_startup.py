@@ -11,6 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from producers import Client
 from replicated_db.process import EXIT_FATAL
 from schemas.topics import LOG_SETTINGS, OM_LOG, OM_REQUESTS, REQUEST_SETTINGS
+from stratolog.errors import EXIT_USAGE
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
@@ -42,6 +43,7 @@ def alter(kafka: LocalKafka, topic: str, setting: str, value: str) -> None:
         (OM_LOG, "retention.ms", "86400000", LOG_SETTINGS["retention.ms"]),
         (OM_LOG, "cleanup.policy", "compact", LOG_SETTINGS["cleanup.policy"]),
         (OM_REQUESTS, "message.timestamp.type", "CreateTime", REQUEST_SETTINGS["message.timestamp.type"]),
+        (OM_REQUESTS, "compression.type", "producer", "uncompressed"),
     ],
 )
 def test_a_wrong_topic_setting(stack: TestStack, topic: str, setting: str, wrong: str, right: str) -> None:
@@ -52,6 +54,18 @@ def test_a_wrong_topic_setting(stack: TestStack, topic: str, setting: str, wrong
         alter(stack.kafka, topic, setting, right)
     assert status == EXIT_FATAL
     assert f"topic {topic}: {setting} must be {right}, not {wrong}" in output
+    assert "Traceback" not in output
+
+
+def test_no_secret(stack: TestStack) -> None:
+    path = stack.settings.secret_file
+    aside = path.rename(path.with_name("aside"))
+    try:
+        status, output = run_to_its_end(stack, "om1")
+    finally:
+        aside.rename(path)
+    assert status == EXIT_USAGE
+    assert f"setting 'cluster_secret_file': {path} does not exist: 'stratolog up' makes one" in output
     assert "Traceback" not in output
 
 

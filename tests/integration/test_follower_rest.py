@@ -13,7 +13,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import NewTopic
 
 from replicated_db.follower import make_app, place_group
+from replicated_db.process import when_brokers_answer
 from stratolog.local.processes import free_ports, wait_until
+from tests.support.odd_records import append_with_bad_header
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
@@ -32,7 +34,11 @@ class Fetched:
             name, bootstrap_servers=kafka.bootstrap_servers, host="127.0.0.1", port=free_ports(1)[0], data_dir=folder,
             fatal=self.errors.append,
         )  # fmt: skip
-        place_group(kafka.bootstrap_servers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2)
+        when_brokers_answer(
+            lambda: place_group(
+                kafka.bootstrap_servers, name, log_topic=LOG, audit_topic=AUDIT, replicas={}, partitions=2
+            )
+        )
         self.transport: Any = cast("Any", self.app.transport)
         self.wanted = 0
         self.transport.next_offset = self.next_offset
@@ -128,3 +134,34 @@ def test_a_partition_that_rests_before_the_follower_starts(fetched: Fetched, app
     append(RESTING, 1)
     assert wait_until(lambda: len(fetched.offsets[RESTING]) >= 1, 30)
     assert fetched.offsets[RESTING][0] == 0
+
+
+def test_a_record_that_cannot_be_read_is_passed_by(
+    fetched: Fetched, append: Callable[[int, int], None], kafka_broker: LocalKafka
+):
+    """Anybody may write reports; that aiokafka reads no header whose name is no UTF-8 must end no node."""
+    fetched.start()
+    append(OTHER, 1)
+    assert wait_until(lambda: len(fetched.offsets[OTHER]) >= 1, 60)
+    first = fetched.offsets[OTHER][-1] + 1
+    for _ in range(2):
+        append_with_bad_header(kafka_broker.bootstrap_servers, LOG, OTHER, [b"in", b"one", b"batch"])
+    append(OTHER, 2)
+    assert wait_until(lambda: fetched.offsets[OTHER][-1] == first + 7, 60), fetched.offsets
+    assert fetched.offsets[OTHER][-2:] == [first + 6, first + 7]
+    assert not fetched.errors
+
+
+def test_a_record_of_a_log_that_cannot_be_read_ends_the_node(
+    kafka_broker: LocalKafka, append: Callable[[int, int], None], tmp_path: Path
+):
+    follower = Fetched(kafka_broker, tmp_path, "follower-bad-log")
+    try:
+        follower.start()
+        append(RESTING, 1)
+        assert wait_until(lambda: len(follower.offsets[RESTING]) >= 1, 60)
+        append_with_bad_header(kafka_broker.bootstrap_servers, LOG, RESTING, [b"bad"])
+        assert wait_until(lambda: bool(follower.errors), 30)
+        assert "a header that is no UTF-8" in str(follower.errors[0])
+    finally:
+        follower.stop()

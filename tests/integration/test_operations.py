@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from prometheus_client.parser import text_string_to_metric_families
 
 from om_processors.service import OM_FAMILIES
 from om_processors.write_audit import FILE_NAME
@@ -208,7 +208,7 @@ def test_a_leader_whose_disk_hangs_gives_up_all_leadership(stack: TestStack, cli
     move(stack.settings, 0, victim)
     move(stack.settings, 1, victim)
     load = load_on_all_shards(client)
-    hang = hanging_node.hang_file(stack.settings.node_config(victim).data_dir / "shard-0")
+    hang = hanging_node.hang_file(stack.settings.node_folder(victim) / "shard-0")
     with load:
         for volume in load.journals:
             load.wait_more(volume, MORE_KEYS)
@@ -275,17 +275,18 @@ def test_a_full_queue_refuses_and_clients_get_through_all_the_same(stack: TestSt
 def requests_counted(stack: TestStack) -> Counter[tuple[str, str]]:
     """Return (type, result) -> requests, summed over nodes and shards."""
     counted: Counter[tuple[str, str]] = Counter()
-    pattern = re.compile(r'stratolog_requests_total\{.*type="(\w+)",result="(\w+)"\} (\d+)')
     for name in stack.nodes:
-        for kind, result, number in pattern.findall(stack.get(name, "/metrics").text):
-            counted[kind, result] += int(number)
+        for metric in text_string_to_metric_families(stack.get(name, "/metrics").text):
+            for sample in metric.samples:
+                if sample.name == "stratolog_requests_total":
+                    counted[sample.labels["type"], sample.labels["result"]] += int(sample.value)
     return counted
 
 
 def audit_lines(stack: TestStack, volume: str) -> list[dict[str, Any]]:
     lines = []
     for name in stack.names:
-        text = (stack.settings.node_config(name).data_dir / FILE_NAME).read_text()
+        text = (stack.settings.node_folder(name) / FILE_NAME).read_text()
         lines += [{**json.loads(line), "file": name} for line in text.splitlines() if f'"{volume}"' in line]
     return lines
 
@@ -348,7 +349,7 @@ def test_prepare_refuses_writes_and_checkpoints_every_replica(
         assert {shard: view["applied_index"] for shard, view in views.items()} == {o["shard"]: o["index"] for o in done}
         for node in stack.names:
             for shard in range(SHARDS):
-                folder = stack.settings.node_config(node).data_dir / f"shard-{shard}.checkpoints" / name
+                folder = stack.settings.node_folder(node) / f"shard-{shard}.checkpoints" / name
                 with closing(RocksStore(folder, OM_FAMILIES.names)) as checkpoint:
                     stored = checkpoint.get(TRANSACTION_INFO, POSITION_KEY)
                     assert stored is not None

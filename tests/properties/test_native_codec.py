@@ -9,15 +9,17 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from io import BytesIO
 from typing import Any
 
 import pytest
+from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas import codec, compiler, decompiler
 from schemas.registry import registry
-from tests.golden.avro_values import data
+from tests.golden.avro_values import Schema, data
 from tests.properties.test_replicated_codec import SCHEMAS, value_of
 
 C_COMPILER = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split(maxsplit=1)[0])
@@ -46,6 +48,12 @@ FOREIGN: tuple[Any, ...] = (
     object(),
 )
 Attempt = tuple[str, Any]
+SIXTEEN = {"type": "fixed", "name": "Sixteen", "size": 16}
+WIDE = {
+    name: Schema(parse_schema(json.loads(json.dumps(found).replace('"int"', '"long"'))))
+    for name, found in PARSED.items()
+}
+"""The schemas with ``long`` for ``int``: what is written by them may not fit."""
 EXAMPLES = 15
 
 
@@ -73,6 +81,13 @@ def read(decoder: Callable[[bytes, int], tuple[Any, int]], body: bytes) -> Attem
     """Return what comes of reading a body, as ``codec.decode`` sees it: what does not end where it ends is refused."""
     kind, found = attempt(decoder, body, 0)
     return (kind, found[0]) if kind == "done" and found[1] == len(body) else ("refused", None)
+
+
+def encoded(schema: Any, datum: Any) -> bytes:
+    """Return a body as fastavro writes it."""
+    out = BytesIO()
+    schemaless_writer(out, schema, datum)
+    return out.getvalue()
 
 
 def test_the_codec_is_the_native_one():
@@ -106,6 +121,52 @@ def test_both_refuse_the_same_bytes(name: str, source: st.DataObject):
         for _ in range(source.draw(st.integers(1, 4))):
             body[source.draw(st.integers(0, len(body) - 1))] = source.draw(st.integers(0, 255))
     assert read(in_c(name)[1], bytes(body)) == read(in_python(name)[1], bytes(body))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+@settings(max_examples=2 * EXAMPLES, deadline=None)
+@given(source=st.data())
+def test_what_either_reads_both_can_write(name: str, source: st.DataObject):
+    """Numbers of up to 64 bits where the schema has ``int``, and damage: what is not refused can be written again."""
+    body = bytearray(encoded(WIDE[name].root, source.draw(data(WIDE[name], WIDE[name].root))))
+    for _ in range(source.draw(st.integers(0, 2))):
+        body[source.draw(st.integers(0, len(body) - 1))] = source.draw(st.integers(0, 255))
+    kind, record = read(in_c(name)[1], bytes(body))
+    assert (kind, record) == read(in_python(name)[1], bytes(body))
+    if kind == "done":
+        written = in_c(name)[0](record)
+        assert written == in_python(name)[0](record)
+        assert read(in_c(name)[1], written) == ("done", record)
+
+
+LONGEST = 1 << 31
+BEYOND_32_BITS = [LONGEST, -LONGEST - 1, 1 << 33, (1 << 63) - 1, -(1 << 63)]
+
+
+@pytest.mark.parametrize("number", BEYOND_32_BITS)
+def test_an_int_beyond_32_bits_is_refused_on_reading(number: int):
+    body = encoded(WIDE["Tick"].root, {"term": 1, "nonce": bytes(16), "seq": 1, "prev_chain": bytes(32)})
+    assert read(in_c("Tick")[1], body) == read(in_python("Tick")[1], body) != ("refused", None)
+    base = {"term": 1, "nonce": bytes(16), "seq": 1, "prev_chain": bytes(32), "index": 1, "basis": "x", "sums": [1]}
+    body = encoded(WIDE["DigestBase"].root, base | {"slots": [number]})
+    for _, decoder in (in_c("DigestBase"), in_python("DigestBase")):
+        with pytest.raises(ValueError, match=f"{number} does not fit in 32 bits"):
+            decoder(body, 0)
+
+
+@pytest.mark.parametrize("decoder", [in_c, in_python])
+def test_an_array_of_more_items_than_bytes_is_refused_at_once(decoder: Callable[[str], tuple[Any, Any]]):
+    """Not after as many items as memory has room for."""
+    schema = {
+        "type": "record",
+        "name": "Requests",
+        "fields": [{"name": "requests", "type": {"type": "array", "items": SIXTEEN}}],
+    }
+    module = native if decoder is in_c else decompiler
+    for count in (2, 1 << 40, 1 << 62):
+        body = compiler.encode_long(count) + bytes(20)
+        with pytest.raises((IndexError, ValueError)):
+            module.compile_decoder(schema, CLASSES)(body, 0)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

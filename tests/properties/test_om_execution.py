@@ -249,7 +249,9 @@ class Execution(RuleBasedStateMachine):
                 )  # fmt: skip
                 keys = queries.list_keys(view, entry["volume"], row["bucket"])["entries"]
                 assert [key["key"] for key in keys] == sorted(bucket.keys, key=str.encode)
-                for key in keys:
+                assert not any(key["blocks"] for key in keys), "listed keys come without them"
+                for listed in keys:
+                    key = queries.key_info(view, entry["volume"], row["bucket"], listed["key"])
                     expected = bucket.keys[key["key"]]
                     assert (
                         key["size"], key["owner"], len(key["blocks"]), key["creation_time_ms"],
@@ -263,7 +265,10 @@ class Execution(RuleBasedStateMachine):
     @invariant()
     def pipelines_and_datanodes(self):
         view, model = self.world.tables, self.model
-        rows = {row.partition: ([one.datanode for one in row.members], row.state) for row in tables.pipelines(view)}
+        rows = {
+            row.partition: ([one.datanode for one in row.members], row.state, row.generation)
+            for row in tables.pipelines(view)
+        }
         assert rows == model.pipelines
         assert {row.datanode: row.state for row in tables.datanodes(view)} == model.datanodes
 

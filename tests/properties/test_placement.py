@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from om_processors import placement
-from om_processors.placement import PIPELINES_PER_DATANODE
+from om_processors import pipeline_making, placement
+from om_processors.pipeline_making import MANY_PIPELINES, PIPELINES_PER_DATANODE
 from schemas.datanode_states import (
     CLOSED,
     DECOMMISSIONED,
@@ -17,7 +18,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     OPEN,
 )
-from tests.support.fleets import SmallCluster, container
+from tests.support.fleets import SmallCluster, container, pipeline_row
 
 RACKS = st.lists(st.sampled_from(["/r1", "/r2", "/r3"]), min_size=1, max_size=9).map(
     lambda racks: {f"dn{number}": rack for number, rack in enumerate(racks, start=1)}
@@ -81,7 +82,7 @@ def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str
     check(cluster)
     for row in cluster.rows.values():
         assert (row.state == CLOSED) == (row.partition in affected)
-    assert not placement.retirements(picture)
+    assert not pipeline_making.retirements(picture)
     serving = cluster.in_service()
     for found in picture.containers.values():
         row = cluster.rows[found.partition]
@@ -174,3 +175,66 @@ def test_what_is_allocated_is_on_healthy_datanodes(racks: dict[str, str], data: 
             assert row.state == OPEN
             for one in row.members:
                 assert picture.member(one.datanode).takes_blocks
+
+
+def restart(cluster: SmallCluster, names: list[str], turns: int) -> int:
+    """Have datanodes away until they are dead, then back; return in how many turns no pipeline took blocks."""
+    idle = 0
+    cluster.down |= set(names)
+    for _ in range(turns):
+        idle += not placement.choices(cluster.turn())
+    cluster.down -= set(names)
+    for _ in range(4):
+        cluster.turn()
+    return idle
+
+
+@pytest.mark.parametrize("datanodes", [3, 4, 5, 7, 12, pytest.param(20, marks=pytest.mark.slow)])
+def test_hundreds_of_rolling_restarts_leave_pipelines(datanodes: int):
+    cluster = SmallCluster(racks={f"dn{number}": f"/r{number % 3}" for number in range(datanodes)})
+    cluster.settle(20)
+    first = len(cluster.rows)
+    names = sorted(cluster.racks)
+    cluster.write(1000, 0)
+    holders = {one.datanode for one in cluster.rows[0].members}
+    for number in range(300):
+        idle = restart(cluster, [names[number % datanodes]], turns=13)
+        assert datanodes < 6 or idle == 0, "while one is away the others go on"
+        check(cluster)
+    assert placement.choices(cluster.settle(5))
+    assert len(cluster.rows) <= max(MANY_PIPELINES + 16, first), "partitions are saved"
+    assert max(row.generation for row in cluster.rows.values()) > 3
+    assert {name for name, held in cluster.holds.items() if 1000 in held} >= holders, "its blocks are where they were"
+    used = len(cluster.rows)
+    restart(cluster, names, turns=15)
+    assert placement.choices(cluster.settle(10)), "after all of them, too"
+    assert len(cluster.rows) == used
+
+
+def test_a_datanode_that_is_new_gets_a_pipeline_however_many_there_are():
+    cluster = SmallCluster(racks={f"dn{number}": "/r1" for number in range(7)})
+    for partition in range(MANY_PIPELINES):
+        cluster.rows[partition] = pipeline_row(partition, ["dn0", "dn1", "dn2"], CLOSED)
+    cluster.settle(20)
+    cluster.racks["new"] = "/r1"
+    for row in cluster.rows.values():
+        if row.state == OPEN:
+            cluster.rows[row.partition] = replace(row, state=CLOSED)
+    picture = cluster.settle(20)
+    assert picture.pipelines_of("new")
+
+
+@settings(max_examples=60, deadline=None)
+@given(racks=RACKS, data=st.data())
+def test_pipelines_come_back_whatever_goes_and_comes(racks: dict[str, str], data: st.DataObject):
+    cluster = SmallCluster(racks=racks)
+    cluster.settle(20)
+    for _ in range(data.draw(st.integers(1, 25))):
+        names = data.draw(st.lists(st.sampled_from(sorted(racks)), min_size=1, unique=True))
+        restart(cluster, names, data.draw(st.sampled_from([1, 4, 13])))
+        check(cluster)
+    could = bool(cluster.rows)
+    assert bool(placement.choices(cluster.settle(15))) == could
+    for row in cluster.rows.values():
+        follows = {cluster.follows[one.datanode].get(row.partition) for one in row.members if row.state == OPEN}
+        assert follows <= {row.generation}

@@ -16,6 +16,7 @@ from om_processors.gateway import Received
 from replicated_db.ports import AppendRefused, DeliveryReport, Entry, OffsetOutOfRange
 from schemas.log import RequestPosition
 from tests.simulation.scheduler import Scheduler
+from tests.support.secret import SECRET
 
 MAX_QUEUED = 64
 """More than any leader has in flight."""
@@ -155,7 +156,9 @@ class RequestPartition:
 
     def append(self, value: bytes) -> None:
         position = RequestPosition(offset=self.end + 1, leader_epoch=self.epoch, hash=xxh3_128_digest(value))
-        self.records.append((self.clock(), Received(offset=self.end, value=value, position=position)))
+        self.records.append(
+            (self.clock(), Received(offset=self.end, value=value, position=position, proof=SECRET.proof(value)))
+        )
 
     def at(self, offset: int) -> Received | None:
         return self.records[offset - self.first][1] if self.first <= offset < self.end else None

@@ -28,6 +28,7 @@ from schemas.messages import (
     SetDatanodeState,
     SetVolumeProperty,
 )
+from tests.support.secret import SECRET
 
 MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12
@@ -38,7 +39,7 @@ VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
 KEYS = ("a", "b", "c", "d")
 DATANODES = ("dn1", "dn2", "dn3", "dn4")
-PARTITIONS = (0, 1, 1, 2, 3, 256)
+PARTITIONS = (0, 0, 0, 1, 1, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
 
 
@@ -56,7 +57,7 @@ class Client:
     def __post_init__(self) -> None:
         self.calls = Calls(
             bytes([self.number]) * 16, caller=f"user{self.number}", reply_partition=self.number, shards=1,
-            policy=Policy(max_in_flight=MAX_IN_FLIGHT, deadline_ms=200_000), jitter=lambda: 0.0,
+            policy=Policy(max_in_flight=MAX_IN_FLIGHT, deadline_ms=200_000), jitter=lambda: 0.0, secret=SECRET,
         )  # fmt: skip
 
     def begin(self, body: RequestBody, now_ms: int, wall_ms: int) -> bytes | None:

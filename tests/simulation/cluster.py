@@ -33,6 +33,7 @@ from schemas.codec import encode
 from schemas.log import RequestPosition
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
+from tests.support.secret import SECRET
 
 CLUSTER = "simulated"
 NAMES = ("n1", "n2", "n3")
@@ -191,7 +192,7 @@ class Node:
         self.seen = seen
         self.ids = ids
         self.clock = Clock(scheduler)
-        self.gateway = Gateway(shard=0, node=name)
+        self.gateway = Gateway(shard=0, node=name, secret=SECRET)
         self.service = OMService(self._contexts())
         self.store = Store()
         self.replica: Replica
@@ -219,6 +220,7 @@ class Node:
         return Allocation(
             pipelines=tuple(numbered[moment % 2 :] + numbered[: moment % 2][moment // 2 % 2 :]),
             closed_containers=frozenset({full} if moment % 3 else ()),
+            generations={0: 1 + moment % 3},
         )
 
     # -- the process -------------------------------------------------------------------------------------------------

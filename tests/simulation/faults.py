@@ -145,7 +145,7 @@ class Faults:
         bodies = (
             AddNode(shard=0, node="n4"), RemoveNode(shard=0, node="n4"), Prepare(shard=0, checkpoint="upgrade"),
             CancelPrepare(shard=0), CancelPrepare(shard=0),
-            Finalize(shard=0, level=2 + (number >> 8) % 4), None,
+            Finalize(shard=0, level=2 + (number >> 8) % HIGHEST_LEVEL), None,  # one that is not known, too
         )  # fmt: skip
         self._operate(number, bodies[(number >> 2) % len(bodies)] or self._digest_base())
 

@@ -68,7 +68,7 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 4
+HIGHEST_LEVEL = 6
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
@@ -83,7 +83,7 @@ Row = tuple[str, bytes]
 def _gist(cf: str, row: Any) -> Any:
     """Return what the model knows of a row."""
     if isinstance(row, PipelineRow):
-        return [member.datanode for member in row.members], row.state
+        return [member.datanode for member in row.members], row.state, row.generation
     if isinstance(row, KeyInfo):
         return len(row.blocks) if cf == "deletedTable" else row.size
     return row.state

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from datanode_processors import node
 from datanode_processors.config import DatanodeConfig
+from tests.support.secret import SECRET
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
-    node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"])}))
+    node.run(DatanodeConfig(**{**options, "data_dir": Path(options["data_dir"]), "secret": SECRET}))

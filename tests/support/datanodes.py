@@ -47,7 +47,15 @@ from schemas.datanode import (
     WatchBlock,
 )
 from schemas.packets import CELL_BYTES, Kind
-from schemas.topics import BOUNDED_RETENTION_MS, DN_AUDIT, DN_HEARTBEATS, DN_LOG, LOG_SETTINGS, MAX_MESSAGE_BYTES
+from schemas.topics import (
+    BOUNDED_RETENTION_MS,
+    DN_AUDIT,
+    DN_HEARTBEATS,
+    DN_LOG,
+    LOG_SETTINGS,
+    MAX_MESSAGE_BYTES,
+    UNCOMPRESSED,
+)
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
 from tests.support.pausing import pause
 from tests.support.stack import LocalKafka
@@ -82,7 +90,7 @@ class Block:
 
 def create_topics(kafka: LocalKafka, *, partitions: int = 8, replication_factor: int = 1) -> None:
     """Create dn.log, dn.audit and dn.heartbeats with the contract's settings, unless they are there."""
-    bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES)}
+    bounded = {"retention.ms": str(BOUNDED_RETENTION_MS), "max.message.bytes": str(MAX_MESSAGE_BYTES), **UNCOMPRESSED}
     in_sync = {"min.insync.replicas": "2"} if replication_factor >= 3 else {}
     topics = [
         NewTopic(DN_LOG, partitions, replication_factor, config={**LOG_SETTINGS, **in_sync}),
@@ -293,11 +301,15 @@ class Datanodes:
             for name in names or self.names
         ]
 
-    def open_pipeline(self, partition: int = 0, names: Sequence[str] | None = None, *, wait: bool = True) -> str:
+    def open_pipeline(
+        self, partition: int = 0, names: Sequence[str] | None = None, *, wait: bool = True, generation: int = 1
+    ) -> str:
         """Open a pipeline on these datanodes (all); with ``wait``, return its leader's name once it leads."""
         members = self.members(names)
         self.pipelines[partition] = [member.datanode for member in members]
-        request = OpenPipeline(pipeline=f"pipeline-{partition}", partition=partition, generation=1, members=members)
+        request = OpenPipeline(
+            pipeline=f"pipeline-{partition}", partition=partition, generation=generation, members=members
+        )
         for member in members:
             self.ask(member.datanode, request)
         return self.wait_leader(partition) if wait else ""

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from om_processors import placement
+from om_processors import pipeline_making, placement, tables
+from om_processors.context import Prepared
 from om_processors.fleet import Fleet, Picture
-from om_processors.requests.fleet import pipeline_name
+from om_processors.requests.fleet import HANDLERS, pipeline_name
 from schemas.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.datanode_states import CLOSED, IN_SERVICE, OPEN
+from schemas.messages import CreatePipeline
 from schemas.rows import DatanodeRow
+from tests.support.dict_transaction import DictTables, DictTransaction
 
 TIMEOUT_MS = 10_000
 MIN_FREE_BYTES = 100
@@ -28,21 +31,21 @@ def heartbeat(name: str, rack: str = "/r1", **more: Any) -> Heartbeat:
     return Heartbeat(**(fields | more))
 
 
-def pipeline_row(partition: int, names: Iterable[str], state: str = OPEN) -> PipelineRow:
+def pipeline_row(partition: int, names: Iterable[str], state: str = OPEN, generation: int = 1) -> PipelineRow:
     members = [Member(datanode=name, address=f"{name}:1", http_address=f"{name}:2", rack="/r1") for name in names]
     return PipelineRow(
         pipeline=pipeline_name(partition),
         partition=partition,
-        generation=1,
+        generation=generation,
         members=members,
         state=state,
         opened_at_ms=0,
     )
 
 
-def report(partition: int, *, leading: bool = False, healthy: bool = True) -> PipelineReport:
+def report(partition: int, *, leading: bool = False, healthy: bool = True, generation: int = 1) -> PipelineReport:
     return PipelineReport(
-        partition=partition, generation=1, leading=leading, applied_index=0, healthy=healthy, fault=""
+        partition=partition, generation=generation, leading=leading, applied_index=0, healthy=healthy, fault=""
     )
 
 
@@ -64,7 +67,8 @@ class SmallCluster:
     states: dict[str, str] = field(default_factory=dict)
     rows: dict[int, PipelineRow] = field(default_factory=dict)
     holds: dict[str, dict[int, ContainerReport]] = field(default_factory=dict)
-    follows: dict[str, set[int]] = field(default_factory=dict)
+    follows: dict[str, dict[int, int]] = field(default_factory=dict)
+    """By datanode: the generations of the pipelines that it follows."""
     now_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -73,8 +77,11 @@ class SmallCluster:
     def beat(self) -> None:
         for name, rack in self.racks.items():
             if name not in self.down:
-                follows = sorted(self.follows.get(name, ()))
-                reports = [report(number, leading=self._leads(name, number)) for number in follows]
+                follows = sorted(self.follows.get(name, {}).items())
+                reports = [
+                    report(number, leading=self._leads(name, number), generation=generation)
+                    for number, generation in follows
+                ]
                 held = list(self.holds.get(name, {}).values())
                 self.fleet.hear(heartbeat(name, rack, pipelines=reports, containers=held), self.now_ms)
 
@@ -90,17 +97,15 @@ class SmallCluster:
         self.now_ms += TIMEOUT_MS // 10
         self.beat()
         picture = self.picture()
-        for retired in placement.retirements(picture):
+        for retired in pipeline_making.retirements(picture):
             self.rows[retired.partition] = replace(self.rows[retired.partition], state=CLOSED)
         for reached in placement.reached(picture):
             self.states[reached.datanode] = reached.state
-        created = placement.new_pipeline(picture, self.replicas)
+        created = pipeline_making.new_pipeline(picture, self.replicas)
         if created is not None:
-            assert created.partition not in self.rows
-            row = pipeline_row(created.partition, ())
-            self.rows[created.partition] = replace(row, members=created.members)
+            self.create(created)
         for row, node in placement.to_open(picture):
-            self.follows.setdefault(node.name, set()).add(row.partition)
+            self.follows.setdefault(node.name, {})[row.partition] = row.generation
         for found, members in placement.full_containers(picture, 1 << 30):
             assert members
             for member in members:
@@ -114,6 +119,21 @@ class SmallCluster:
                 copy.container_id, partition=copy.partition
             )
         return picture
+
+    def create(self, created: CreatePipeline) -> None:
+        """Carry out a CreatePipeline as the Object Manager does, which refuses what breaks its rules."""
+        tx = DictTransaction(DictTables(), 1)
+        for row in self.rows.values():
+            tables.put_pipeline(tx, row)
+        prepared = Prepared(
+            body=created, caller="", index=1, now_ms=self.now_ms, object_id=1, session_id=1, blocks=[]
+        )  # fmt: skip
+        handler = next(one for one in HANDLERS if one.body is CreatePipeline)
+        handler.check(created)
+        handler.apply(created, prepared, tx)
+        made = tables.get_pipeline(tx, created.partition)
+        assert made is not None
+        self.rows[created.partition] = made
 
     def settle(self, turns: int = 40) -> Picture:
         for _ in range(turns):

@@ -36,6 +36,13 @@ class Session:
     name: str
     key: Key
     bucket_born: int
+    lengths: list[int]
+    """Of its blocks, those apart that came by AllocateBlock: they follow ``first``."""
+    first: int
+
+    def used_by(self, size: int) -> int:
+        """Return how many blocks hold the first ``size`` bytes."""
+        return next(count for count in range(len(self.lengths) + 1) if sum(self.lengths[:count]) >= size)
 
 
 @dataclass
@@ -82,9 +89,10 @@ class Model:
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.deleted: dict[bytes, int] = {}
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
-        self.level = 4
-        """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on."""
-        self.pipelines: dict[int, tuple[list[str], str]] = {}
+        self.level = 6
+        """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
+        level 5 on, pipelines are opened again from level 6 on."""
+        self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
     def do(self, body: m.RequestBody, caller: str, index: int, now_ms: int) -> int:
@@ -131,16 +139,24 @@ class Model:
         refuse_unless(0 <= body.partition < 256 and len(names) == len(set(names)) >= 1, "INVALID_REQUEST")
         refuse_unless(all(names), "INVALID_REQUEST")
         self.needs(3)
-        refuse_unless(body.partition not in self.pipelines, "PIPELINE_ALREADY_EXISTS")
+        generation = 1
+        if body.partition in self.pipelines:
+            known, state, before = self.pipelines[body.partition]
+            again = state == "CLOSED" and set(known) == set(names) and self.level >= 6
+            refuse_unless(again, "PIPELINE_ALREADY_EXISTS")
+            names, generation = known, before + 1
+        else:
+            refuse_unless(set(range(body.partition)) <= self.pipelines.keys(), "INVALID_REQUEST")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
-        self.pipelines[body.partition] = (names, "OPEN")
+        self.pipelines[body.partition] = (names, "OPEN", generation)
 
     def RetirePipeline(self, body: m.RetirePipeline, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(0 <= body.partition < 256, "INVALID_REQUEST")
         self.needs(3)
         refuse_unless(body.partition in self.pipelines, "PIPELINE_NOT_FOUND")
-        self.pipelines[body.partition] = (self.pipelines[body.partition][0], "CLOSED")
+        names, _, generation = self.pipelines[body.partition]
+        self.pipelines[body.partition] = (names, "CLOSED", generation)
 
     def SetDatanodeState(self, body: m.SetDatanodeState, caller: str, index: int, now_ms: int) -> None:
         before = self.datanodes.get(body.datanode, "IN_SERVICE")
@@ -242,12 +258,22 @@ class Model:
         self.fits(bucket, body.key, body.size)
         blocks = min(PREALLOCATED, -(-body.size // self.block_bytes))
         key = Key(body.size, caller, blocks, now_ms, now_ms, index)
-        self.sessions[body.volume, body.bucket, index << 8 | 255] = Session(body.key, key, bucket.born)
+        self.sessions[body.volume, body.bucket, index << 8 | 255] = Session(
+            body.key, key, bucket.born, [self.block_bytes] * blocks, blocks
+        )
         return blocks
 
     def AllocateBlock(self, body: m.AllocateBlock, caller: str, index: int, now_ms: int) -> int:
         session = self.session(body)
-        self.fits(self.bucket(body), body.key, session.key.size)
+        bucket, length = self.bucket(body), self.block_bytes
+        self.fits(bucket, body.key, session.key.size)
+        if self.level >= 5 and bucket.bytes_quota > 0:
+            replaced = bucket.keys.get(body.key)
+            others = bucket.used() - (replaced.size if replaced else 0)
+            room = bucket.bytes_quota - others - session.key.size - sum(session.lengths[session.first :])
+            refuse_unless(room > 0, "QUOTA_EXCEEDED")
+            length = min(length, room)
+        session.lengths.append(length)
         session.key.blocks += 1
         session.key.modified_ms = now_ms
         return 1
@@ -257,9 +283,9 @@ class Model:
         session, bucket = self.session(body), self.bucket(body)
         if body.blocks:
             refuse_unless(sum(block.length for block in body.blocks) == body.size, "INVALID_REQUEST")
-        refuse_unless(body.size <= session.key.blocks * self.block_bytes, "INVALID_REQUEST")
+        refuse_unless(body.size <= sum(session.lengths), "INVALID_REQUEST")
         self.fits(bucket, body.key, body.size)
-        blocks = len(body.blocks) or -(-body.size // self.block_bytes)
+        blocks = len(body.blocks) or session.used_by(body.size)
         replaced = bucket.keys.get(body.key)
         self.retire(body, index, session.key.blocks - blocks)
         if replaced:

@@ -21,6 +21,7 @@ import httpx
 from confluent_kafka.admin import AdminClient
 
 from producers import Client
+from stratolog.cluster_secret import make_secret
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
@@ -154,6 +155,7 @@ class TestStack:
             **settings,
         )
         self.settings_file = folder / "stratolog.toml"
+        make_secret(self.settings.secret_file)
         self.nodes: dict[str, Process] = {}
         self.datanodes: dict[str, Process] = {}
         self.launchers: dict[str, tuple[str, ...]] = {}
@@ -313,7 +315,9 @@ class TestStack:
 
     def client(self, **options: Any) -> Client:
         """Return a client of the SDK that reads from all nodes; close it."""
-        return Client(self.settings.bootstrap_servers, read_from=[self.address(name) for name in self.names], **options)
+        urls = [self.address(name) for name in self.names]
+        options = {"cluster_secret": self.settings.secret(), **options}
+        return Client(self.settings.bootstrap_servers, read_from=urls, **options)
 
     def leaders(self, shard: int) -> list[str]:
         """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""

@@ -35,15 +35,15 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
 
 REPLICATED_DB_SHELL = frozenset(
     {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "logs", "process", "reports", "shard_pages",
-        "startup",
+        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "http_guard", "logs", "metrics", "node_web", "process",
+        "reports", "scan_threads", "shard_pages", "startup",
     }
 )  # fmt: skip
 """Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
 
 PURE_STANDARD = frozenset(
     {
-        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq",
+        "__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq", "hmac",
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip
@@ -70,12 +70,34 @@ def pure_modules() -> list[Path]:
     ]
     helpers = [
         ROOT / "om_processors" / f"{name}.py"
-        for name in ("context", "execute", "fleet", "ids", "late", "names", "placement", "quota", "tables")
+        for name in (
+            "context",
+            "execute",
+            "fleet",
+            "ids",
+            "late",
+            "names",
+            "pipeline_making",
+            "placement",
+            "quota",
+            "tables",
+        )
     ]
     clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
     datanodes = [
         ROOT / "datanode_processors" / f"{name}.py"
-        for name in ("agenda", "block_service", "checksums", "digests", "election", "errors", "limits", "stream")
+        for name in (
+            "agenda",
+            "away",
+            "block_service",
+            "checksums",
+            "digests",
+            "election",
+            "errors",
+            "limits",
+            "repairs",
+            "stream",
+        )
     ]
     audit = [ROOT / "spark_streaming" / f"{name}.py" for name in ("matching", "peers", "reading", "scans")]
     return [*core, *requests, *operations, *helpers, *clients, *datanodes, *audit]

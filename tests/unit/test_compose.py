@@ -22,6 +22,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 NODES = ("om1", "om2", "om3")
 DATANODES = ("dn1", "dn2", "dn3")
+SECRET_VOLUME = "cluster-secret"
 OUR_IMAGE = [name for name, service in SERVICES.items() if "build" in service]
 
 
@@ -96,7 +97,26 @@ def test_a_datanode_runs_under_its_name_and_is_reached_by_it(name: str) -> None:
 
 def test_every_volume_is_declared_and_used_once() -> None:
     used = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
-    assert sorted(used) == sorted(COMPOSE["volumes"])
+    assert sorted([*(volume for volume in used if volume != SECRET_VOLUME), SECRET_VOLUME]) == sorted(
+        COMPOSE["volumes"]
+    )
+
+
+def test_all_members_have_the_secret_that_one_service_makes() -> None:
+    """It is in a volume that only the members share; the image makes its directory, so that the volume is the user's."""
+    users = {
+        name: [v for v in service.get("volumes", []) if v.startswith(SECRET_VOLUME)]
+        for name, service in SERVICES.items()
+    }
+    folder = str(load_settings(environment=SERVICES["om1"]["environment"]).secret_file.parent)
+    members = {name: [f"{SECRET_VOLUME}:{folder}:ro"] for name in (*NODES, *DATANODES)}
+    assert {name: found for name, found in users.items() if found} == {
+        "topics": [f"{SECRET_VOLUME}:{folder}"],
+        **members,
+    }
+    assert SERVICES["topics"]["command"][0].startswith("stratolog admin make-secret && ")
+    assert "topics" in {*SERVICES["om1"]["depends_on"]} & {*SERVICES["dn1"]["depends_on"]}
+    assert re.search(rf"mkdir -p .*{folder} && chown stratolog .*{folder}\n", dockerfile())
 
 
 def test_ports_are_the_machines_own_only() -> None:

@@ -64,7 +64,7 @@ def _fill(path: Path) -> None:
 
 
 def _disk(stack: TestStack) -> Path:
-    return stack.settings.node_config(VICTIM).data_dir
+    return stack.settings.node_folder(VICTIM)
 
 
 @contextmanager

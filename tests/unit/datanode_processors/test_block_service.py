@@ -17,12 +17,14 @@ from datanode_processors.block_service import (
     OPEN,
     BlockService,
     block_row,
+    check_members,
     chunk_key,
     containers_of,
     is_closed,
     pipeline_row,
 )
 from datanode_processors.checksums import checksums_of
+from datanode_processors.errors import BlockError
 from replicated_db.memory import MemoryStore
 from replicated_db.overlay import Overlay
 from replicated_db.service import Proposal, Refusal
@@ -151,7 +153,60 @@ def test_members_may_move_but_not_change():
     assert row.members[0].address == "a:99"
     assert refused(world.ask(opening("a", "b"))) == codes.INVALID_REQUEST
     assert refused(world.ask(opening("b", "a", "c"))) == codes.INVALID_REQUEST
-    assert refused(world.ask(opening("a", "b", "c", generation=2))) == codes.INVALID_REQUEST
+    assert refused(world.ask(opening("a", "b", generation=2))) == codes.INVALID_REQUEST
+
+
+def state_of(world: World) -> tuple[int, str]:
+    row = pipeline_row(world.overlay)
+    assert row is not None
+    return row.generation, row.state
+
+
+def close(generation: int) -> ClosePipeline:
+    return ClosePipeline(partition=PARTITION, generation=generation)
+
+
+def test_a_closed_pipeline_is_opened_again_as_a_later_generation():
+    world = World()
+    world.ask(put(100))
+    world.ask(close(1))
+    assert isinstance(world.ask(opening("a", "b", "c", generation=2)), Accepted)
+    assert state_of(world) == (2, OPEN)
+    assert refused(world.ask(close(1))) == codes.INVALID_REQUEST, "one that came late"
+    assert refused(world.ask(opening("a", "b", "c"))) == codes.INVALID_REQUEST
+    assert state_of(world) == (2, OPEN)
+    assert refused(world.ask(put(200))) == codes.CONTAINER_CLOSED, "so is a late PutBlock"
+    assert isinstance(world.ask(put(100)), BlockCommitted), "what is committed is answered"
+    assert isinstance(world.ask(put(7, container_id=CONTAINER + 256)), BlockCommitted)
+    assert isinstance(world.ask(delete(LOCAL)), BlocksDeleted)
+    assert refused(world.ask(put(200))) == codes.BLOCK_DELETED
+    assert isinstance(world.ask(opening("a", "b", "c", generation=2)), Accepted)
+    assert world.operations == 0
+
+
+def test_a_generation_that_follows_an_open_one_closes_its_containers():
+    """The Object Manager retired it and opened it again before any member had been told to close it."""
+    world = World()
+    world.ask(put(100))
+    world.ask(opening("a", "b", "c", generation=3))
+    assert state_of(world) == (3, OPEN)
+    assert is_closed(world.overlay, CONTAINER)
+
+
+def test_a_generation_that_is_closed_before_it_is_opened_is_not_opened():
+    world = World()
+    world.ask(put(100))
+    world.ask(close(2))
+    assert state_of(world) == (2, CLOSED)
+    assert is_closed(world.overlay, CONTAINER)
+    assert refused(world.ask(opening("a", "b", "c", generation=2))) == codes.PIPELINE_CLOSED
+    assert refused(world.ask(opening("a", "b", "c", generation=1))) == codes.INVALID_REQUEST
+    world.ask(close(2))
+    assert world.operations == 0
+    world.ask(close(4))
+    assert state_of(world) == (4, CLOSED)
+    assert world.operations == 1
+    assert isinstance(world.ask(opening("a", "b", "c", generation=5)), Accepted)
 
 
 @pytest.mark.parametrize("names", [(), ("a", "a"), tuple("abcdefgh")])
@@ -162,7 +217,6 @@ def test_illegal_members_are_refused(names: tuple[str, ...]):
 def test_a_closed_pipeline_closes_its_containers_and_answers_for_what_it_has():
     world = World()
     world.ask(put(100))
-    assert refused(world.ask(ClosePipeline(partition=PARTITION, generation=2))) == codes.INVALID_REQUEST
     world.ask(ClosePipeline(partition=PARTITION, generation=1))
     row = pipeline_row(world.overlay)
     assert row is not None
@@ -427,3 +481,14 @@ def test_every_refusal_of_the_database_has_a_code(refusal: Refusal):
     answer = decode(BlockService(partition=PARTITION, node="dn1").refuse(proposal(put(1)), refusal, "so", -1))
     assert isinstance(answer, StreamError)
     assert (answer.message, answer.datanode) == ("so", "dn1")
+
+
+@pytest.mark.parametrize("field", ["datanode", "address", "http_address", "rack"])
+def test_a_members_name_or_address_is_not_endless(field: str):
+    texts = {"datanode": "dn1", "address": "a:1", "http_address": "a:2", "rack": "/r"}
+    check_members(OpenPipeline(pipeline="p", partition=1, generation=1, members=[Member(**texts)]))
+    member = Member(**{**texts, field: "x" * 60_000})
+    with pytest.raises(BlockError, match="60000 characters"):
+        check_members(OpenPipeline(pipeline="p", partition=1, generation=1, members=[member]))
+    with pytest.raises(BlockError, match="300 characters"):
+        check_members(OpenPipeline(pipeline="p" * 300, partition=1, generation=1, members=[Member(**texts)]))

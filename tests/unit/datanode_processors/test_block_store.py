@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
+from datanode_processors.block_file import BlockFile
 from datanode_processors.block_store import BlockStore
 from datanode_processors.checksums import checksums_of
 from datanode_processors.errors import BlockError
@@ -483,3 +484,37 @@ def test_a_stream_does_not_wait_for_anothers_disk(store: BlockStore, monkeypatch
         release.set()
         stuck.join()
     assert store.stored_length(7, 1) == len(DATA)
+
+
+def test_a_directory_that_is_made_anew_beside_a_removal_is_stored(store: BlockStore, monkeypatch: pytest.MonkeyPatch):
+    """The last block goes while the next one comes: the container is the same one, its directory is not."""
+    write(store, DATA)
+    removed, counted = threading.Event(), threading.Event()
+    opened, rmdir = BlockFile._open_or_make, Path.rmdir
+
+    def open_late(block: BlockFile) -> int:
+        counted.set()
+        assert removed.wait(10)
+        return opened(block)
+
+    def remove(path: Path) -> None:
+        monkeypatch.setattr(BlockFile, "_open_or_make", open_late)
+        writing.start()
+        assert counted.wait(10)
+        rmdir(path)
+        removed.set()
+
+    writing = threading.Thread(target=write, args=(store, DATA), kwargs={"local_id": 2})
+    monkeypatch.setattr(Path, "rmdir", remove)
+    stored: list[Path] = []
+    directory = store.fsyncs.directory
+
+    def store_directory(path: Path) -> None:
+        stored.append(path)
+        directory(path)
+
+    monkeypatch.setattr(store.fsyncs, "directory", store_directory)
+    store.delete(7, 1)
+    writing.join(10)
+    assert read(store, 2) == DATA
+    assert stored == [store.container_folder(7), store.container_folder(7).parent]

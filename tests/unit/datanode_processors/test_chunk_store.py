@@ -5,9 +5,11 @@ from itertools import permutations
 
 import pytest
 
-from datanode_processors.block_service import DN_FAMILIES, chunk_key
+from datanode_processors.block_service import DN_FAMILIES, chunk_key, chunk_of_key
 from datanode_processors.block_store import BlockStore
 from datanode_processors.chunk_store import ChunkStore
+from datanode_processors.fsync import NEVER
+from replicated_db.rocks import RocksStore
 from schemas.column_families import CHUNK_TABLE
 from schemas.packets import CELL_BYTES
 
@@ -60,5 +62,49 @@ def test_while_another_writer_holds_the_block(store, blocks):
     writer = blocks.open_writer(CONTAINER, BLOCK, 0, CELL_BYTES, alive=lambda: True)
     store.write(rows(range(3)))
     writer.close()
+    delete_all(store)
+    assert stored(blocks) == DATA
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_mark_is_written_when_the_bytes_survive_a_loss_of_power(store, blocks, monkeypatch, order, together):
+    """Or the row would be another one behind it, and the replica would flag itself."""
+    marks = []
+    write = RocksStore.write
+
+    def looked_at(self, writes):
+        writes = list(writes)
+        for cf, key, value in writes:
+            if cf == CHUNK_TABLE and value is not None and value[:1] == b"\x00":
+                offset = chunk_of_key(key)[2]
+                assert blocks.stored_length(CONTAINER, BLOCK) >= offset + SIZES[OFFSETS.index(offset)]
+                marks.append(offset)
+        write(self, writes)
+
+    monkeypatch.setattr(RocksStore, "write", looked_at)
+    for batch in [rows(order)] if together else [[one] for one in rows(order)]:
+        store.write(batch)
+    assert set(marks) == set(OFFSETS)
+
+
+def test_without_fsync_a_chunk_costs_none(tmp_path):
+    blocks = BlockStore(tmp_path, fsync=NEVER)
+    store = ChunkStore(tmp_path / "rows", DN_FAMILIES.names, blocks)
+    store.write(rows(range(3)))
+    assert blocks.fsyncs.files == 0
+    store.close()
+
+
+def test_a_chunk_whose_fsync_fails_is_kept_whole(store, blocks, monkeypatch):
+    def fails(_):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(blocks.fsyncs, "file", fails)
+        store.write(rows([0]))
+    (kept,) = [value for _, value in RocksStore.iterate(store, CHUNK_TABLE, b"")]
+    assert kept == b"\x01" + DATA[: SIZES[0]]
+    store.write(rows([1, 2]))
     delete_all(store)
     assert stored(blocks) == DATA

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from datanode_processors import copies, copy_upkeep
+from datanode_processors import away, copies, copy_upkeep
 from datanode_processors.block_writer import BlockWriter
 from datanode_processors.cell_fetch import fetch_cells
 from datanode_processors.errors import BlockError
@@ -42,7 +42,7 @@ Run = Callable[..., Node]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_upkeep, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(copy_upkeep, "AWAY_S", 0.05)
+    monkeypatch.setattr(away, "FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(copy_upkeep, "SAVE_S", 0.0)
 
 
@@ -246,7 +246,7 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
     scrubber(node).scrub_round()
     code, said = told.health()
     assert (code, said["copies"][0]["block"]) == (503, BLOCK)
-    assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1' in told.metrics()
+    assert 'stratolog_datanode_unhealthy_copy_blocks{datanode="dn4"} 1.0' in told.metrics()
     assert told.status()["copies"]["containers"] == 1
 
 
@@ -445,7 +445,7 @@ def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypa
     clock: list[float] = [1000.0]
     tried: list[float] = []
     monkeypatch.setattr(copy_upkeep, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(copy_upkeep, "AWAY_S", 15.0)
+    monkeypatch.setattr(away, "FIRST_PAUSE_S", 15.0)
 
     def silent(address: str, **_: Any) -> Any:
         tried.append(clock[0])
@@ -477,10 +477,10 @@ def test_a_source_that_greets_and_then_is_silent_is_away_too(run: Run, code: str
         assert (member.address in upkeep._away) == (code == codes.TIMED_OUT)
     with suppress(BlockError), upkeep._peer(member.address):
         pass
-    time.sleep(2 * copy_upkeep.AWAY_S)
+    time.sleep(2 * away.FIRST_PAUSE_S)
     with upkeep._peer(member.address):
         pass
-    assert upkeep._away == {}
+    assert member.address not in upkeep._away
 
 
 def test_a_repair_does_not_wait_until_all_copies_are_looked_at(run: Run) -> None:
@@ -692,6 +692,30 @@ def test_a_copy_that_comes_back_while_it_is_forgotten_is_looked_at(run: Run) -> 
     upkeep._copies._blocks._containers._known.clear()
     upkeep._gone(CONTAINER)
     assert ((CONTAINER, None) in upkeep._looks, len(upkeep._repairs), upkeep.unhealthy_blocks()) == (False, 0, 0)
+
+
+def test_a_source_that_is_too_long_is_not_kept(run: Run) -> None:
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    request = FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=["x" * 60_000 + ":1"])
+    with pytest.raises(BlockError, match="60002 characters") as caught:
+        node.pipelines.handle(request)
+    assert caught.value.code == codes.INVALID_REQUEST
+    assert node.pipelines.upkeep._sources.of(CONTAINER) == (member.address,)
+
+
+@pytest.mark.parametrize("source", [".:1", "a..b:1", f"{'x' * 300}:1", "nobody", "\ud800:1"], ids=ascii)
+def test_a_source_that_is_no_address_ends_nothing(run: Run, source: str) -> None:
+    """They come with FetchContainer, from anybody, and are kept over a start."""
+    member, node = run("dn1"), run("dn4", member=False)
+    fetch(node, member)
+    eventually(lambda: is_settled(node))
+    upkeep = node.pipelines.upkeep
+    upkeep.named(CONTAINER, [source])
+    node.damage(2)
+    upkeep.damaged(CONTAINER, BLOCK, "found by a test")
+    eventually(lambda: is_whole(node) and healthy(node))
+    assert upkeep._thread.is_alive()
 
 
 def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run) -> None:

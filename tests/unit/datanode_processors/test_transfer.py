@@ -6,19 +6,21 @@ import os
 import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from datanode_processors.block_store import BlockStore
 from datanode_processors.checksums import checksums_of
 from datanode_processors.errors import BlockError
-from datanode_processors.transfer import Imported, export_container, import_container, stored_rows
+from datanode_processors.transfer import Imported, check_rows, export_container, import_container, stored_rows
 from schemas.block_rows import block_key, encode_block_row
+from schemas.codec import encode
 from schemas.datanode import BlockRow
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, DISK_FULL, FAILED, INVALID_REQUEST
 
 CELL = 512
-CONTENT = {number: random.Random(number).randbytes(number * 700) for number in range(4)}
+CONTENT = {number: random.Random(number).randbytes(number % 4 * 700) for number in range(1, 5)}
 Blocks = Iterable[tuple[bytes, bytes, Iterable[bytes | memoryview]]]
 
 
@@ -116,11 +118,11 @@ def test_bytes_that_are_not_the_rows_are_refused(target: BlockStore, wrong: byte
 @pytest.mark.parametrize(
     "wrong",
     [
-        [(block_key(8, 1), ROWS[1][1], [CONTENT[1]])],
-        [(b"short", ROWS[1][1], [CONTENT[1]])],
+        [(block_key(8, 1), row_of(CONTENT[1]), [CONTENT[1]])],
+        [(b"short", row_of(CONTENT[1]), [CONTENT[1]])],
         [(block_key(9, 1), b"no row", [CONTENT[1]])],
-        [(block_key(9, 1), ROWS[1][1], [CONTENT[1]])] * 2,
-        [(block_key(9, 2), ROWS[2][1], [CONTENT[2]]), (block_key(9, 1), ROWS[1][1], [CONTENT[1]])],
+        [(block_key(9, 1), row_of(CONTENT[1]), [CONTENT[1]])] * 2,
+        [(block_key(9, 2), row_of(CONTENT[2]), [CONTENT[2]]), (block_key(9, 1), row_of(CONTENT[1]), [CONTENT[1]])],
     ],
 )
 def test_rows_that_are_not_the_containers_are_refused(target: BlockStore, wrong: Blocks):
@@ -200,3 +202,35 @@ def test_damaged_rows_are_not_believed(source: BlockStore, target: BlockStore, a
 
 def test_a_container_of_ones_own_has_no_rows_file(source: BlockStore):
     assert list(stored_rows(source, 9)) == []
+
+
+@pytest.mark.parametrize(
+    ("local_id", "changes"),
+    [
+        (1, {"bytes_per_checksum": 0}),
+        (1, {"bytes_per_checksum": -1}),
+        (1, {"bytes_per_checksum": 2**31 - 1}),
+        (1, {"length": -1, "checksums": b""}),
+        (1, {"length": -(2**62), "checksums": b""}),
+        (1, {"length": 2**62}),
+        (1, {"checksums": b"x"}),
+        (0, {}),
+        (2**63, {}),
+        (2**64 - 1, {}),
+        (2**63, {"deleted": True}),
+    ],
+    ids=str,
+)
+def test_rows_of_a_peer_that_can_be_none_are_refused(local_id: int, changes: dict[str, Any]):
+    """Threads that must not end reckon with them, and ask for the blocks that they name."""
+    fields = {
+        "bcs_id": 1,
+        "length": 700,
+        "bytes_per_checksum": CELL,
+        "checksums": bytes(8),
+        "deleted": False,
+        **changes,
+    }
+    value = bytes(8) + encode(BlockRow(**fields))
+    with refused(INVALID_REQUEST):
+        check_rows(9, [(block_key(9, local_id), value)])

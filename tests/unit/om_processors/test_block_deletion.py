@@ -26,7 +26,8 @@ class Post:
         self.sent: list[tuple[Any, str, DeleteBlocks, Any]] = []
         self.proposed: list[PurgeBlocks] = []
 
-    def send(self, key: Any, address: str, request: Any, *, done: Any) -> bool:
+    def send(self, key: Any, address: str, request: Any, *, datanode: str, done: Any) -> bool:
+        assert address == f"{datanode}:1"
         if any(key == one[0] for one in self.sent):
             return False
         self.sent.append((key, address, request, done))

@@ -16,7 +16,7 @@ from replicated_db.shard_state import ShardState
 from replicated_db.transaction import Transaction
 from schemas import features
 from schemas import result_codes as codes
-from schemas.log import LATE_MODE, LEADER_MODE, DigestBase, FeatureLevel, Members, Mode, Prepared
+from schemas.log import FORCED, LATE_MODE, LEADER_MODE, DigestBase, FeatureLevel, Members, Mode, Prepared
 from schemas.messages import (
     SHARD_COMMANDS,
     AddNode,
@@ -33,8 +33,13 @@ FAMILIES = families(["things"], [])
 STATE = ShardState(replicas=("om1", "om2"), feature_level=features.LATEST)
 
 
-def run(body: ShardCommand, state: ShardState = STATE, index: int = 5) -> Transaction:
+OWN = ([1], [2])
+"""The leader's digests."""
+
+
+def run(body: ShardCommand, state: ShardState = STATE, index: int = 5, *, settled: bool = True) -> Transaction:
     transaction = Transaction(FAMILIES, Overlay(MemoryStore(FAMILIES.names)), index, state)
+    transaction.settled = lambda: OWN if settled else None
     command(body, transaction, shard=1)
     return transaction
 
@@ -44,9 +49,9 @@ def logged(body: ShardCommand, state: ShardState = STATE) -> tuple[type, dict[st
     return None if operation is None else (operation.record, operation.fields)
 
 
-def refused(body: ShardCommand, state: ShardState = STATE) -> str:
+def refused(body: ShardCommand, state: ShardState = STATE, *, settled: bool = True) -> str:
     with pytest.raises(OMError) as error:
-        run(body, state)
+        run(body, state, settled=settled)
     return f"{error.value.status}: {error.value.message}"
 
 
@@ -91,6 +96,22 @@ def test_a_digest_base_is_of_the_last_index():
     body = LogDigestBase(shard=1, index=4, slots=[1], sums=[2], basis="oracle")
     assert logged(body) == (DigestBase, {"slots": [1], "sums": [2], "basis": "oracle"})
     assert refused(LogDigestBase(shard=1, index=3, slots=[], sums=[], basis="oracle")).startswith(codes.INDEX_MOVED)
+    assert refused(body, settled=False) == "INDEX_MOVED: requests before it are on their way: ask again"
+    assert "the basis has 201 characters, over 200" in refused(replace(body, basis="x" * 201))
+
+
+def test_a_digest_base_that_the_leader_does_not_hold_is_logged_only_if_it_is_forced():
+    body = LogDigestBase(shard=1, index=4, slots=[1, 256], sums=[2, 3], basis="oracle")
+    assert refused(body).startswith(
+        "DIGESTS_DIFFER: the leader's digests are others in 1 slots, the first being bucket 0 of things: 0, not 3. Nothing was logged"
+    )
+    assert "bucket 1 of retryTable: 2, not 5" in refused(replace(body, slots=[1], sums=[5]))
+    forced = replace(body, basis=FORCED + "oracle")
+    assert logged(forced) == (DigestBase, {"slots": [1, 256], "sums": [2, 3], "basis": "forced: oracle"})
+
+
+def test_a_refusal_does_not_repeat_the_request():
+    assert len(refused(Prepare(shard=1, checkpoint="\x01" * 100_000))) < 1_200
 
 
 def test_another_shards_command_is_refused():

@@ -10,7 +10,17 @@ from om_processors.execute import apply_request, execute, pre_execute
 from om_processors.requests import HANDLERS
 from schemas import result_codes
 from schemas.codec import decode, encode
-from schemas.messages import CreateKey, CreateVolume, DeleteVolume, LogDigestBase, Request, RequestBody
+from schemas.messages import (
+    AllocateBlock,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteVolume,
+    LogDigestBase,
+    Request,
+    RequestBody,
+    SetDatanodeState,
+)
 from schemas.sharding import shard_of
 from tests.support.dict_transaction import DictTables, DictTransaction
 from tests.support.om_world import World, request_of
@@ -30,6 +40,24 @@ def test_a_foreign_volume_is_refused():
         error = World(shard=(home + 1) % shards, shards=shards).refusal(CreateVolume(volume=volume))
         assert error.status == "WRONG_SHARD"
         assert error.message == f"volume /{volume} lives in shard {home}, not in {(home + 1) % shards}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        AllocateBlock(
+            volume="vol1", bucket="bucket1", key="k", session_id=1, excluded_pipelines=["p1", "p2", "\x01" * 1_000_000]
+        ),
+        SetDatanodeState(datanode="\x01" * 1_000_000, state="IN_SERVICE"),
+        CreateKey(volume="vol1", bucket="bucket1", key="k", size=1, replication="\x01" * 1_000_000),
+        CreateBucket(volume="vol1", bucket="bucket2", layout="\x01" * 1_000_000),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_a_refusal_does_not_repeat_the_request(body: RequestBody):
+    """It is logged, kept for ten minutes and sent: 1 MB of request must not become 4 MB of each."""
+    world = World().make()
+    assert len(world.refusal(body).message) < 1_200
 
 
 def test_digest_base_is_not_executed():

@@ -15,7 +15,7 @@ from schemas.codec import decode_as, encode
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
 from schemas.datanode import Member
 from schemas.datanode_states import DATANODE_STATES
-from schemas.features import OPERATIONS
+from schemas.features import OPERATIONS, PIPELINE_GENERATIONS
 from schemas.messages import (
     CommitKey,
     CreateKey,
@@ -29,6 +29,7 @@ from schemas.messages import (
 from schemas.registry import registry
 from schemas.rows import KeyInfo
 from tests.support.dict_transaction import DictTransaction
+from tests.support.fleets import pipeline_row
 from tests.support.om_world import World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
@@ -48,15 +49,15 @@ def state(datanode: str, wanted: str) -> SetDatanodeState:
 
 def test_a_pipeline_is_created_and_retired():
     world = World()
-    world.do(create(7))
+    world.do(create(0))
     (row,) = tables.pipelines(world.tables)
-    assert (row.pipeline, row.partition, row.generation, row.state) == ("pipeline-7", 7, 1, "OPEN")
+    assert (row.pipeline, row.partition, row.generation, row.state) == ("pipeline-0", 0, 1, "OPEN")
     assert [one.datanode for one in row.members] == ["dn1", "dn2", "dn3"]
     assert row.opened_at_ms == world.now_ms
-    world.do(RetirePipeline(partition=7, reason="dn1 is dead"))
+    world.do(RetirePipeline(partition=0, reason="dn1 is dead"))
     assert tables.pipelines(world.tables) == [replace(row, state="CLOSED")]
     before = world.tables.rows()
-    world.do(RetirePipeline(partition=7, reason="again"))
+    world.do(RetirePipeline(partition=0, reason="again"))
     assert world.tables.rows() == before
     assert world.writes == []
 
@@ -64,8 +65,71 @@ def test_a_pipeline_is_created_and_retired():
 def test_pipelines_are_listed_by_partition():
     world = World()
     for partition in (200, 3, 31):
-        world.do(create(partition))
+        stored(world, partition)
     assert [row.partition for row in tables.pipelines(world.tables)] == [3, 31, 200]
+
+
+def stored(world: World, partition: int) -> None:
+    """A row that is there, however it came."""
+    tx = world.begin()
+    tables.put_pipeline(tx, pipeline_row(partition, ["dn8", "dn9"], "CLOSED"))
+    tx.commit()
+
+
+@pytest.mark.parametrize("partition", [1, 2, 254, 255])
+def test_no_partition_but_the_next_is_given_to_a_new_pipeline(partition: int):
+    world = World()
+    refused = world.refusal(create(partition))
+    assert refused.status == "INVALID_REQUEST"
+    assert refused.message == f"partition {partition} is not the next one: that is 0"
+    world.do(create(0))
+    assert partition == 1 or "that is 1" in world.refusal(create(partition)).message
+    world.do(create(1))
+
+
+def test_a_partition_that_was_passed_over_is_the_next_one():
+    """A request for 255 was taken once, and ended all pipelines."""
+    world = World()
+    for partition in (0, 255):
+        stored(world, partition)
+    assert "that is 1" in world.refusal(create(2)).message
+    for partition in range(1, 255):
+        world.do(create(partition))
+    assert len(tables.pipelines(world.tables)) == 256
+    assert world.refusal(create(254)).status == "PIPELINE_ALREADY_EXISTS"
+
+
+def test_a_closed_pipeline_is_opened_again_by_its_members():
+    world = World()
+    world.do(create(0))
+    assert world.refusal(create(0)).status == "PIPELINE_ALREADY_EXISTS", "it is open"
+    world.do(RetirePipeline(partition=0, reason=""))
+    moved = [member(name, address=f"{name}:77", rack="/r7") for name in ("dn3", "dn1", "dn2")]
+    world.do(CreatePipeline(partition=0, members=moved))
+    (row,) = tables.pipelines(world.tables)
+    assert (row.pipeline, row.generation, row.state, row.opened_at_ms) == ("pipeline-0", 2, "OPEN", world.now_ms)
+    found = [(one.datanode, one.address, one.rack) for one in row.members]
+    assert found == [(name, f"{name}:77", "/r7") for name in ("dn1", "dn2", "dn3")], (
+        "in the order of the first generation"
+    )
+    for generation in range(3, 600):
+        world.do(RetirePipeline(partition=0, reason=""))
+        world.do(create(0))
+        assert tables.pipelines(world.tables)[0].generation == generation
+    world.do(RetirePipeline(partition=0, reason=""))
+    world.do(state("dn2", "DECOMMISSIONING"))
+    assert "datanode dn2 is DECOMMISSIONING" in world.refusal(create(0)).message
+
+
+def test_before_finalize_no_pipeline_is_opened_again():
+    world = World()
+    world.do(create(0))
+    world.do(RetirePipeline(partition=0, reason=""))
+    tx = world.begin()
+    tx.feature_level = PIPELINE_GENERATIONS - 1
+    with pytest.raises(OMError) as refused:
+        execute(request_of(create(0)), tx, world.context())
+    assert refused.value.status == "PIPELINE_ALREADY_EXISTS"
 
 
 @pytest.mark.parametrize(
@@ -97,11 +161,14 @@ def test_refusals(body: RequestBody, status: str, words: str):
     assert words in error.message
 
 
-def test_a_partition_has_one_pipeline_for_ever():
+def test_a_partition_is_one_set_of_datanodes_for_ever():
     world = World()
-    world.do(create(1))
-    world.do(RetirePipeline(partition=1, reason=""))
-    assert world.refusal(create(1, "dn4")).status == "PIPELINE_ALREADY_EXISTS"
+    world.do(create(0))
+    world.do(RetirePipeline(partition=0, reason=""))
+    for names in (("dn4",), ("dn1", "dn2"), ("dn1", "dn2", "dn4"), ("dn1", "dn2", "dn3", "dn4")):
+        refused = world.refusal(create(0, *names))
+        assert refused.status == "PIPELINE_ALREADY_EXISTS"
+        assert "opened again by dn1, dn2, dn3" in refused.message
 
 
 def test_datanodes_that_leave_join_no_pipeline():

@@ -63,3 +63,11 @@ def test_a_container_belongs_to_one_shard_window_and_pipeline(shard, index, pipe
     two = ids.container_id(ids.object_id(shard2, index2), pipeline2)
     assert (one == two) == ((shard, index >> 10, pipeline) == (shard2, index2 >> 10, pipeline2))
     assert 0 <= one < 1 << 62
+
+
+@given(st.integers(1, 5000))
+def test_every_generation_tries_all_rolls_and_begins_with_another_one(generation: int):
+    found = list(ids.rolls(generation))
+    assert sorted(found) == list(range(ids.MAX_ROLLS))
+    firsts = {next(iter(ids.rolls(generation + step))) for step in range(ids.MAX_ROLLS)}
+    assert len(firsts) == ids.MAX_ROLLS

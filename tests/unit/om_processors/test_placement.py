@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from om_processors import placement
+from om_processors import pipeline_making, placement
 from om_processors.fleet import MAX_DATANODES, Fleet, Health, Picture
+from om_processors.fleet_api import pipeline_json
 from schemas.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
 from schemas.datanode_states import CLOSED, DATANODE_STATES, DECOMMISSIONING, IN_SERVICE
 from schemas.rows import DatanodeRow
@@ -48,9 +49,9 @@ def test_nobody_is_dead_to_one_who_has_just_begun_to_listen():
     rows = [pipeline_row(0, NAMES)]
     young = picture_of([], rows, since_ms=NOW_MS - TIMEOUT_MS + 1)
     assert young.member("dn1").health is Health.STALE
-    assert placement.retirements(young) == []
+    assert pipeline_making.retirements(young) == []
     old = picture_of([], rows)
-    assert "dn1 is dead; dn2 is dead; dn3 is dead" in placement.retirements(old)[0].reason
+    assert "dn1 is dead; dn2 is dead; dn3 is dead" in pipeline_making.retirements(old)[0].reason
 
 
 def test_strangers_are_ignored():
@@ -109,12 +110,74 @@ def test_led_pipelines_come_first_and_busy_ones_wait():
 
 
 def test_pipelines_end_with_the_partitions():
-    rows = [pipeline_row(255, ["dnx"], CLOSED)]
-    assert placement.new_pipeline(picture_of(following(), rows), 3) is None
-    rows = [pipeline_row(254, ["dnx"], CLOSED)]
-    made = placement.new_pipeline(picture_of(following(), rows), 3)
+    rows = [pipeline_row(number, ["dnx", "dny", "dnz"], CLOSED) for number in range(256)]
+    assert pipeline_making.new_pipeline(picture_of(following(), rows), 3) is None
+    made = pipeline_making.new_pipeline(picture_of([heartbeat(name) for name in NAMES], rows[:-1]), 3)
     assert made is not None
     assert made.partition == 255
+    made = pipeline_making.new_pipeline(picture_of(following(), [*rows[:7], *rows[9:]]), 3)
+    assert made is not None
+    assert made.partition == 7, "the first that none has"
+
+
+def again(picture: Picture) -> tuple[int, list[str]] | None:
+    made = pipeline_making.new_pipeline(picture, 3)
+    return None if made is None else (made.partition, [one.datanode for one in made.members])
+
+
+def test_a_closed_pipeline_whose_members_are_back_is_opened_again():
+    row = pipeline_row(5, NAMES, CLOSED)
+    back = [heartbeat(name, pipelines=[report(5)]) for name in NAMES]
+    assert again(picture_of(back, [row])) == (5, list(NAMES))
+    away = picture_of(back, [row], ages_ms={"dn2": TIMEOUT_MS + 1})
+    assert again(away) is None
+    assert again(picture_of(back, [row], {"dn2": DECOMMISSIONING})) is None
+    sick = [*back[:2], heartbeat("dn3", pipelines=[report(5, healthy=False)])]
+    assert again(picture_of(sick, [row])) == (0, list(NAMES)), "one of them has a fault there: on another partition"
+    old = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
+    for beat in back:
+        old.hear(beat, NOW_MS)
+    assert again(old.picture([row], (), NOW_MS, reopens=False)) == (0, list(NAMES)), "before finalize"
+
+
+def test_a_member_that_has_lost_its_disk_does_not_hold_up_writes_while_there_are_partitions():
+    row = pipeline_row(5, NAMES, CLOSED)
+    lost = [
+        heartbeat("dn1", pipelines=[report(5)], containers=[container(5 + 256, partition=5)]),
+        heartbeat("dn2", pipelines=[report(5)]), heartbeat("dn3"),
+    ]  # fmt: skip
+    assert again(picture_of(lost, [row])) == (0, list(NAMES))
+    others = [pipeline_row(number, ["dnx", "dny", "dnz"], CLOSED) for number in range(256) if number != 5]
+    assert again(picture_of(lost, [row, *others])) == (5, list(NAMES)), "then it fetches its blocks first"
+    empty = [*lost[1:], heartbeat("dn1", pipelines=[report(5)])]
+    assert again(picture_of(empty, [row])) == (5, list(NAMES)), "there is nothing to fetch"
+
+
+def test_a_pipeline_takes_no_blocks_before_all_members_follow_its_generation():
+    rows = [pipeline_row(0, NAMES, generation=3)]
+
+    def beats(*generations: int) -> list[Heartbeat]:
+        return [
+            heartbeat(name, pipelines=[report(0, leading=name == "dn1", generation=generation)])
+            for name, generation in zip(NAMES, generations, strict=True)
+        ]
+
+    behind = picture_of(beats(3, 2, 3), rows)
+    assert placement.choices(behind) == ()
+    assert [(row.generation, node.name) for row, node in placement.to_open(behind)] == [(3, "dn2")]
+    even = picture_of(beats(3, 3, 3), rows)
+    assert placement.choices(even) == ((0, "pipeline-0"),)
+    assert placement.generations(even) == {0: 3}
+    assert placement.to_open(even) == []
+
+
+def test_members_are_found_where_they_are_now():
+    picture = picture_of([heartbeat("dn1", address="new:1", http_address="new:2", rack="/r9")])
+    row = pipeline_row(0, NAMES)
+    shown = pipeline_json(row, picture)["members"]
+    assert [one["address"] for one in shown] == ["new:1", "dn2:1", "dn3:1"], "who was not heard: as it was"
+    assert (shown[0]["http_address"], shown[0]["rack"]) == ("new:2", "/r9")
+    assert pipeline_json(row, None)["members"][0]["address"] == "dn1:1"
 
 
 def test_members_are_told():

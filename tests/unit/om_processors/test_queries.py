@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from om_processors import queries
+from om_processors import queries, tables
 from om_processors.errors import OMError
 from schemas.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
+from schemas.rows import BlockLocation, KeyInfo
 from tests.support.om_world import World
 
 KEYS = ["a", "a/1", "a/2", "a0", "b", "ä", "🗝"]
@@ -105,7 +106,7 @@ def test_list_keys_in_byte_order(world):
     listing = queries.list_keys(world.tables, "vol1", "bucket1")
     assert names(listing, "key") == sorted(KEYS, key=str.encode)
     assert listing["truncated"] is False
-    assert listing["entries"][0] == queries.key_info(world.tables, "vol1", "bucket1", "a")
+    assert listing["entries"][0] == queries.key_info(world.tables, "vol1", "bucket1", "a") | {"blocks": []}
 
 
 @pytest.mark.parametrize("prefix", ["", "a", "a/", "ä", "🗝", "c", "\U0010ffff"])
@@ -144,3 +145,71 @@ def test_listings_of_shards_are_joined():
     assert joined(3)["truncated"] is True
     assert names(joined(1, "vol-a"), "volume") == ["vol-b"]
     assert joined(1, "vol-c") == {"entries": [queries.volume_info(left.tables, "vol-d")], "truncated": False}
+
+
+def large_keys(count: int, blocks: int) -> World:
+    """A bucket of keys with many blocks: their rows alone, as it would take long to write them."""
+    world = World().make()
+    tx = world.begin()
+    for number in range(count):
+        key = f"k{number:04}"
+        placed = [
+            BlockLocation(container_id=n, local_id=n + 1, offset=n, length=1, pipeline="pipeline-17", bcs_id=9)
+            for n in range(blocks)
+        ]
+        info = KeyInfo(
+            volume="vol1", bucket="bucket1", key=key, owner="o", object_id=number + 1, update_id=1, size=blocks,
+            replication="RATIS/THREE", blocks=placed, metadata={}, creation_time_ms=1, modification_time_ms=1,
+        )  # fmt: skip
+        tables.put_key(tx, tables.key_key("vol1", "bucket1", key), info)
+    tx.commit()
+    return world
+
+
+def test_a_page_of_keys_has_no_blocks_and_ends_where_its_rows_have_enough_bytes():
+    world = large_keys(count=200, blocks=4096)
+    row_bytes = len(world.tables.get("keyTable", b"/vol1/bucket1/k0000") or b"")
+    seen: list[str] = []
+    pages = 0
+    while True:
+        listing = queries.list_keys(world.tables, "vol1", "bucket1", "", seen[-1] if seen else "", 1000)
+        assert len(json.dumps(listing)) < 100_000
+        assert 0 < len(listing["entries"]) * row_bytes <= queries.MAX_PAGE_BYTES
+        seen += names(listing, "key")
+        pages += 1
+        if not listing["truncated"]:
+            break
+        assert listing["next_after"] == seen[-1]
+    assert seen == [f"k{number:04}" for number in range(200)]
+    assert pages == -(-200 // (queries.MAX_PAGE_BYTES // (row_bytes + len("/vol1/bucket1/k0000"))))
+    assert len(queries.key_info(world.tables, "vol1", "bucket1", "k0000")["blocks"]) == 4096
+
+
+def test_a_row_that_is_larger_than_a_page_is_one_of_its_own(monkeypatch):
+    monkeypatch.setattr(queries, "MAX_PAGE_BYTES", 10)
+    world = large_keys(count=3, blocks=1)
+    listing = queries.list_keys(world.tables, "vol1", "bucket1")
+    assert (names(listing, "key"), listing["truncated"], listing["next_after"]) == (["k0000"], True, "k0000")
+    listing = queries.list_keys(world.tables, "vol1", "bucket1", start_after="k0001")
+    assert (names(listing, "key"), listing["truncated"]) == (["k0002"], False)
+    assert "next_after" not in listing
+
+
+def test_pages_of_shards_that_end_early_skip_nothing():
+    """A shard whose page ends at its bytes must not be passed by another's names."""
+    left, right = World(), World()
+    for number in range(9):
+        left.make(f"vol-{number}a", None)
+        right.make(f"vol-{number}b", None)
+    seen: list[str] = []
+    for _ in range(40):
+        after = seen[-1] if seen else ""
+        pages = [
+            queries.list_volumes(left.tables, "", after, 5, 1), queries.list_volumes(right.tables, "", after, 5, 300),
+        ]  # fmt: skip
+        merged = queries.merge_listings(pages, 5)
+        seen += names(merged, "volume")
+        if not merged["truncated"]:
+            break
+        assert merged["next_after"] == seen[-1]
+    assert seen == sorted([f"vol-{number}{side}" for number in range(9) for side in "ab"])

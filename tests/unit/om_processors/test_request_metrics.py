@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from om_processors.request_metrics import BUCKETS_MS, RequestMetrics, executed, status_of
+from om_processors.request_metrics import (
+    BUCKETS_MS,
+    RequestMetrics,
+    executed,
+    latency_family,
+    requests_family,
+    status_of,
+)
 from om_processors.write_audit import FILE_NAME, WriteAudit
 from replicated_db.leader import Effective, Proposal, Reply
+from replicated_db.metrics import Metrics
 from schemas.codec import encode
 from schemas.log import Batch, Result, Tick
 from schemas.messages import CreateKey, Request, Response
@@ -84,12 +93,19 @@ def test_a_batch_is_counted_by_type_result_and_latency():
     metrics.count(batch(4, status=QUOTA_EXCEEDED, age_ms=10**7), NOW_MS)
     metrics.count(batch(5, age_ms=-50), NOW_MS)
     assert metrics.counts == {("CreateKey", OK): 4, ("CreateKey", QUOTA_EXCEEDED): 1}
-    lines = [line for _, line in metrics.lines('node="om1"')]
-    assert 'stratolog_requests_total{node="om1",type="CreateKey",result="OK"} 4' in lines
-    assert 'stratolog_request_seconds_bucket{node="om1",le="0.005"} 1' in lines, "a clock that runs ahead counts as 0"
-    assert 'stratolog_request_seconds_bucket{node="om1",le="0.01"} 4' in lines
-    assert 'stratolog_request_seconds_bucket{node="om1",le="+Inf"} 5' in lines
-    assert 'stratolog_request_seconds_count{node="om1"} 5' in lines
+    shards = [({"node": "om1", "shard": "3"}, metrics)]
+    text = Metrics(lambda: (requests_family(shards), latency_family(shards))).text()
+    found = {
+        (sample.name, *(sample.labels.get(label) for label in ("node", "shard", "type", "result", "le"))): sample.value
+        for one in text_string_to_metric_families(text)
+        for sample in one.samples
+    }
+    assert found["stratolog_requests_total", "om1", "3", "CreateKey", "OK", None] == 4
+    seconds = "stratolog_request_seconds"
+    slower = {le: found[f"{seconds}_bucket", "om1", "3", None, None, le] for le in ("0.005", "0.01", "+Inf")}
+    assert slower == {"0.005": 1, "0.01": 4, "+Inf": 5}, "a clock that runs ahead counts as 0"
+    assert found[f"{seconds}_count", "om1", "3", None, None, None] == 5
+    assert found[f"{seconds}_sum", "om1", "3", None, None, None] == metrics.total_ms / 1000
     assert list(BUCKETS_MS) == sorted(BUCKETS_MS)
 
 

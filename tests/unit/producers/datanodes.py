@@ -33,8 +33,7 @@ from schemas.datanode import (
     WatchBlock,
     WriteChunk,
 )
-from schemas.messages import AllocateBlock, AllocatedBlock, CreateKey, KeySession
-from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST, OK
+from schemas.messages import AllocateBlock
 from schemas.rows import BlockLocation
 
 from .memory import MemoryCluster, pipeline_to
@@ -244,25 +243,30 @@ class OmNode(Node):
 class BlockCluster(MemoryCluster):
     """An Object Manager that allocates blocks on the world's pipelines, in turn."""
 
+    datanodes = True
+
     def __init__(self, world):
         super().__init__(1)
         self.world = world
+        self.block_bytes = world.block_bytes
         self.allocated = []
 
+    def pipelines(self):
+        if self.world.without_pipelines > 0:
+            return []
+        return [f"pipeline-{partition}" for partition in self.world.logs]
+
     def apply(self, body):
-        if isinstance(body, CreateKey) and (body.volume, body.bucket) in self.buckets:
-            self.open[self.index] = body
-            count = -(-body.size // self.world.block_bytes)
-            blocks = [self.allocate([]) for _ in range(count)]
-            return OK, KeySession(session_id=self.index, object_id=self.index, blocks=blocks)
-        if isinstance(body, AllocateBlock):
-            if set(body.excluded_pipelines) >= {f"pipeline-{partition}" for partition in self.world.logs}:
-                return INVALID_REQUEST, None
-            if self.world.without_pipelines > 0:
+        try:
+            return super().apply(body)
+        finally:
+            if isinstance(body, AllocateBlock) and self.world.without_pipelines > 0:
                 self.world.without_pipelines -= 1
-                return FAILED_TO_FIND_ACTIVE_PIPELINE, None
-            return OK, AllocatedBlock(block=self.allocate(body.excluded_pipelines))
-        return super().apply(body)
+
+    def place(self, block, excluded):
+        found = replace(self.allocate(excluded), offset=block.offset, length=block.length)
+        self.allocated[-1] = found
+        return found
 
     def allocate(self, excluded):
         usable = [partition for partition in self.world.logs if f"pipeline-{partition}" not in excluded]

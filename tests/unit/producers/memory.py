@@ -2,45 +2,42 @@
 
 import threading
 from collections import deque
+from dataclasses import replace
 
+from om_processors import tables
+from om_processors.context import Allocation, Contexts
+from om_processors.errors import OMError
+from om_processors.execute import apply_request, pre_execute
+from om_processors.names import MIN_NAME_CHARACTERS
 from producers.calls import Call, Policy
 from producers.client import Client
 from producers.pipeline import Pipeline, Settings
 from producers.reads import Reads
 from schemas import codec
-from schemas.messages import (
-    AllocateBlock,
-    AllocatedBlock,
-    CommitKey,
-    CreateBucket,
-    CreateKey,
-    CreateVolume,
-    KeySession,
-    Request,
-    Response,
-)
-from schemas.result_codes import (
-    BUCKET_ALREADY_EXISTS,
-    BUCKET_NOT_FOUND,
-    KEY_NOT_FOUND,
-    OK,
-    VOLUME_ALREADY_EXISTS,
-    VOLUME_NOT_FOUND,
-)
-from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
+from schemas.messages import AllocateBlock, CommitKey, Request, Response
+from schemas.result_codes import OK
+from schemas.rows import BucketInfo, KeyInfo, VolumeInfo
+from tests.support.dict_transaction import DictTables, DictTransaction
+from tests.support.om_world import request_of
+from tests.support.secret import SECRET
 
 BLOCK_BYTES = 1 << 20
 
 
 class MemoryCluster:
-    """Executes requests over dicts, exactly once for each call, and remembers every request value that it saw."""
+    """An Object Manager over dicts: the real execution of requests, exactly once for each call; it remembers every request value that it saw.
+
+    Nothing is refused that a real one takes, and nothing taken that it refuses, but for one thing: names of fewer than three characters, which
+    the tests use, are made longer before they are executed.
+    """
+
+    datanodes = False
+    block_bytes = BLOCK_BYTES
 
     def __init__(self, shards=2):
         self.shards = shards
-        self.volumes: dict[str, VolumeInfo] = {}
-        self.buckets: dict[tuple[str, str], BucketInfo] = {}
-        self.keys: dict[tuple[str, str, str], KeyInfo] = {}
-        self.open: dict[int, CreateKey] = {}
+        self.tables = DictTables()
         self.answers: dict[tuple[bytes, int], Response] = {}
         self.seen: list[bytes] = []
         self.index = 0
@@ -51,47 +48,90 @@ class MemoryCluster:
         identity = (request.client_id, request.call_id)
         if identity not in self.answers:
             self.index += 1
-            status, result = self.apply(request.body)
+            status, message, result = OK, "", None
+            try:
+                result = self.apply(request.body)
+            except OMError as error:
+                status, message = error.status, error.message
             self.answers[identity] = Response(
                 client_id=request.client_id,
                 call_id=request.call_id,
                 shard=shard,
                 index=self.index,
                 status=status,
-                message="" if status == OK else f"refused by the twin: {status}",
+                message=message,
                 result=result,
             )
         return self.answers[identity]
 
     def apply(self, body):
-        if isinstance(body, CreateVolume):
-            if body.volume in self.volumes:
-                return VOLUME_ALREADY_EXISTS, None
-            self.volumes[body.volume] = volume_row(body.volume)
-        elif isinstance(body, CreateBucket):
-            if body.volume not in self.volumes:
-                return VOLUME_NOT_FOUND, None
-            if (body.volume, body.bucket) in self.buckets:
-                return BUCKET_ALREADY_EXISTS, None
-            self.buckets[body.volume, body.bucket] = bucket_row(body.volume, body.bucket)
-        elif isinstance(body, CreateKey):
-            if (body.volume, body.bucket) not in self.buckets:
-                return BUCKET_NOT_FOUND, None
-            self.open[self.index] = body
-            blocks = [self.block() for _ in range(-(-body.size // BLOCK_BYTES))]
-            return OK, KeySession(session_id=self.index, object_id=self.index, blocks=blocks)
-        elif isinstance(body, AllocateBlock):
-            return OK, AllocatedBlock(block=self.block())
-        elif isinstance(body, CommitKey):
-            opened = self.open.pop(body.session_id, None)
-            if opened is None:
-                return KEY_NOT_FOUND, None
-            assert sum(block.length for block in body.blocks) == body.size
-            self.keys[body.volume, body.bucket, body.key] = key_row(body, opened.metadata)
-        return OK, None
+        """Execute a request and return its result; raises OMError. All shards are one."""
+        given = Allocation(pipelines=tuple(enumerate(self.pipelines())), closed_containers=frozenset(), generations={})
+        contexts = Contexts(
+            shard=0, shards=1, pipelines=tuple(name for _, name in given.pipelines), block_bytes=self.block_bytes,
+            choose=(lambda: given) if self.datanodes else None,
+        )  # fmt: skip
+        request = request_of(lengthened(body))
+        prepared = pre_execute(request, contexts.at(self.index, self.index))
+        if prepared.blocks:
+            excluded = body.excluded_pipelines if isinstance(body, AllocateBlock) else []
+            prepared = replace(prepared, blocks=[self.place(block, excluded) for block in prepared.blocks])
+        transaction = DictTransaction(self.tables, self.index)
+        result = apply_request(prepared, transaction)
+        transaction.commit()
+        return result
 
-    def block(self) -> BlockLocation:
-        return BlockLocation(container_id=1, local_id=self.index, offset=0, length=BLOCK_BYTES, pipeline="p1")
+    def put(self, row):
+        """Have a row of a volume, bucket or key, however it came about."""
+        row = lengthened(row)
+        where = {
+            VolumeInfo: lambda: (VOLUME_TABLE, tables.volume_key(row.volume)),
+            BucketInfo: lambda: (BUCKET_TABLE, tables.bucket_key(row.volume, row.bucket)),
+            KeyInfo: lambda: (KEY_TABLE, tables.key_key(row.volume, row.bucket, row.key)),
+        }
+        cf, key = where[type(row)]()
+        self.tables.tables[cf][key] = codec.encode(row)
+
+    def pipelines(self) -> list[str]:
+        return ["p1"]
+
+    def place(self, block, excluded):
+        """Say where a block goes that was allocated."""
+        del excluded
+        return block
+
+    def rows(self, cf):
+        """Return a table's rows, under the names that the tests use."""
+        decoded = [codec.decode(value) for value in self.tables.tables[cf].values()]
+        return [
+            replace(row, **{field: shortened(getattr(row, field)) for field in NAMES if hasattr(row, field)})
+            for row in decoded
+        ]
+
+    @property
+    def volumes(self) -> dict[str, VolumeInfo]:
+        return {row.volume: row for row in self.rows(VOLUME_TABLE)}
+
+    @property
+    def buckets(self) -> dict[tuple[str, str], BucketInfo]:
+        return {(row.volume, row.bucket): row for row in self.rows(BUCKET_TABLE)}
+
+    @property
+    def keys(self) -> dict[tuple[str, str, str], KeyInfo]:
+        return {(row.volume, row.bucket, row.key): row for row in self.rows(KEY_TABLE)}
+
+
+NAMES = ("volume", "bucket")
+LONGER = "-00"
+
+
+def lengthened(body):
+    short = {field: name for field in NAMES if 0 < len(name := getattr(body, field, "")) < MIN_NAME_CHARACTERS}
+    return replace(body, **{field: name + LONGER for field, name in short.items()})
+
+
+def shortened(name):
+    return name.removesuffix(LONGER)
 
 
 def volume_row(volume) -> VolumeInfo:
@@ -182,7 +222,9 @@ class MemoryConnection:
 
 
 def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[Pipeline, MemoryConnection]:
-    settings = Settings(bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms)
+    settings = Settings(
+        bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms, secret=SECRET
+    )
     connection = MemoryConnection(cluster)
     return Pipeline(settings, connect=lambda _settings, _client_id: connection), connection
 

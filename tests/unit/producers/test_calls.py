@@ -21,6 +21,7 @@ from schemas.result_codes import (
     with_retry_after,
 )
 from schemas.sharding import shard_of
+from tests.support.secret import SECRET
 
 ME = bytes(range(16))
 POLICY = Policy(
@@ -28,8 +29,10 @@ POLICY = Policy(
 )
 
 
-def table(policy=POLICY, shards=4, jitter=0.0):
-    return Calls(ME, caller="alice", reply_partition=3, shards=shards, policy=policy, jitter=lambda: jitter)
+def table(policy=POLICY, shards=4, jitter=0.0, secret=SECRET):
+    return Calls(
+        ME, caller="alice", reply_partition=3, shards=shards, policy=policy, jitter=lambda: jitter, secret=secret
+    )
 
 
 def begin(calls, now_ms=0.0, body=None) -> Call:
@@ -66,6 +69,22 @@ def test_the_shard_is_the_volumes():
 def test_the_shard_of_a_digest_base_is_the_one_it_names():
     body = LogDigestBase(shard=2, index=1, slots=[], sums=[], basis="oracle")
     assert begin(table(), body=body).shard == 2
+
+
+def test_a_privileged_request_has_a_proof_beside_its_bytes():
+    body = LogDigestBase(shard=2, index=1, slots=[], sums=[], basis="oracle")
+    call = begin(table(), body=body)
+    assert call.proof == SECRET.proof(call.value)
+    assert codec.decode_as(Request, call.value).body == body
+    assert begin(table()).proof is None, "an ordinary one has none"
+
+
+def test_without_the_secret_a_privileged_request_is_not_sent():
+    calls = table(secret=None)
+    with pytest.raises(RequestFailed, match="PERMISSION_DENIED: .*the cluster's secret"):
+        begin(calls, body=LogDigestBase(shard=2, index=1, slots=[], sums=[], basis="oracle"))
+    assert len(calls) == 0
+    assert begin(calls).call_id == 1
 
 
 @pytest.mark.parametrize("shard", [-1, 4])

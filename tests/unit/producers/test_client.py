@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from om_processors import ids
 from producers.async_client import AsyncClient
 from producers.calls import Policy
 from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed
@@ -12,6 +13,7 @@ from producers.pipeline import Pipeline
 from schemas import codec
 from schemas.messages import (
     AllocateBlock,
+    AllocatedBlock,
     CommitKey,
     CreateBucket,
     CreateKey,
@@ -19,12 +21,14 @@ from schemas.messages import (
     DeleteBucket,
     DeleteKey,
     DeleteVolume,
+    KeySession,
     LogDigestBase,
     RenameKey,
     SetBucketProperty,
     SetVolumeProperty,
 )
 from schemas.rows import BlockLocation
+from tests.support.secret import SECRET
 
 from .memory import MemoryCluster, MemoryConnection, client_to
 from .nodes import Node
@@ -57,13 +61,11 @@ CALLS = [
 def prepared() -> MemoryCluster:
     """A cluster on which each request of CALLS succeeds."""
     cluster = MemoryCluster()
-    real = cluster.apply
 
     def apply(body):
-        if isinstance(body, (CreateKey, AllocateBlock)):
-            cluster.buckets["v", "b"] = cluster.buckets.get(("v", "b"))  # type: ignore[assignment]
-            return real(body)
-        return "OK", None
+        if isinstance(body, CreateKey):
+            return KeySession(session_id=7, object_id=6, blocks=[BLOCK])
+        return AllocatedBlock(block=BLOCK) if isinstance(body, AllocateBlock) else None
 
     cluster.apply = apply  # type: ignore[method-assign]
     return cluster
@@ -94,12 +96,12 @@ def async_client_to(cluster, **parameters) -> AsyncClient:
     def open_pipeline(settings):
         return Pipeline(settings, connect=lambda _settings, _client_id: MemoryConnection(cluster))
 
-    return AsyncClient("memory:0", open_pipeline=open_pipeline, **parameters)
+    return AsyncClient("memory:0", open_pipeline=open_pipeline, cluster_secret=SECRET, **parameters)
 
 
 def test_every_method_refuses_what_the_server_refuses():
     client, _ = client_to(MemoryCluster())
-    with pytest.raises(RequestFailed, match="BUCKET_NOT_FOUND.*CreateKey /v/b/k"):
+    with pytest.raises(RequestFailed, match="VOLUME_NOT_FOUND.*CreateKey /v/b/k"):
         client.create_key("v", "b", "k", size=1)
     client.close()
 
@@ -109,7 +111,7 @@ def test_results_are_sessions_and_blocks():
     client.create_volume("v")
     client.create_bucket("v", "b")
     session = client.create_key("v", "b", "k", size=5)
-    assert (session.session_id, len(session.blocks)) == (3, 1)
+    assert (session.session_id, len(session.blocks)) == (ids.session_id(ids.object_id(0, 3)), 1)
     assert client.allocate_block("v", "b", "k", session.session_id).pipeline == "p1"
     assert client.positions
     client.close()
@@ -230,7 +232,7 @@ def test_the_load_generator_names_failures_and_gives_up(in_flight):
     client, _ = client_to(MemoryCluster())
     result = run_load(client, LoadSpec(volume="v", bucket="b", in_flight=in_flight, seconds=60))
     assert result.requests == 0
-    assert result.failures["BUCKET_NOT_FOUND"] >= 1000
+    assert result.failures["VOLUME_NOT_FOUND"] >= 1000
     client.close()
 
 

@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from om_processors.errors import OMError
 from producers.client import Client
 from producers.errors import OutcomeUnknown, RequestFailed
 from producers.ingest import NAMED_FAILURES, Progress, ingest
@@ -117,7 +118,7 @@ def test_a_failing_request_is_named_with_its_file_and_the_others_go_on(client, c
 
     def apply(body):
         if isinstance(body, kind) and body.key == "README":
-            return QUOTA_EXCEEDED, None
+            raise OMError(QUOTA_EXCEEDED, "no room")
         return real(body)
 
     cluster.apply = apply
@@ -133,10 +134,10 @@ def test_a_key_that_gets_too_few_blocks_is_a_named_failure(client, cluster, tree
     real = cluster.apply
 
     def apply(body):
-        status, result = real(body)
+        result = real(body)
         if isinstance(body, CreateKey) and body.key == "large":
             result.blocks.pop()
-        return status, result
+        return result
 
     cluster.apply = apply
     summary = ingest(client, tree)
@@ -144,19 +145,29 @@ def test_a_key_that_gets_too_few_blocks_is_a_named_failure(client, cluster, tree
     assert "are needed" in summary.failures[0].message
 
 
+def refuse(cluster, kind):
+    """Have the cluster refuse all requests of a kind."""
+    real = cluster.apply
+
+    def apply(body):
+        if isinstance(body, kind):
+            raise OMError(QUOTA_EXCEEDED, "no room")
+        return real(body)
+
+    cluster.apply = apply
+
+
 def test_failures_are_all_counted_and_some_are_named(client, cluster, tree):
     for number in range(NAMED_FAILURES):
         (tree / f"more{number}").write_bytes(b"x")
-    real = cluster.apply
-    cluster.apply = lambda body: (QUOTA_EXCEEDED, None) if isinstance(body, CreateKey) else real(body)
+    refuse(cluster, CreateKey)
     summary = ingest(client, tree)
     assert summary.failed_files == 65 + NAMED_FAILURES
     assert len(summary.failures) == NAMED_FAILURES
 
 
 def test_a_volume_that_cannot_be_created_ends_it(client, cluster, tree):
-    real = cluster.apply
-    cluster.apply = lambda body: (QUOTA_EXCEEDED, None) if isinstance(body, CreateVolume) else real(body)
+    refuse(cluster, CreateVolume)
     with pytest.raises(RequestFailed, match=QUOTA_EXCEEDED):
         ingest(client, tree)
 

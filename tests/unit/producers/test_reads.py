@@ -1,6 +1,7 @@
 """Reads over HTTP: rows, listings, consistency, fail-over, errors; against servers on the loopback."""
 
 import socket
+from dataclasses import asdict
 
 import pytest
 
@@ -18,15 +19,15 @@ ODD_KEY = "a b/ü?&=#%2F+/\x01日本.txt"
 
 def add_key(cluster, key, volume="v1", bucket="b1"):
     commit = CommitKey(volume=volume, bucket=bucket, key=key, session_id=1, size=5, blocks=[BLOCK])
-    cluster.keys[volume, bucket, key] = key_row(commit, {"sha256": "00"})
+    cluster.put(key_row(commit, {"sha256": "00"}))
 
 
 @pytest.fixture
 def cluster():
     cluster = MemoryCluster()
     for volume in ("v1", "v2", "w1"):
-        cluster.volumes[volume] = volume_row(volume)
-        cluster.buckets[volume, "b1"] = bucket_row(volume, "b1")
+        cluster.put(volume_row(volume))
+        cluster.put(bucket_row(volume, "b1"))
     return cluster
 
 
@@ -183,3 +184,39 @@ def test_what_is_no_address_is_refused_by_name(address):
 
 def test_host_and_port_alone_are_an_address():
     assert address_of("node1:9871") == "http://node1:9871"
+
+
+@pytest.mark.parametrize(
+    "name", ["\udcff", "x" * 70_000, "\U0001f5dd" * 20_000], ids=["no text", "long", "long when escaped"]
+)
+def test_a_name_that_cannot_be_asked_for_is_refused_by_name(reads, name):
+    asks = [
+        lambda: reads.key_info("v1", "b1", name), lambda: list(reads.list_keys("v1", "b1", prefix=name)),
+        lambda: list(reads.list_volumes(start_after=name)), lambda: reads.volume_info(name), lambda: reads.bucket_info("v1", name),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(RequestFailed) as refused:
+            ask()
+        assert refused.value.status == "INVALID_REQUEST"
+
+
+def test_a_page_says_where_the_next_one_begins(reads, monkeypatch):
+    pages = {
+        "": {"entries": [], "truncated": False},
+        "k1": {"entries": [vars_of("k2")], "truncated": False},
+    }  # fmt: skip
+    pages[""] = {"entries": [vars_of("k1")], "truncated": True, "next_after": "k1"}
+    asked = []
+
+    def get(path, parameters, consistency):
+        asked.append(parameters.get("start_after", ""))
+        return pages[asked[-1]]
+
+    monkeypatch.setattr(reads, "get", get)
+    assert [info.key for info in reads.list_keys("v1", "b1")] == ["k1", "k2"]
+    assert asked == ["", "k1"]
+
+
+def vars_of(key):
+    commit = CommitKey(volume="v1", bucket="b1", key=key, session_id=1, size=5, blocks=[])
+    return asdict(key_row(commit, {}))

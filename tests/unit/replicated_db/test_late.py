@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,6 +101,26 @@ def test_requests_are_answered_once_applied_and_lie_in_the_cache():
         assert node.store.get("things", b"a") == b"2"
         assert_sound(node.replica)
     assert rows(shard.nodes["n1"].replica) == rows(shard.nodes["n2"].replica)
+
+
+@pytest.mark.parametrize("before", [[], [b"put a 1"]], ids=["first", "behind another"])
+def test_what_cannot_be_logged_fails_alone(before: list[bytes]):
+    """It has no index and no row, and no record is written for it; those before and behind it are."""
+    shard = LateShard()
+    index = shard.leader.index
+    shard.logged(*before)
+    bad = propose(body="a text where bytes are wanted", sent_ms=shard.leader.timestamp_ms(shard.clock.elapsed_ms()))
+    for proposal in (bad, replace(bad, request_hash=b"short"), bad):
+        reply = shard.leader.log(proposal, shard.clock.elapsed_ms())
+        assert reply is not None
+        assert reply.response.startswith(b"failed|")
+        assert reply.response.endswith(b"|-1")
+    records = len(shard.log.entries)
+    assert len(shard.settle()) == len(before)
+    assert len(shard.log.entries) == records + len(before)
+    shard.logged(b"put b 2")
+    assert shard.settle()[0].startswith(b"done %d" % (index + len(before) + 1))
+    assert shard.replica.late.cache.get("things", b"b") == b"2"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,23 @@ from replicated_db.merge import encode_int64
 from replicated_db.ports import DeliveryReport
 from replicated_db.reading import Reading
 from replicated_db.retry import RETENTION_MS
+from replicated_db.service import MAX_REFUSAL_BYTES
 from replicated_db.transaction import Transaction
 from schemas.codec import decode, encode
-from schemas.log import Barrier, Batch, Checkpoint, Delete, DigestBase, Genesis, LeaderClaim, Put, RequestPosition, Tick
+from schemas.log import (
+    Barrier,
+    Batch,
+    Checkpoint,
+    Delete,
+    DigestBase,
+    FeatureLevel,
+    Genesis,
+    LeaderClaim,
+    Members,
+    Put,
+    RequestPosition,
+    Tick,
+)
 from tests.unit.replicated_db.kit import (
     CLUSTER,
     LIMITS,
@@ -195,6 +209,51 @@ def test_too_large(shard: Shard):
 def test_a_large_response_counts(shard: Shard):
     shard = Shard(limits=Limits(max_request_bytes=1000))
     assert shard.do(body=lambda transaction: b"x" * 1001).startswith(b"too large|")
+
+
+def test_a_refusal_that_is_too_large(shard: Shard):
+    """A refusal is in the log, too: one request must not make four times its size of it."""
+    refusal = "x" * (MAX_REFUSAL_BYTES + 1)
+    answer = shard.do(body=refusal)
+    assert answer == f"failed|its answer takes {len(refusal)} bytes; at most {MAX_REFUSAL_BYTES}|1".encode()
+    assert shard.do(body=refusal[1:]) == refusal[1:].encode()
+    answer = shard.do(body=ValueError("y" * 1_000_000))
+    assert answer == b"failed|ValueError: " + b"y" * 1012 + "… (1,000,012 characters long)|3".encode()
+
+
+def lasting(control: Any, **fields: Any) -> Any:
+    def run(transaction: Transaction) -> bytes:
+        transaction.put("things", b"never", b"written")
+        transaction.control(control, **fields)
+        return b"done"
+
+    return run
+
+
+UNENCODABLE = {
+    "control record, wide": propose(body=lasting(FeatureLevel, level=1 << 40), call=9001),
+    "control record, no text": propose(body=lasting(Members, replicas=[7]), call=9002),
+    "control record, no Unicode": propose(body=lasting(Members, replicas=["\ud800"]), call=9003),
+    "client": propose(put(b"never", b"written"), client=b"short", call=9004),
+    "hash": propose(put(b"never", b"written"), hashed=b"short", call=9005),
+    "time": propose(put(b"never", b"written"), sent_ms=1 << 63, call=9006),
+    "type": replace(propose(put(b"never", b"written"), call=9007), request_type="\ud800"),
+    "type, no text": replace(propose(put(b"never", b"written"), call=9008), request_type=8),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("bad", UNENCODABLE.values(), ids=UNENCODABLE)
+def test_what_cannot_be_encoded_fails_alone(shard: Shard, bad: Proposal):
+    """Not when the batch is sealed: that would end the leader, and the next one, and take others' requests with it."""
+    shard.do(put(b"a", b"1"))
+    first = shard.execute(bad)
+    shard.batch(propose(put(b"b", b"1")))
+    answers = responses(shard.deliver())
+    assert (first.response if first else answers.pop(0)).startswith(b"failed|")
+    assert len(answers) == 1
+    assert answers[0].startswith(b"done")
+    assert things(shard) == {b"a": b"1", b"b": b"1"}
+    assert_sound(shard.replica)
 
 
 def test_room_in_a_batch():
@@ -638,9 +697,9 @@ def test_a_checkpoint_comes_before_the_batchs_own_removals(shard: Shard):
     assert_sound(shard.nodes["n2"].replica)
 
 
-def based(slots: list[int], sums: list[int]) -> Any:
+def based(slots: list[int], sums: list[int], *, forced: bool = False) -> Any:
     def run(transaction: Transaction) -> bytes:
-        transaction.digest_base(slots, sums, "oracle")
+        transaction.digest_base(slots, sums, "oracle", forced=forced)
         return b"based"
 
     return run
@@ -658,10 +717,40 @@ def test_a_digest_base_lies_right_before_its_batch(shard: Shard):
     assert_sound(shard.replica)
 
 
-def test_a_digest_base_flags_the_replica_that_differs(shard: Shard):
+def test_a_digest_base_that_the_leader_does_not_hold_is_refused(shard: Shard):
+    """It would flag every replica, and no flagged one may lead: the shard would be lost for good."""
+    shard.do(put(b"a", b"1"))
+    slots, sums = shard.replica.digests.slots()
+    wrong = {
+        "others": ([1], [2]),
+        "none": ([], []),
+        "another sum": (slots, [sums[0] ^ 1, *sums[1:]]),
+        "one too many": ([*slots, slots[-1] + 1], [*sums, 1]),
+    }
+    for given in wrong.values():
+        shard.batch(propose(body=based(*given)))
+        [answer] = responses(shard.deliver())
+        assert b"failed|DigestsDiffer: the leader's digests are others in " in answer
+    assert not any(isinstance(record, DigestBase) for record in log_records(shard))
+    shard.catch_up()
+    assert all(node.replica.evidence is None for node in shard.nodes.values())
+    assert_sound(shard.replica)
+
+
+def test_a_digest_base_waits_for_the_batches_before_it(shard: Shard):
+    shard.batch(propose(put(b"a", b"1")))
+    slots, sums = shard.replica.digests.slots()
+    shard.batch(propose(body=based(slots, sums)))
+    assert responses(shard.deliver())[1] == b"failed|NotSettled: requests before it are on their way|2"
+    shard.append(shard.leader.tick())
+    shard.batch(propose(body=based(*shard.replica.digests.slots())))
+    assert responses(shard.deliver()) == [b"based"], "a tick changes nothing"
+
+
+def test_a_forced_digest_base_flags_the_replica_that_differs(shard: Shard):
     shard.do(put(b"a", b"1"))
     shard.catch_up()
-    shard.batch(propose(body=based([1], [2])))
+    shard.batch(propose(body=based([1], [2], forced=True)))
     base, _ = shard.deliver()
     assert base.outcome.evidence is not None
     shard.catch_up()
@@ -670,7 +759,7 @@ def test_a_digest_base_flags_the_replica_that_differs(shard: Shard):
 
 def test_a_digest_base_within_a_batch_is_refused(shard: Shard):
     shard.batch(propose(put(b"a", b"1")), propose(body=based([], [])))
-    assert responses(shard.deliver())[1] == b"failed|it may only begin a batch|2"
+    assert responses(shard.deliver())[1] == b"failed|NotSettled: requests before it are on their way|2"
 
 
 # A leader whose own row is wrong, and a leader that lies.

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from schemas import packets
 from schemas.packets import (
     HEADER_BYTES,
+    MAX_HELLO_BYTES,
     MAX_PACKET_BYTES,
-    MAX_PAYLOAD_BYTES,
     MAX_STREAM_ID,
     PACKET_BYTES,
+    PAYLOAD_LIMITS,
     BadFrame,
     FrameBuffer,
     FrameHeader,
@@ -30,9 +31,11 @@ from schemas.packets import (
 
 numbers = st.integers(0, MAX_STREAM_ID)
 kinds = st.sampled_from(Kind)
-headers = st.builds(
-    FrameHeader, kind=kinds, stream=numbers, sequence=numbers, offset=numbers,
-    length=st.integers(0, MAX_PACKET_BYTES), crc=st.integers(0, 2**32 - 1),
+headers = kinds.flatmap(
+    lambda kind: st.builds(
+        FrameHeader, kind=st.just(kind), stream=numbers, sequence=numbers, offset=numbers,
+        length=st.integers(0, PAYLOAD_LIMITS[kind]), crc=st.integers(0, 2**32 - 1),
+    )
 )  # fmt: skip
 frames = st.tuples(kinds, st.binary(max_size=300), numbers, numbers, numbers)
 
@@ -87,7 +90,7 @@ def test_a_right_checksum_alone_makes_no_frame(payload: bytes, version: int, kin
     try:
         header = decode_header(data)
     except BadFrame:
-        assert version != 1 or kind not in set(Kind) or length > MAX_PACKET_BYTES
+        assert version != 1 or kind not in set(Kind) or length > PAYLOAD_LIMITS[Kind(kind)]
         return
     assert (version, header.kind, header.length) == (1, kind, length)
     if len(payload) != length or crc32c(payload) != header.crc:
@@ -117,8 +120,7 @@ def test_what_is_wrong_is_named() -> None:
         (made(2, 1, 0), "version 2"),
         (made(1, 0, 0), "kind of frame: 0"),
         (made(1, 9, 0), "kind of frame: 9"),
-        (made(1, Kind.DATA, MAX_PACKET_BYTES + 1), str(MAX_PACKET_BYTES + 1)),
-        (made(1, Kind.REQUEST, MAX_PAYLOAD_BYTES + 1), str(MAX_PAYLOAD_BYTES + 1)),
+        *((made(1, kind, limit + 1), str(limit + 1)) for kind, limit in PAYLOAD_LIMITS.items()),
     ):
         with pytest.raises(BadFrame, match=named):
             decode_header(data)
@@ -126,8 +128,22 @@ def test_what_is_wrong_is_named() -> None:
 
 @pytest.mark.parametrize("kind", Kind)
 def test_the_largest_payload_of_each_kind_is_taken(kind: Kind) -> None:
-    limit = MAX_PACKET_BYTES if kind is Kind.DATA else MAX_PAYLOAD_BYTES
+    limit = PAYLOAD_LIMITS[kind]
     assert decode_header(made(1, kind, limit)).length == limit
+
+
+def test_who_connects_says_hello_and_nothing_longer() -> None:
+    assert PAYLOAD_LIMITS[Kind.HELLO] == MAX_HELLO_BYTES
+    for kind in Kind:
+        buffer = FrameBuffer()
+        buffer.greeting = True
+        buffer.space()[:HEADER_BYTES] = made(1, kind, MAX_HELLO_BYTES)
+        buffer.received(HEADER_BYTES)
+        if kind in (Kind.HELLO, Kind.ERROR):
+            assert buffer.frame() is None, "the rest is to come"
+            continue
+        with pytest.raises(BadFrame, match=f"begins with HELLO, not {kind.name}"):
+            buffer.frame()
 
 
 @pytest.mark.parametrize("field", ["stream", "sequence", "offset", "length", "crc"])

@@ -51,7 +51,7 @@ def test_a_bare_replay_is_refused_with_the_reason_and_the_way_out(there: list[Ta
 def test_checkpoints_are_those_of_the_log_that_lie_on_some_nodes_disk(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     for node, name in (("om1", "both"), ("om3", "both"), ("om2", "stray")):
-        (settings.node_config(node).data_dir / "shard-1.checkpoints" / name).mkdir(parents=True)
+        (settings.node_folder(node) / "shard-1.checkpoints" / name).mkdir(parents=True)
     found = checkpoints_of(settings, 1, {"both": 7, "gone": 9})
     assert [(one.node, one.name, one.offset) for one in found] == [("om1", "both", 7), ("om3", "both", 7)]
     assert checkpoints_of(settings, 0, {"both": 7}) == []

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stratolog.cluster_secret import make_secret
 from stratolog.errors import UsageError
 from stratolog.settings import DEFAULT_NODES, NAMES, Settings, load_settings, without_variables
 from stratolog.settings_values import DatanodeAddress, NodeAddress
@@ -29,6 +30,8 @@ ANOTHER = {
     "max_queued_requests": "1000",
     "log_format": "json",
     "write_audit": "true",
+    "cluster_secret_file": "/run/secrets/stratolog",
+    "http_hosts": "om.example.org,*",
     "watchdog_ms": "1500",
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
@@ -249,11 +252,14 @@ def test_options_of_the_command_line_are_checked_and_explicit() -> None:
         settings.with_values(brokers=2)
 
 
-def test_a_node_config_is_made_of_the_settings() -> None:
-    config = load_settings(environment={"STRATOLOG_SHARDS": "4", "STRATOLOG_DATA_DIR": "/d"}).node_config("om2")
+def test_a_node_config_is_made_of_the_settings(tmp_path: Path) -> None:
+    settings = load_settings(environment={"STRATOLOG_SHARDS": "4", "STRATOLOG_DATA_DIR": str(tmp_path)})
+    make_secret(settings.secret_file)
+    config = settings.node_config("om2")
     assert (config.node, config.address, config.shards) == ("om2", "127.0.0.1:9872", 4)
     assert config.replicas == ("om1", "om2", "om3")
-    assert config.data_dir == Path("/d/nodes/om2")
+    assert config.data_dir == settings.node_folder("om2") == tmp_path / "nodes" / "om2"
+    assert config.http_hosts == {"127.0.0.1"}
 
 
 def test_an_unknown_node_is_refused_with_the_known_ones() -> None:

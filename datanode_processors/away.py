@@ -1,0 +1,38 @@
+"""Datanodes that did not answer, and until when it is of no use to ask them. Pure: whoever asks says what time it is.
+
+One that is silent must not hold up all that others can give: it is left alone for a while, twice as long each time it is silent again.
+For one thread at a time. Times are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+FIRST_PAUSE_S = 15.0
+LAST_PAUSE_S = 600.0
+MAX_AWAY = 256
+"""Datanodes that are known to be away; if there are more they are all asked again."""
+
+
+class Away:
+    """By address."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, tuple[float, float]] = {}
+
+    def __contains__(self, address: str) -> bool:
+        """Whether a datanode was silent when it was asked last, however long ago."""
+        return address in self._until
+
+    def is_away(self, address: str, now_s: float) -> bool:
+        """Whether a datanode is not to be asked now."""
+        return address in self._until and self._until[address][0] > now_s
+
+    def silent(self, address: str, now_s: float) -> None:
+        """A datanode did not answer."""
+        if address not in self._until and len(self._until) >= MAX_AWAY:
+            self._until.clear()
+        pause_s = min(2 * self._until[address][1], LAST_PAUSE_S) if address in self._until else FIRST_PAUSE_S
+        self._until[address] = now_s + pause_s, pause_s
+
+    def answered(self, address: str) -> None:
+        """A datanode answered, or was named anew: it may be asked."""
+        self._until.pop(address, None)

@@ -1,0 +1,92 @@
+"""What a process's HTTP server lets by: no calls of foreign web pages, and nothing that changes anything without a proof of the cluster's secret.
+
+A browser on a machine that reaches a node carries out what any page says: a form that posts, a script that fetches, a name that resolves to the
+node's address (DNS rebinding). Rules, for every path:
+
+1. ``Host`` is an address, localhost, this machine's name or one that the settings give (``http_hosts``): a page's own name leads nowhere.
+2. A request that a page of another origin has made (``Origin``, ``Sec-Fetch-Site``) is refused.
+3. Anything but GET, HEAD and OPTIONS needs the header Authorization of ``schemas.privilege``. Reading is open.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
+from typing import Any
+
+from aiohttp import web
+
+from schemas.privilege import AUTHORIZATION, ClusterSecret
+from schemas.result_codes import PERMISSION_DENIED
+
+ANY_HOST = "*"
+OPEN_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+FOREIGN_SITES = frozenset({"cross-site", "same-site"})
+"""``Sec-Fetch-Site`` of requests that a page of another origin makes."""
+MAX_SHOWN_CHARACTERS = 100
+
+
+class HttpGuard:
+    """Judges requests; without a ``secret`` none that changes something is let by."""
+
+    def __init__(self, secret: ClusterSecret | None, hosts: Collection[str] = ()) -> None:
+        self._secret = secret
+        self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
+
+    def refusal(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
+        """Say why a request is refused, None if it is not; ``target`` is the path with its query as it was sent."""
+        host = headers.get("Host", "")
+        if not self._is_own(host):
+            return f"this server is not known as {host[:MAX_SHOWN_CHARACTERS]!r}: the setting 'http_hosts' names the names by which it is asked"
+        if (origin := headers.get("Origin")) is not None and origin.lower() not in (
+            f"http://{host}",
+            f"https://{host}",
+        ):
+            return f"a page of {origin[:MAX_SHOWN_CHARACTERS]!r} may not ask this server"
+        if headers.get("Sec-Fetch-Site") in FOREIGN_SITES and headers.get("Sec-Fetch-Mode") != "navigate":
+            return "a page of another site may not ask this server"
+        if method in OPEN_METHODS:
+            return None
+        if self._secret is None:
+            return "this server has no secret, and so takes no calls that change anything"
+        given = headers.get(AUTHORIZATION)
+        if self._secret.authorizes(given, method, host, target):
+            return None
+        what = "has no" if given is None else "has a wrong"
+        return (
+            f"{method} is for the cluster's members and operators, and the call {what} header {AUTHORIZATION}: "
+            "the sender needs the file that the setting 'cluster_secret_file' names"
+        )
+
+    def _is_own(self, host: str) -> bool:
+        # Without a Host no browser asks.
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.lower().removesuffix(".")
+        if not name or ANY_HOST in self._hosts or name in self._hosts:
+            return True
+        return name == "localhost" or name.endswith(".localhost") or _is_address(name)
+
+    def middleware(self) -> Any:
+        """Return what aiohttp asks before any handler."""
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Any) -> Any:
+            headers = request.headers
+            if len(headers.getall("Host", [])) > 1 or len(headers.getall("Origin", [])) > 1:
+                refusal: str | None = "a request names one host, and one origin"
+            else:
+                refusal = self.refusal(request.method, request.raw_path, headers)
+            if refusal is not None:
+                return web.json_response({"error": PERMISSION_DENIED, "message": refusal}, status=403)
+            return await handler(request)
+
+        return guard
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

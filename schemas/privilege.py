@@ -1,0 +1,81 @@
+"""Privileged requests and calls: proofs that the sender has the cluster's secret (decision 0033).
+
+Operators' commands, and what the leaders and the placement loop ask for themselves, change how a shard is run or what is forgotten: they are
+for members and operators alone. Until there are real identities, those are whoever has the cluster's secret. Rules:
+
+1. A request of a type in PRIVILEGED goes in a record of ``om.requests`` of its own, never in an envelope, whose key is the proof:
+   HMAC-SHA256, under a key made for this from the secret, over the request's bytes. The bytes are what they would be without it, retries included.
+2. The leader's gateway looks at the proof before anything else depends on the request; a replica that executes a logged request again does not.
+3. A POST to a node or datanode has ``Authorization: Stratolog HEX``: HMAC-SHA256, under another key, over method, ``Host`` and the path with
+   its query, so that whoever is called learns nothing that is good elsewhere.
+4. Proofs name no time. A request that is sent again by a stranger is the same request (retry rows, REQUEST_EXPIRED); a call that is sent again
+   asks the same node for the same thing.
+
+Comparisons take constant time. Nothing here shows the secret: not a representation, not an error, not a pickle.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import Any, NoReturn
+
+from schemas.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
+
+PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS))
+"""Request types for members and operators alone."""
+
+AUTHORIZATION = "Authorization"
+SCHEME = "Stratolog"
+
+MIN_SECRET_BYTES = 32
+MAX_SECRET_BYTES = 4096
+
+
+class ClusterSecret:
+    """The secret of a cluster; raises ValueError for one of less than MIN_SECRET_BYTES or more than MAX_SECRET_BYTES."""
+
+    __slots__ = ("_http", "_requests")
+
+    def __init__(self, secret: bytes) -> None:
+        if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
+            raise ValueError(f"a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(secret)}")
+        self._requests = hmac.digest(secret, b"stratolog om.requests", "sha256")
+        self._http = hmac.digest(secret, b"stratolog http", "sha256")
+
+    def proof(self, request: bytes) -> bytes:
+        """Return the proof for an encoded request."""
+        return hmac.digest(self._requests, request, "sha256")
+
+    def proves(self, proof: bytes | None, request: bytes) -> bool:
+        """Whether ``proof`` is the one for an encoded request."""
+        return proof is not None and hmac.compare_digest(self.proof(request), proof)
+
+    def authorization(self, method: str, host: str, target: str) -> str:
+        """Return the header AUTHORIZATION for a call; ``target`` is the path with its query as it is sent."""
+        text = f"{method.upper()}\0{host.lower()}\0{target}".encode(errors="surrogateescape")
+        return f"{SCHEME} {hmac.digest(self._http, text, 'sha256').hex()}"
+
+    def authorizes(self, authorization: str | None, method: str, host: str, target: str) -> bool:
+        """Whether a header AUTHORIZATION is the one for a call."""
+        wanted = self.authorization(method, host, target)
+        given = (authorization or "").encode(errors="surrogateescape")
+        return hmac.compare_digest(wanted.encode(), given)
+
+    def sign(self, request: Any) -> Any:
+        """Give an httpx request its AUTHORIZATION: an ``auth`` for httpx."""
+        target = request.url.raw_path.decode("ascii")
+        request.headers[AUTHORIZATION] = self.authorization(request.method, request.headers["host"], target)
+        return request
+
+    def __repr__(self) -> str:
+        """Return nothing of the secret."""
+        return "ClusterSecret(…)"
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied into bytes."""
+        raise TypeError("a cluster's secret is not pickled")
+
+
+def is_privileged(body: object) -> bool:
+    """Whether a request is for members and operators alone."""
+    return type(body) in PRIVILEGED
