@@ -10,7 +10,8 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/stratolog
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
+COPY build_tools ./build_tools
 COPY schemas ./schemas
 COPY replicated_db ./replicated_db
 COPY om_processors ./om_processors

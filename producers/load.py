@@ -271,7 +271,7 @@ def _line(result: LoadResult) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m producers.load", description="createKey + commitKey in a closed loop"
+        prog=f"python -m {__package__}.load", description="createKey + commitKey in a closed loop"
     )
     parser.add_argument("--bootstrap-servers", default="127.0.0.1:9092")
     parser.add_argument("--caller", default=None)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-PACKAGE_ROOT = Path(__file__).resolve().parent.parent
-"""Where Spark's Python workers find ``spark_streaming`` and ``schemas``."""
+PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
+"""Where Spark's Python workers find this package and ``schemas``: above the outermost package, which is ``stratolog`` in an installed wheel."""
 
 ARROW_RECORDS = 256
 """Rows handed to Python at once: a log record may hold thousands of operations, 24 bytes each in flat arrays."""

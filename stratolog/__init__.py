@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from schemas.privilege import ClusterSecret as ClusterSecret
 
 _HOMES = {
-    "Client": "producers",
-    "AsyncClient": "producers",
+    "Client": "producers.client",
+    "AsyncClient": "producers.async_client",
     "StratologError": "producers.errors",
     "RetryableError": "producers.errors",
     "RequestFailed": "producers.errors",

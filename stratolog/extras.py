@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from stratolog.errors import Unavailable
 
 HOST = frozenset(
-    {"faust", "mode", "aiokafka", "aiohttp", "prometheus_client", "rocksdict", "sortedcontainers", "uvloop"}
+    {"avro", "faust", "mode", "aiokafka", "aiohttp", "prometheus_client", "rocksdict", "sortedcontainers", "uvloop"}
 )
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,

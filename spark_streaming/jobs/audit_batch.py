@@ -367,7 +367,7 @@ def _is_ok(entry: dict[str, Any]) -> bool:
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, audit, print the result."""
     parser = argparse.ArgumentParser(description="Audit the logs to their current end and say whether all agree.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file (spark_streaming/jobs/config.py)")
+    parser.add_argument("--config", type=Path, required=True, help=f"JSON file (see {AuditConfig.__module__})")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config)

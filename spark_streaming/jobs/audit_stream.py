@@ -101,7 +101,7 @@ def _offsets(progress: object) -> dict[str, dict[str, int]]:
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description="Audit the logs continuously; verdicts go to Kafka and Parquet.")
-    parser.add_argument("--config", type=Path, required=True, help="JSON file (spark_streaming/jobs/config.py)")
+    parser.add_argument("--config", type=Path, required=True, help=f"JSON file (see {AuditConfig.__module__})")
     options = parser.parse_args(arguments)
     try:
         config = load_config(options.config)

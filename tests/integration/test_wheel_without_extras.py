@@ -1,6 +1,6 @@
-"""The wheel in an empty environment: the client SDK and the command, without Spark, Faust or RocksDB.
+"""The wheel in an empty environment: the client SDK and the command, without Spark, Faust or RocksDB; and all of it beside foreign packages.
 
-Builds the wheel from a copy of the sources, installs it with its base dependencies alone (from pip's configured index),
+Builds an sdist from a copy of the sources and the wheel from that, installs it with its base dependencies alone (from pip's configured index),
 and runs the installed code in a process that cannot see this checkout.
 """
 
@@ -9,8 +9,11 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import textwrap
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -30,15 +33,55 @@ FOREIGN = (
     "aiohttp",
     "rocksdict",
     "pytest",
+    "avro",
 )
-SDK = ("schemas", "schemas.codec", "producers", "producers.load", "producers.ingest", "producers.listing")
+OURS = ("schemas", "replicated_db", "om_processors", "datanode_processors", "producers", "spark_streaming")
+SDK = tuple(
+    f"stratolog.{name}"
+    for name in (
+        "schemas",
+        "schemas.codec",
+        "producers",
+        "producers.load",
+        "producers.ingest",
+        "producers.listing",
+    )
+)
+NODES = tuple(
+    f"stratolog.{name}"
+    for name in (
+        "om_processors.node",
+        "datanode_processors.node",
+        "replicated_db.follower",
+        "spark_streaming.jobs.audit_stream",
+        "spark_streaming.jobs.audit_batch",
+        "local.stack",
+        "commands.audit",
+        "cli",
+    )
+)
+BESIDE_OTHERS = """
+    import importlib, json, sys
+    for name in {names}:
+        importlib.import_module(name)
+    from stratolog.commands.audit import BATCH_JOB
+    from stratolog.schemas import codec, native
+    from stratolog.spark_streaming.session import PACKAGE_ROOT
+    print(json.dumps({{
+        "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
+        "codec": [codec.compile_encoder.__module__, native.__name__],
+        "root": str(PACKAGE_ROOT),
+        "job": BATCH_JOB,
+        "from": sorted({{module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "stratolog"}}),
+    }}))
+"""
 PROBE = """
     import importlib, importlib.util, json, sys
     for name in {sdk}:
         importlib.import_module(name)
-    import producers, schemas
-    from schemas import codec
-    from schemas.messages import CreateKey, Request
+    from stratolog import producers, schemas
+    from stratolog.schemas import codec
+    from stratolog.schemas.messages import CreateKey, Request
     request = Request(client_id=bytes(16), call_id=1, first_sent_at_ms=2, answered_below=1, reply_partition=0,
                       caller="me", body=CreateKey(volume="v", bucket="b", key="k", size=1))
     from stratolog import AsyncClient, Client
@@ -72,11 +115,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for package in sorted(path.parent for path in ROOT.glob("*/__init__.py")):
         shutil.copytree(package, source / package.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     into = tmp_path_factory.mktemp("wheel")
+    ran(sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", into, source, cwd=into)
+    (sdist,) = into.glob("stratolog-*.tar.gz")
     pip = (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation")
-    ran(*pip, "--wheel-dir", into, source, cwd=source)
+    ran(*pip, "--wheel-dir", into, sdist, cwd=into)
     (built,) = into.glob("stratolog-*.whl")
     return built
 
@@ -90,9 +135,69 @@ def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def beside_others(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """Return the folder of an environment with the wheel, other people's packages of our folders' names, and the libraries of the tests' own one."""
+    folder = tmp_path_factory.mktemp("beside")
+    venv.create(folder)
+    ran(
+        *pip_of(folder),
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-compile",
+        "--no-deps",
+        wheel,
+        cwd=folder,
+    )
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    for name in OURS:
+        (packages / name).mkdir()
+        (packages / name / "__init__.py").write_text("WHOSE = 'theirs'\n")
+    # Only the folders in a .pth file are read, not the .pth files in those: this checkout stays out of sight.
+    (packages / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    return folder
+
+
 def pip_of(environment: Path) -> tuple[object, ...]:
     """Return the command of this environment's pip, for another one, which needs none then."""
     return sys.executable, "-m", "pip", "--python", environment / "bin" / "python"
+
+
+def test_the_wheel_has_one_package_and_says_so(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (told,) = (archive.read(name).decode().split() for name in names if name.endswith("/top_level.txt"))
+    (info,) = {name.partition("/")[0] for name in names} - {"stratolog"}
+    assert info.startswith("stratolog-")
+    assert info.endswith(".dist-info")
+    assert told == ["stratolog"]
+    assert {"stratolog/py.typed", "stratolog/schemas/native.pyi", "stratolog/local/poms/spark.xml"} <= set(names)
+    assert {f"stratolog/{name}/__init__.py" for name in OURS} <= set(names)
+    assert not [name for name in names if "build_tools" in name or "/tests/" in name]
+
+
+def test_the_sdist_can_build_without_the_repository(wheel: Path) -> None:
+    (sdist,) = wheel.parent.glob("stratolog-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "build_tools/backend.py", "schemas/native.pyx", "schemas/codec.py"} <= names
+
+
+def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_others: Path) -> None:
+    probe = textwrap.dedent(BESIDE_OTHERS).format(names=SDK + NODES, ours=OURS)
+    answer = json.loads(ran(beside_others / "bin" / "python", "-c", probe, cwd=beside_others))
+    (packages,) = beside_others.glob("lib/python3*/site-packages")
+    assert answer["foreign"] == ["theirs"] * len(OURS)
+    assert answer["codec"] == ["stratolog.schemas.native"] * 2
+    assert answer["root"] == str(packages)
+    assert answer["job"] == "stratolog.spark_streaming.jobs.audit_batch"
+    assert all(Path(where).is_relative_to(packages / "stratolog") for where in answer["from"])
+    for job in ("audit_stream", "audit_batch"):
+        module = f"stratolog.spark_streaming.jobs.{job}"
+        assert "stratolog.spark_streaming.jobs.config" in ran(
+            beside_others / "bin" / "python", "-m", module, "--help", cwd=beside_others
+        )
 
 
 def test_the_sdk_imports_and_nothing_heavy_is_there(environment: Path) -> None:
@@ -111,7 +216,9 @@ def test_the_environment_is_consistent(environment: Path) -> None:
 
 def test_the_command_and_the_load_generator_start(environment: Path) -> None:
     assert "Usage: stratolog" in ran(environment / "bin" / "stratolog", "--help", cwd=environment)
-    assert "--in-flight" in ran(environment / "bin" / "python", "-m", "producers.load", "--help", cwd=environment)
+    assert "--in-flight" in ran(
+        environment / "bin" / "python", "-m", "stratolog.producers.load", "--help", cwd=environment
+    )
 
 
 def test_a_client_without_a_broker_says_so(environment: Path) -> None:

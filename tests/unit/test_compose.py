@@ -158,7 +158,9 @@ def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -
     text = dockerfile()
     assert f"/var/cache/stratolog/jars/spark-{SPARK_VERSION}" in text
     assert "STRATOLOG_CACHE_DIR=/var/cache/stratolog" in text
+    assert "COPY pyproject.toml README.md LICENSE ./" in text
     for package in (
+        "build_tools",
         "schemas",
         "replicated_db",
         "om_processors",

@@ -1,0 +1,1 @@
+"""How the package is built: the wheel has everything below ``stratolog`` (decision 0036)."""
