@@ -8,8 +8,11 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated
 SOURCES := $(PACKAGES) $(wildcard tests benchmarks build_tools)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
 INTEGRATION := $(wildcard tests/integration tests/chaos tests/linearizability)
+# The versions that the tests have passed with; for one Python, others resolve their own.
+LOCK := requirements-dev.lock
+LOCKED = $$($(BIN)/python -c 'import sys; print("--constraint $(LOCK)" if sys.version_info[:2] == (3, 11) else "")')
 # The stamp's name holds what an install depends on, so it is redone when that changes and never otherwise.
-STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml schemas/native.pyx stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
+STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml $(LOCK) schemas/native.pyx stratolog/local/poms/*.xml; echo $(PACKAGES)) | cksum | tr ' ' '-')
 
 # Variables of `make demo`: BROKERS=1 or 3; KEEP=1 leaves the stack running; TREE=DIR is what is ingested.
 BROKERS ?= 1
@@ -34,7 +37,7 @@ MAKEFLAGS += --no-print-directory
 # Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lint format typecheck unit integration test suite test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +63,7 @@ install: $(STAMP) ## make .venv with the stratolog command in it, and fetch the 
 
 $(STAMP): | check-tools
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[om,datanode,spark,dev]'
+	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[om,datanode,spark,dev]'
 	$(BIN)/stratolog jars fetch
 	@rm -f $(VENV)/.stratolog-*
 	@touch $@
@@ -127,6 +130,15 @@ down: install ## stop the local stack
 
 status: install ## what the local stack does
 	$(BIN)/stratolog status
+
+# All that pyproject.toml wants, as new as it allows, in an environment of its own; run `make install test` then, before it is committed.
+lock: check-tools ## resolve requirements-dev.lock anew (Python 3.11)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: the lock is for Python 3.11, not $$($(PYTHON) --version): set PYTHON=python3.11" >&2; exit 1; }
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(PYTHON) -m venv "$$folder/venv" && \
+		"$$folder/venv/bin/python" -m pip install --quiet --editable '.[om,datanode,spark,dev]' && \
+		grep '^#' $(LOCK) > "$$folder/lock" && \
+		"$$folder/venv/bin/python" -m pip freeze --all --exclude-editable | grep -v '^pip==' >> "$$folder/lock" && \
+		cp "$$folder/lock" $(LOCK)
 
 clean: ## remove what tools and tests leave behind (not .venv, not the cached jars)
 	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache

@@ -1,0 +1,45 @@
+"""requirements-dev.lock: what `make install` installs on Python 3.11 is one version of each library, and what pyproject.toml allows."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+LINES = [line for line in (ROOT / "requirements-dev.lock").read_text().splitlines() if not line.startswith("#")]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def locked() -> dict[str, Version]:
+    return {canonicalize_name(name): Version(version) for name, version in (line.split("==") for line in LINES)}
+
+
+def wanted() -> list[Requirement]:
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    return [Requirement(text) for requirements in lists for text in requirements]
+
+
+def test_each_line_is_one_version_and_no_address() -> None:
+    assert len(LINES) == len(locked())
+    assert not [line for line in LINES if not re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.+!]*", line)]
+
+
+def test_all_that_is_wanted_is_locked_at_a_version_that_is_allowed() -> None:
+    versions = locked()
+    for requirement in wanted():
+        assert versions[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+def test_the_installation_takes_it_for_its_own_python_alone() -> None:
+    text = (ROOT / "Makefile").read_text()
+    assert '"--constraint $(LOCK)" if sys.version_info[:2] == (3, 11) else ""' in text
+    assert "pip install --quiet $(LOCKED)" in text
+
+
+def test_the_client_does_without_the_reference_codec() -> None:
+    assert "avro-python3" not in {Requirement(text).name for text in PROJECT["dependencies"]}
+    for extra in ("om", "datanode", "dev"):
+        assert "avro-python3" in {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]}, extra
