@@ -21,7 +21,7 @@ LEFT_BEHIND = ("__pycache__", "*.so", "*.pyd", "*.c", "*.egg-info")
 BESIDE = ("README.md", "LICENSE")
 """Files that the ``project`` table reads."""
 
-_KNOWN = frozenset({"ext-modules", "packages", "package-data"})
+_KNOWN = frozenset({"ext-modules", "packages", "package-data", "package-dir"})
 
 
 class UnknownLayout(ValueError):
@@ -34,8 +34,10 @@ def make_tree(root: Path, into: Path) -> None:
     Raises UnknownLayout, or NotMovable of ``rewriting``; a file's own errors pass through.
     """
     text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    told = tomllib.loads(text)["tool"]["setuptools"]
+    tables = tomllib.loads(text)
+    told = tables["tool"]["setuptools"]
     packages = _packages(told)
+    _check_entry_points(tables["project"], packages)
     home = into / HOME
     _copy(root / HOME, home)
     for name in packages:
@@ -53,10 +55,20 @@ def _packages(told: Mapping[str, Any]) -> list[str]:
     """Return the packages that move."""
     if unknown := sorted(told.keys() - _KNOWN):
         raise UnknownLayout(f"pyproject.toml: tool.setuptools has {', '.join(unknown)}, which {__name__} does not know")
+    if told.get("package-dir", {"": "."}) != {"": "."}:
+        raise UnknownLayout("pyproject.toml: package-dir must be '.': the packages lie at the top")
     find = told["packages"]["find"]
     if find.keys() != {"include"} or f"{HOME}*" not in find["include"]:
         raise UnknownLayout(f"pyproject.toml: packages.find must be 'include' alone, with '{HOME}*'")
     return sorted(name.removesuffix("*") for name in find["include"] if name != f"{HOME}*")
+
+
+def _check_entry_points(project: Mapping[str, Any], packages: Sequence[str]) -> None:
+    """Raise UnknownLayout for a command, or another entry point, in a package that moves: setuptools reads it as it is written."""
+    groups = [project.get("scripts", {}), project.get("gui-scripts", {}), *project.get("entry-points", {}).values()]
+    for name, place in (entry for group in groups for entry in group.items()):
+        if place.partition(".")[0].partition(":")[0].strip() in packages:
+            raise UnknownLayout(f"pyproject.toml: {name} = {place!r} moves; an entry point lies in {HOME} itself")
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -149,6 +149,10 @@ def test_what_setuptools_is_told_names_the_new_places(tree: Path) -> None:
     [
         ("[tool.setuptools.package-data]\n", '[tool.setuptools.cmdclass]\nx = "y"\n[tool.setuptools.package-data]\n', "cmdclass"),
         ("include = [\n", 'where = ["src"]\ninclude = [\n', "packages.find"),
+        ("[tool.setuptools.package-data]\n", '[tool.setuptools.package-dir]\n"" = "src"\n[tool.setuptools.package-data]\n', "package-dir"),
+        ("[tool.setuptools.package-data]\n", '[tool.setuptools.package-dir]\n"" = "."\n[tool.setuptools.package-data]\n', ""),
+        ("[project.scripts]\n", '[project.scripts]\nload = "producers.load:main"\n', "load = 'producers.load:main' moves"),
+        ("[project.scripts]\n", '[project.scripts]\nload = "producers:main"\n', "load = 'producers:main' moves"),
         ("[project]\n", "[tool.early]\nx = 1\n[project]\n", "must come last"),
         ('sources = ["schemas/native.pyx"]', 'sources = ["schemas/gone.pyx"]', "schemas/gone.pyx"),
         ('name = "schemas.native"', 'name = "schemas.native"\n', ""),
