@@ -12,10 +12,13 @@ from typing import get_args
 import pytest
 
 from om_processors.requests import LATE_REQUEST_TYPES
+from replicated_db.replica import Replica
 from schemas.messages import RequestBody
+from tests.simulation.cluster import UNSYNCED_WRITES
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told
+from tests.simulation.truth import Violation
 from tests.simulation.world import World
 
 SEEDS = 1_000
@@ -43,6 +46,7 @@ WANTED = {
     "hint trusted", "resumed ten minutes back", "requests cut", "requests trimmed", "requests truncated under a leader",
     # the log's tail, readers that miss part of it
     "log cut", "log poisoned", "records skipped", "gap filled", "records again", "records missed", "stop: AheadOfLog",
+    "answer of a lost tail", "holder of a lost tail stopped",
     # clocks
     "node's clock seconds", "node's clock a year", "broker's clock seconds", "broker's clock a year",
     "client's clock seconds", "client's clock a year", "long time",
@@ -118,6 +122,7 @@ def test_every_rule_that_matters_has_its_mutant():
         "prev not compared on apply", "expiry by local clock", "floors not asked", "non monotonic timestamp", "overlay kept after step down",
         "overlay layer dropped before its write is visible", "read index from a stale broker",
         "rows remembered over logged requests", "prepared state not asked", "mode taken from the first request of a fetch",
+        "chain not compared",
     }  # fmt: skip
 
 
@@ -163,5 +168,72 @@ def test_a_candidate_that_has_read_a_lost_tail_does_not_claim_on_top_of_it():
         settle()
         assert world.truth.halted is None
         assert world.seen["stop: AheadOfLog"] == 1
+    finally:
+        world.close()
+
+
+def world_before_a_loss() -> tuple[World, Faults, int]:
+    """Return a cluster in which n1 leads and n2 has applied a write at the end of the log, of which n1 has no report yet."""
+    world = World()
+    faults = Faults(world)
+    for name, number in [*[("go_on", 15)] * 3, ("assign", 0), *[("go_on", 15), ("deliver", 3)] * 12]:
+        world.step(faults, (name, number))
+    for _ in range(2):
+        faults.forge_twin(0)
+    end = len(world.log.entries)
+    for name, number in [("call", 0), *[("go_on", 15)] * 6, ("hold_report", 0), *[("go_on", 15)] * 3]:
+        world.step(faults, (name, number))
+    assert world.nodes["n2"].replica.position.index == world.truth.index == 1
+    return world, faults, end
+
+
+def lose_tail(world: World, faults: Faults, end: int) -> None:
+    faults.cut_log(len(world.log.entries) - 1 - end)
+    assert len(world.log.entries) == end
+    assert world.truth.index == 0
+
+
+def test_a_read_that_rests_on_a_lost_tail_binds_no_later_one():
+    """Its question and the leader's report are from before the loss: it may end, but nobody can be held to what it saw."""
+    world, faults, end = world_before_a_loss()
+    try:
+        world.read(world.nodes["n2"], 0)
+        for _ in range(6):
+            world.run(1, 20)
+            faults.deliver(0)
+        lose_tail(world, faults, end)
+        faults.release_report(0)
+        for _ in range(4):
+            world.run(1, 20)
+        assert world.seen["linearizable: read"] == world.seen["read of a lost tail"] == 1
+        assert world.invariants.acknowledged == 0
+        world.heal()
+    finally:
+        world.close()
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_a_read_that_begins_after_the_loss_must_not_see_the_lost_tail(looks: bool, monkeypatch: pytest.MonkeyPatch):
+    """A replica that has read past the leader's record looks whether it counted; a judge that does not see the difference is of no use."""
+    world, faults, end = world_before_a_loss()
+    try:
+        lose_tail(world, faults, end)
+        n1 = world.nodes["n1"]
+        n1.crash(UNSYNCED_WRITES)
+        world.rebuild(n1)
+        for name, number in [*[("go_on", 15)] * 3, ("assign", 0), *[("go_on", 15)] * 3]:
+            world.step(faults, (name, number))
+        if not looks:
+            monkeypatch.setattr(Replica, "has_counted", lambda *_: True)
+        world.nodes["n2"].replica.read_offset += 10
+        world.read(world.nodes["n2"], 0)
+        for _ in range(8):
+            faults.deliver(3)
+            world.run(1, 20)
+        seen = world.seen["linearizable: read"]
+    except Violation as found:
+        assert not looks and "began after a loss" in str(found), found
+    else:
+        assert looks and not seen
     finally:
         world.close()

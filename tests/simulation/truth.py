@@ -323,6 +323,23 @@ class Truth:
         found = bisect_right(versions, offset, key=lambda version: version[0])
         return versions[found - 1][1] if found else None
 
+    def where_chain_is(self, chain: bytes) -> int | None:
+        """Return the offset of the record after which the log has this chain, -1 before all, None if nowhere."""
+        if chain == bytes(32):
+            return -1
+        return next((m.offset for m in self.moments.values() if m.chain == chain), None)
+
+    def moment_of(self, offset: int, chain: bytes, index: int, total: int | None) -> Moment | None:
+        """Return the moment of the record at ``offset`` with that chain, or else the last of a state's index and digest (unless None).
+
+        A claim behind a lost tail is valid for who has read that tail, in a chain that is no log's: the state is still that of before.
+        """
+        exact = self.moments.get(offset)
+        if exact is not None and exact.chain == chain:
+            return exact
+        same = (m for m in reversed(self.moments.values()) if m.index == index and total in (None, m.total))
+        return next(same, None)
+
     # -- the answers -------------------------------------------------------------------------------------------------
 
     def _settle_results(self, batch: Batch) -> None:
