@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import faust
 
@@ -39,9 +40,10 @@ class Follower(follower.Follower):
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
         logs: Mapping[int, Log], outbox: Publisher,
-        note: Note, fatal: Callable[[BaseException], None],
+        note: Note, fatal: Callable[[BaseException], None], **waits: Any,
     ) -> None:  # fmt: skip
+        """``waits``: ``now_s`` and ``sleep`` of the follower."""
         feed = follower.Feed(
             node=config.node, log_topic=OM_LOG, audit_topic=OM_AUDIT, members=frozenset(config.replicas)
         )
-        super().__init__(feed, replicas, loops, logs, outbox, note, fatal)
+        super().__init__(feed, replicas, loops, logs, outbox, note, fatal, **waits)

@@ -45,7 +45,10 @@ class RequestIntake:
     def __init__(
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
+        beat: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
+        """Place the consumer. ``beat`` is told for how long, in seconds, a question to the brokers may keep the caller's thread."""
+        self._beat = beat
         self._shard = shard
         self._gateway = gateway
         self._outbox = outbox
@@ -152,16 +155,19 @@ class RequestIntake:
         """Forget what is left over, and place the consumer at the hint if the record before it is the one named, else ten minutes back."""
         self._left_over.clear()
         try:
+            self._beat(REQUEST_TIMEOUT_S)
             low, high = self._reader.consumer.get_watermark_offsets(self._where(0), timeout=REQUEST_TIMEOUT_S)
             offset = resume_offset(hint, low, high, self._value_at, self._ten_minutes_back)
         except KafkaException as error:
             raise LogUnavailable(str(error)) from error
+        self._beat(0)
         if hint is None or offset != hint.offset:
             self._log(f"resume {OM_REQUESTS}/{self._shard} at {offset} (hint: {hint.offset if hint else 'none'})")
         self._next_offset = offset
         self._reader.assign(self._where(offset))
 
     def _value_at(self, offset: int) -> bytes | None:
+        self._beat(REQUEST_TIMEOUT_S)
         self._reader.assign(self._where(offset))
         for message in self._reader.consume(1, REQUEST_TIMEOUT_S):
             if message.error() is None:
@@ -170,6 +176,7 @@ class RequestIntake:
 
     def _ten_minutes_back(self) -> int:
         """Return the first offset of the last ten minutes; a negative one means: no record that young."""
+        self._beat(REQUEST_TIMEOUT_S)
         since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
         return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
 

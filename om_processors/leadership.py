@@ -19,18 +19,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
-from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
+from om_processors.log_ends import ASK_TIMEOUT_S, LogEnds
 from om_processors.membership import MembershipCheck
-from om_processors.shard_thread import ShardThread
+from om_processors.shard_thread import ClaimPatience, ShardThread
 from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.logs import Note
+from replicated_db.replica import Replica
 from schemas.result_codes import INVALID_REQUEST
-from schemas.topics import LEADER_GROUP, OM_LOG, OM_REQUESTS, SILENT_BROKER_MS
+from schemas.topics import LEADER_GROUP, OM_REQUESTS, SILENT_BROKER_MS
 
 DRAIN_S = 5.0
 """How long a revocation waits for batches in flight."""
@@ -41,9 +43,6 @@ STATISTICS_MS = 2_000
 """How often librdkafka tells how it stands with the group."""
 WATCH_INTERVAL_S = RENEW_INTERVAL_S
 """How often the signs are looked at."""
-
-ASK_TIMEOUT_S = 2.0
-"""How long another node or the brokers may take to answer."""
 
 MAX_JITTER_S = 1.0
 UNFIT_WAIT_S = 60.0
@@ -76,7 +75,8 @@ class Leadership:
         self._moving: set[int] = set()
         self._in_group = False
         self._unsettled_since: float | None = None
-        self._lags: dict[int, int | None] = dict.fromkeys(loops)
+        self._ends = LogEnds({shard: loop.replica for shard, loop in loops.items()})
+        self._patience = {shard: ClaimPatience() for shard in loops}
         self._membership_check = MembershipCheck(config.node, config.replicas)
         self._stop = threading.Event()
         self._leave = threading.Event()
@@ -106,7 +106,7 @@ class Leadership:
             "owner": shard in self._owned,
             "lent_to": None if loan is None else loan.node,
             "borrowed_from": None if borrowed is None else borrowed.owner,
-            "lag_records": self._lags[shard],
+            "lag_records": self._ends.lags[shard],
         }
 
     # -- the group -------------------------------------------------------------------------------------------------
@@ -207,16 +207,24 @@ class Leadership:
     def _start_thread(self, shard: int) -> None:
         self._threads[shard] = ShardThread(
             self._loops[shard], self._note, deposed=lambda: self._deposed(shard), unfit=lambda: self._unfit(shard),
-            fatal=self._fatal,
+            fatal=self._fatal, patience=self._patience[shard], leaderless=lambda: shard in self._ends.leaderless,
         )  # fmt: skip
+
+    def _forget_ending(self, shard: int) -> None:
+        """Have a shard's thread, which calls this and ends now, lead it no more: one that is dead must not keep another from being started."""
+        thread = self._threads.get(shard)
+        if thread is not None and thread.thread is threading.current_thread():
+            self._ending[shard] = self._threads.pop(shard)
 
     def _deposed(self, shard: int) -> None:
         with self._lock:
+            self._forget_ending(shard)
             if self._borrowed.pop(shard, None) is None:
                 self._leave.set()
 
     def _unfit(self, shard: int) -> None:
         with self._lock:
+            self._forget_ending(shard)
             self._out_until = time.monotonic() + UNFIT_WAIT_S
             self._borrowed.pop(shard, None)
             self._leave.set()
@@ -247,7 +255,8 @@ class Leadership:
                 ShardSigns(
                     shard=shard,
                     turned_ago_ms=loop.turned_ago_ms() if shard in self._threads and self._threads[shard].running else None,
-                    lag_records=self._lags[shard], flagged=loop.replica.evidence is not None,
+                    lag_records=self._ends.lags[shard], leaderless=shard in self._ends.leaderless,
+                    flagged=loop.replica.evidence is not None,
                     member=not loop.replica.state.replicas or self._config.node in loop.replica.state.replicas,
                     lingering=shard in self._ending,
                 )
@@ -262,7 +271,7 @@ class Leadership:
         consumer = Consumer(self._settings("stratolog-lag"))
         try:
             while not self._stop.is_set():
-                self._measure_lags(consumer)
+                self._ends.ask(consumer, self._check_members)
                 if (
                     self._in_group
                     and not self._leave.is_set()
@@ -277,16 +286,8 @@ class Leadership:
         finally:
             consumer.close()
 
-    def _measure_lags(self, consumer: Consumer) -> None:
-        lags: dict[int, int | None] = dict.fromkeys(self._loops)
-        try:
-            for shard, loop in self._loops.items():
-                end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=ASK_TIMEOUT_S)[1]
-                lags[shard] = max(0, end - 1 - loop.replica.read_offset)
-                self._membership_check.look(shard, loop.replica.read_offset, end, loop.replica.state.replicas)
-        except KafkaException:
-            pass  # unknown, all that is left: no reason to leave, and none to join
-        self._lags = lags
+    def _check_members(self, replica: Replica, end: int) -> None:
+        self._membership_check.look(replica.identity.shard, replica.read_offset, end, replica.known_members)
 
     # -- lending ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Rules:
     1. A node that has read what was in the log when it started must find there the very members that its settings name: else it
-       was started with old settings, or by mistake.
+       was started with old settings, or by mistake. What was logged since, while it was still reading, is not held against it.
     2. From then on the log alone says who is a member (``admin add-node`` and ``remove-node`` log it, settings follow for the
        next start); a node that is no member any more stops.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from replicated_db.errors import WrongCluster
+from replicated_db.replica import KnownMembers
 
 
 class MembershipCheck:
@@ -24,19 +25,22 @@ class MembershipCheck:
         self._ends: dict[int, int] = {}
         self._agreed: set[int] = set()
 
-    def look(self, shard: int, read_offset: int, end: int, members: Sequence[str]) -> None:
-        """Look at a shard's members as of ``read_offset`` (none before Genesis), with the log's end now; raises WrongCluster."""
+    def look(self, shard: int, read_offset: int, end: int, known: Sequence[KnownMembers]) -> None:
+        """Look at a shard as of ``read_offset``, with the log's end now; raises WrongCluster.
+
+        ``known`` is what the log has said of its members, in order (nothing before Genesis); the first is what was known at the start.
+        """
         start_end = self._ends.setdefault(shard, end)
-        if not members or read_offset + 1 < start_end:
+        if not known or read_offset + 1 < start_end:
             return
+        now = known[-1].names
         if shard not in self._agreed:
-            if self._named != frozenset(members):
+            at_start = next((one.names for one in reversed(known) if one.offset < start_end), known[0].names)
+            if self._named != frozenset(at_start):
                 raise WrongCluster(
-                    f"shard {shard}: the members are {', '.join(members)} in the log "
+                    f"shard {shard}: the members are {', '.join(at_start)} in the log "
                     f"but {', '.join(sorted(self._named))} in this node's settings"
                 )
             self._agreed.add(shard)
-        elif self._node not in members:
-            raise WrongCluster(
-                f"shard {shard}: {self._node} is no member any more; the members are {', '.join(members)}"
-            )
+        if self._node not in now:
+            raise WrongCluster(f"shard {shard}: {self._node} is no member any more; the members are {', '.join(now)}")

@@ -50,6 +50,8 @@ class OpenKeyCleanup:
         self._note = note
         self._after = b""
         """The last row that was looked at; empty: the next one is the first."""
+        self._waits = False
+        """Whether the next rows lie behind many removed ones: they come once those are compacted."""
         self._rest_until_ms = 0
         self._log_time_ms = -1
         self._log_time_seen_ms = 0
@@ -62,7 +64,7 @@ class OpenKeyCleanup:
         if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
             return
         found = self._next_rows()
-        if not self._after:
+        if not (self._after or self._waits):
             self._rest_until_ms = now_ms + min(REST_MS, self._expire_threshold_ms)
         before_ms = log_time_ms - self._expire_threshold_ms
         rows = [key for key, value in found if tables.decode_key(value).modification_time_ms < before_ms]
@@ -81,16 +83,18 @@ class OpenKeyCleanup:
     def _next_rows(self) -> list[tuple[bytes, bytes]]:
         """Return rows behind the last one that was looked at, and remember the last of these; nothing is behind the table's last row."""
         start = self._after + b"\x00" if self._after else b""
+        # Without the apply lock, as nothing rests on what is read.
+        page = self._replica.store.page(OPEN_KEY_TABLE, start, MAX_ROWS)
+        self._waits = page.more and not page.rows
         found: list[tuple[bytes, bytes]] = []
         size_bytes = 0
-        # Without the apply lock, as nothing rests on what is read: the way to the first row may lead past a hundred thousand deleted ones.
-        for key, value in self._replica.store.iterate(OPEN_KEY_TABLE, start):
+        for key, value in page.rows:
             size_bytes += 2 * len(key) + len(value)
-            if found and (len(found) == MAX_ROWS or size_bytes > MAX_BYTES):
-                self._after = found[-1][0]
-                return found
+            if found and size_bytes > MAX_BYTES:
+                break
             found.append((key, value))
-        self._after = b""
+        if not self._waits:
+            self._after = found[-1][0] if page.more or len(found) < len(page.rows) else b""
         return found
 
     def _expire(self, rows: list[bytes], before_ms: int) -> None:

@@ -13,19 +13,40 @@ from replicated_db.ports import LogUnavailable
 MAX_FAILING_S = 30.0
 """How long a node that owns a shard may fail to claim it before it leaves the group to others."""
 
+LONGEST_FAILING_S = 30 * 60.0
+"""As long, at most, once leaving has not helped."""
+
 RETRY_S = 0.5
+
+
+class ClaimPatience:
+    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so that another may try.
+
+    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. A claim that
+    is won begins anew.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        """How often this node has left the group because of the shard since it last won a claim of it."""
+
+    @property
+    def lasts_s(self) -> float:
+        """How long, in seconds, it lasts now."""
+        return min(MAX_FAILING_S * (1 << self.left), LONGEST_FAILING_S)
 
 
 class ShardThread:
     """Claims and leads until it is told to stop, is deposed, or cannot.
 
     ``deposed`` is called when another leads, ``unfit`` when this node had better not try again soon, ``fatal`` with anything that
-    must end the process.
+    must end the process. ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
     """
 
     def __init__(
         self, loop: LeaderLoop, note: Note, *,
         deposed: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
+        patience: ClaimPatience, leaderless: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.shard = loop.replica.identity.shard
         self.stop = threading.Event()
@@ -34,6 +55,8 @@ class ShardThread:
         self._deposed = deposed
         self._unfit = unfit
         self._fatal = fatal
+        self._patience = patience
+        self._leaderless = leaderless
         loop.beat()
         self.thread = threading.Thread(target=self._run, name=f"leader-{self.shard}", daemon=True)
         self.thread.start()
@@ -52,15 +75,19 @@ class ShardThread:
     def _lead(self) -> None:
         failing_since: float | None = None
         while not self.stop.is_set():
+            won = self._loop.claims_won
             try:
                 reason = self._loop.lead(self.stop)
             except LogUnavailable as error:
+                if self._loop.claims_won > won:  # it has led: what failed before that is over
+                    failing_since, self._patience.left = None, 0
                 failing_since = failing_since or time.monotonic()
-                if time.monotonic() - failing_since > MAX_FAILING_S:
+                if time.monotonic() - failing_since > self._patience.lasts_s and not self._leaderless():
                     self._note(
                         f"shard {self.shard}: {error}; leaving the group, so that another node may try",
                         shard=self.shard,
                     )
+                    self._patience.left += 1
                     self._unfit()
                     return
                 self._note(f"shard {self.shard}: {error}; trying again", shard=self.shard)

@@ -23,12 +23,14 @@ class ShardSigns:
     """What is seen of one shard on this node.
 
     ``turned_ago_ms`` is how long ago its leader's loop turned last, None if no thread leads it. ``lag_records`` is how far the
-    replica is behind the log's end, None if the brokers do not say. ``lingering``: a thread that was told to end still runs.
+    replica is behind the log's end, None if the brokers do not say. ``leaderless``: the log's partition has no leader. ``lingering``: a
+    thread that was told to end still runs.
     """
 
     shard: int
     turned_ago_ms: float | None = None
     lag_records: int | None = 0
+    leaderless: bool = False
     flagged: bool = False
     member: bool = True
     lingering: bool = False
@@ -66,7 +68,8 @@ def reasons_not_to_join(signs: Signs, bounds: Bounds) -> list[str]:
     """Return why a node may not join the group; empty if it may."""
     found = _stalls(signs, bounds) + _lags(signs, bounds.max_join_lag_records)
     for one in signs.shards:
-        if one.lag_records is None:
+        # A partition that nobody can read keeps no node from leading the other shards.
+        if one.lag_records is None and not one.leaderless:
             found.append(f"shard {one.shard}: the brokers do not say where its log ends")
         if one.lingering:
             found.append(f"shard {one.shard}: its last leader thread has not ended")

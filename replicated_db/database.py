@@ -24,6 +24,7 @@ from replicated_db.column_families import Families, families
 from replicated_db.errors import Refused, StopProcess
 from replicated_db.leader import Executed, Limits, Proposal, Refusal, Reply
 from replicated_db.leader_loop import LeaderLoop, UnfitToLead, take_queued
+from replicated_db.log_reads import Patience, read_log
 from replicated_db.merge import MergeOperator
 from replicated_db.overlay import Overlay
 from replicated_db.ports import Clock, Ids, Log, LogUnavailable, OffsetOutOfRange, Snapshot, Store
@@ -148,6 +149,8 @@ class ReplicatedDatabase:
         self._following = threading.Event()
         self._following.set()
         self._failure: BaseException | None = None
+        self._clock = clock
+        self._patience = Patience()
         self._thread = threading.Thread(target=self._run, name=f"database-{replica.identity.node}", daemon=True)
         self._thread.start()
 
@@ -256,14 +259,18 @@ class ReplicatedDatabase:
                         self._follow()
                     else:
                         self._loop.lead(self._following)
-                except (LogUnavailable, UnfitToLead):
+                except LogUnavailable as error:
+                    self._patience.bear(error, self._clock.elapsed_ms() / 1000)
+                    self._closing.wait(FOLLOW_WAIT_S)
+                except UnfitToLead:
                     self._closing.wait(FOLLOW_WAIT_S)
         except BaseException as error:  # kept for the caller: every later call raises it
             self._failure = error
             self._submissions.abandon()
 
     def _follow(self) -> None:
-        entries = self._log.read(self.replica.read_offset + 1, READ_LIMIT, FOLLOW_WAIT_S)
+        entries = read_log(self._log, self.replica.read_offset + 1, READ_LIMIT, FOLLOW_WAIT_S)
+        self._patience.read()
         for entry in entries:
             outcome = self.replica.offer(entry.offset, entry.value)
             self._submissions.publish(self.replica, outcome)

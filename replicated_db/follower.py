@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from replicated_db.faust_transport import FLOWING_WAIT_MS, FollowerTransport
 from replicated_db.http_guard import HttpGuard
 from replicated_db.leader_loop import LeaderLoop, Publisher
+from replicated_db.log_reads import Patience, read_log
 from replicated_db.logs import Note
 from replicated_db.node_web import NodeWeb
 from replicated_db.ports import Log, LogUnavailable
@@ -37,8 +39,11 @@ from schemas.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 FILL_WAIT_S = 1.0
+FILL_PAUSE_S = 0.5
+"""Between two attempts to fill a gap when the brokers do not give what lies in it."""
 PARTITION = re.compile(r"[0-9]{1,9}")
 """A partition's number in a report's key."""
+
 NO_REPLICA_REPORT = b"blocks"
 """Kind (a header) of reports that are on the same topic, and say nothing of rows."""
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -153,8 +158,11 @@ class Follower:
 
     def __init__(
         self, feed: Feed, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop], logs: Mapping[int, Log],
-        outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
+        outbox: Publisher, note: Note, fatal: Callable[[BaseException], None], *,
+        now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
     ) -> None:  # fmt: skip
+        self._now_s = now_s
+        self._sleep = sleep
         self._feed = feed
         self._replicas = replicas
         self._loops = loops
@@ -176,11 +184,7 @@ class Follower:
         @app.agent(log, name="apply")
         async def apply(stream: Any) -> None:
             async for event in stream.events():
-                message = event.message
-                value = message.value or b""
-                if self._has_gap(message.partition, message.offset, value):
-                    await asyncio.to_thread(self._guard, self._fill, message.partition, message.offset)
-                self._guard(self.apply, message.partition, message.offset, value)
+                await self.take(event.message.partition, event.message.offset, event.message.value or b"")
 
         @app.agent(audit, name="hear")
         async def hear(stream: Any) -> None:
@@ -199,26 +203,40 @@ class Follower:
         except BaseException as error:
             self._fatal(error)
 
-    def apply(self, shard: int, offset: int, value: bytes) -> None:
-        """Offer a record of the log."""
-        replica = self._replicas[shard]
-        if self._loops[shard].leaves_to_leader(value):
+    async def take(self, shard: int, offset: int, value: bytes) -> None:
+        """Take a record as it comes: leave it to this node's leader, or apply it, behind what that leader has left undone."""
+        # Asked once: the leader may resign at any moment, and then what it left is to be read before this record is applied.
+        if self.leaves_to_leader(shard, value):
             return
-        outcome = replica.offer(offset, value)
-        self._publish(shard, offset, outcome)
+        if self.has_gap(shard, offset):
+            await asyncio.to_thread(self._guard, self.fill, shard, offset)
+        self._guard(self.apply, shard, offset, value)
 
-    def _has_gap(self, shard: int, offset: int, value: bytes) -> bool:
-        return offset > self._replicas[shard].read_offset + 1 and not self._loops[shard].leaves_to_leader(value)
+    def leaves_to_leader(self, shard: int, value: bytes) -> bool:
+        """Say whether a record is the business of this node's leader; if not, :meth:`fill` what lies before it, and :meth:`apply` it."""
+        return self._loops[shard].leaves_to_leader(value)
 
-    def _fill(self, shard: int, end: int) -> None:
+    def apply(self, shard: int, offset: int, value: bytes) -> None:
+        """Offer a record of the log, with everything before it offered."""
+        self._publish(shard, offset, self._replicas[shard].offer(offset, value))
+
+    def has_gap(self, shard: int, offset: int) -> bool:
+        """Say whether records before ``offset`` have not been offered: a leader of this node's did not get to them."""
+        return offset > self._replicas[shard].read_offset + 1
+
+    def fill(self, shard: int, end: int) -> None:
         """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
         replica = self._replicas[shard]
+        patience = Patience()
         while (following := replica.read_offset + 1) < end:
             try:
-                entries = self._logs[shard].read(following, end - following, FILL_WAIT_S)
+                entries = read_log(self._logs[shard], following, end - following, FILL_WAIT_S)
             except LogUnavailable as error:
                 self._note(f"shard {shard}: {error}; trying again", shard=shard)
+                patience.bear(error, self._now_s())
+                self._sleep(FILL_PAUSE_S)
                 continue
+            patience.read()
             for entry in entries:
                 self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
 

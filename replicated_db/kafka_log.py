@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message,
 
 from replicated_db.errors import corrupt_record
 from replicated_db.fresh_consumer import FreshConsumer
-from replicated_db.ports import AppendRefused, DeliveryReport, Entry, LogUnavailable, OffsetOutOfRange
+from replicated_db.ports import ANSWER_WAIT_S, AppendRefused, DeliveryReport, Entry, LogUnavailable, OffsetOutOfRange
 from schemas.topics import SILENT_BROKER_MS
 
 DELIVERY_TIMEOUT_MS = 30_000
@@ -22,7 +22,7 @@ DELIVERY_TIMEOUT_MS = 30_000
 
 QUEUE_MAX_MESSAGES = 1000
 FETCH_MAX_BYTES = 16 * 1024 * 1024
-REQUEST_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = ANSWER_WAIT_S
 
 
 def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
@@ -127,6 +127,8 @@ class KafkaLog:
             if error is not None:
                 self._next = None
                 if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+                    # It may be cut off from the others: the next attempt begins with a broker chosen at random.
+                    self._reader.renew()
                     raise OffsetOutOfRange(f"{self._topic}/{self._partition}: offset {offset}: {error.str()}")
                 if entries:
                     # What was fetched behind the error is dropped with it: the next read assigns afresh.

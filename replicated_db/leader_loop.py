@@ -19,7 +19,8 @@ from xxhash import xxh3_128_digest
 
 from replicated_db.errors import AheadOfLog
 from replicated_db.leader import Append, Deposed, Effective, Leader, Limits, Proposal, Reply, Service, claim_for
-from replicated_db.ports import Appender, AppendRefused, Clock, Entry, Ids, Log, LogUnavailable
+from replicated_db.log_reads import read_log
+from replicated_db.ports import ANSWER_WAIT_S, Appender, AppendRefused, Clock, Entry, Ids, Log, LogUnavailable
 from replicated_db.position import Position
 from replicated_db.reading import Reading, advance, judge
 from replicated_db.replica import Outcome, Replica
@@ -135,6 +136,7 @@ class LeaderLoop:
         False when it has appended nothing for QUIET_MS, stands still, or leads no more. On the shard's thread, and on that of :meth:`look`."""
         self._rests = False
         self._appended_ms = 0
+        self.claims_won = 0
         self.batches = 0
         self.requests = 0
 
@@ -163,13 +165,16 @@ class LeaderLoop:
         """Whether a claim is one of this loop's own: of the last REMEMBERED_CLAIMS since the process started."""
         return nonce in self._claims
 
-    def beat(self) -> None:
-        """Say that the thread of this loop is getting on."""
-        self._turned_ms = self._clock.elapsed_ms()
+    def beat(self, wait_s: float = 0.0) -> None:
+        """Say that the thread of this loop is getting on; it may be silent for ``wait_s`` now, because it asks the brokers something.
+
+        A broker that is silent is no stall of this node, which the other shards would suffer from, too.
+        """
+        self._turned_ms = self._clock.elapsed_ms() + round(wait_s * 1000)
 
     def turned_ago_ms(self) -> int:
         """Return how long ago the loop turned last: what a watchdog looks at."""
-        return self._clock.elapsed_ms() - self._turned_ms
+        return max(0, self._clock.elapsed_ms() - self._turned_ms)
 
     def look(self) -> None:
         """Have the follower go on if the thread of this loop stands still. Call now and then, from another thread."""
@@ -198,7 +203,9 @@ class LeaderLoop:
         leader = self._claim(appender, stop)
         if leader is None:
             return "another candidate was faster"
+        self.claims_won += 1
         self._held = ()
+        self.beat(ANSWER_WAIT_S)
         intake = self._intake(self._hint())
         try:
             with self._lock:
@@ -220,10 +227,16 @@ class LeaderLoop:
         If the brokers do not answer, the follower reads it instead, before the next record that it applies.
         """
         with suppress(LogUnavailable):
-            self._read_to(self.log.bounds()[1])
+            self._read_to(self._log_end())
+
+    def _log_end(self) -> int:
+        self.beat(ANSWER_WAIT_S)
+        end = self.log.bounds()[1]
+        self.beat()
+        return end
 
     def _claim(self, appender: Appender, stop: Event) -> Leader | None:
-        self._read_to(self.log.bounds()[1])
+        self._read_to(self._log_end())
         self._compare_with_log(self.replica.position)
         before, anchor = self.replica.read_offset, self.replica.anchor
         nonce = self._ids.nonce()
@@ -262,7 +275,6 @@ class LeaderLoop:
         """
         self._compare_with_log(position)
         while (following := position.offset + 1) <= claim_offset:
-            self.beat()
             entries = self._read_some(following, min(READ_LIMIT, claim_offset + 1 - following))
             if not entries:
                 raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
@@ -294,16 +306,22 @@ class LeaderLoop:
     def _read_some(self, offset: int, limit: int) -> Sequence[Entry]:
         """Return what the log has from ``offset`` on, empty after READ_WAIT_S without a record; the loop turns meanwhile."""
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
-        while not (entries := self.log.read(offset, limit, READ_STEP_S)) and self._clock.elapsed_ms() < deadline_ms:
-            self.beat()
+        entries = self._read_step(offset, limit)
+        while not entries and self._clock.elapsed_ms() < deadline_ms:
+            entries = self._read_step(offset, limit)
+        return entries
+
+    def _read_step(self, offset: int, limit: int) -> Sequence[Entry]:
+        self.beat(READ_STEP_S + ANSWER_WAIT_S)
+        entries = read_log(self.log, offset, limit, READ_STEP_S)
+        self.beat()
         return entries
 
     def _read_to(self, end: int) -> None:
         """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
         while (following := self.replica.read_offset + 1) < end:
-            self.beat()
-            entries = self.log.read(following, min(READ_LIMIT, end - following), READ_STEP_S)
+            entries = self._read_step(following, min(READ_LIMIT, end - following))
             for entry in entries:
                 self._take(self.replica.offer(entry.offset, entry.value))
             if entries:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sortedcontainers import SortedDict
 
 from replicated_db.column_families import LOCAL_FAMILIES
 from replicated_db.errors import StoreFailure
-from replicated_db.ports import DeliveryReport, Entry, OffsetOutOfRange, Write
+from replicated_db.ports import DeliveryReport, Entry, OffsetOutOfRange, Page, Write
 
 
 class MemoryView:
@@ -58,6 +59,15 @@ class MemoryStore(MemoryView):
                 table.pop(key, None)
             else:
                 table[key] = value
+
+    def page(self, cf: str, start: bytes, limit: int) -> Page:
+        """Return up to ``limit`` rows from ``start`` on."""
+        rows = list(islice(self.iterate(cf, start), limit + 1))
+        return Page(rows=rows[:limit], more=len(rows) > limit)
+
+    def sync(self) -> None:
+        """Do nothing: memory does not survive a loss of power."""
+        self._check_open()
 
     def snapshot(self) -> MemoryView:
         """Return a copy that does not change."""

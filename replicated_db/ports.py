@@ -31,11 +31,25 @@ class Snapshot(View, Protocol):
         """Release the snapshot."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Rows of one family in key order. ``more``: there may be others behind them, also if ``rows`` is empty: ask again a little later."""
+
+    rows: Sequence[tuple[bytes, bytes]]
+    more: bool
+
+
 class Store(View, Protocol):
     """A key-value store with column families. Every method raises StoreFailure if the store fails."""
 
     def write(self, writes: Iterable[Write]) -> None:
         """Write all rows atomically; visible to every read that begins afterwards."""
+
+    def page(self, cf: str, start: bytes, limit: int) -> Page:
+        """Return up to ``limit`` rows from ``start`` on, without going past many removed rows: for walks that may come again."""
+
+    def sync(self) -> None:
+        """Have all that is written survive a loss of power; without it the last writes may not."""
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of all families; exact only if nobody writes meanwhile (hold the apply lock)."""
@@ -81,6 +95,10 @@ class Appender(Protocol):
 
 class AppendRefused(Exception):
     """The appender takes no more; nothing was appended."""
+
+
+ANSWER_WAIT_S = 10.0
+"""How long a log may take to answer before LogUnavailable, unless the caller says how long."""
 
 
 class Log(Protocol):

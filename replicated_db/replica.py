@@ -75,6 +75,9 @@ PRUNE_INTERVAL_MS = 1000
 MAX_COUNTED = 4096
 """How many of the last records that took effect are remembered for readers that wait for one of them."""
 
+MAX_KNOWN_MEMBERS = 64
+"""Changes of a shard's members that a replica remembers."""
+
 
 STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
     Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
@@ -106,6 +109,14 @@ class Outcome:
     evidence: Evidence | None = None
     digests: Digests | None = None
     snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMembers:
+    """Members of a shard: ``names``, as the log says from the record at ``offset`` on."""
+
+    offset: int
+    names: tuple[str, ...]
 
 
 class Replica:
@@ -141,6 +152,9 @@ class Replica:
         flag = store.get(TRANSACTION_INFO, FLAG_KEY)
         self.evidence = None if flag is None else decode_as(AuditReport, flag).evidence
         self.read_offset = self.position.offset
+        known = KnownMembers(offset=self.position.offset, names=self.state.replicas)
+        self.known_members: tuple[KnownMembers, ...] = (known,) if known.names else ()
+        """Who the members were, in order: at this process's start, and since; the last MAX_KNOWN_MEMBERS."""
         stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
         self._pruned_to = b""
@@ -260,7 +274,10 @@ class Replica:
         elif isinstance(record, ControlRecord):
             writes.append((TRANSACTION_INFO, _state_key(record), value))
         state = state_after(self.state, record)
-        self._write(writes, position)
+        self._write(writes, position, flags=evidence is not None)
+        if state.replicas != self.state.replicas:
+            now = KnownMembers(offset=offset, names=state.replicas)
+            self.known_members = (*self.known_members, now)[-MAX_KNOWN_MEMBERS:]
         self.state = state
         if isinstance(record, Genesis):
             self.genesis = record
@@ -292,7 +309,7 @@ class Replica:
             if self.evidence is None:
                 writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
         writes += self._expiries_to_forget(position.timestamp_ms, self.store)
-        self._write(writes, position)
+        self._write(writes, position, flags=evidence is not None)
         self.request_position = batch.request_position or self.request_position
         if evidence is not None and self.evidence is None:
             self.evidence = evidence
@@ -342,9 +359,12 @@ class Replica:
 
     # -- the write -------------------------------------------------------------------------------------------------
 
-    def _write(self, writes: list[Write], position: Position) -> None:
+    def _write(self, writes: list[Write], position: Position, *, flags: bool = False) -> None:
+        """Write, with the position. A flag must outlive a loss of power: what it was found by may not come again."""
         writes.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
         self.store.write(writes)
+        if flags:
+            self.store.sync()
         self.position = position
         if position.seq:
             self.anchor = position
@@ -393,6 +413,7 @@ class Replica:
         with self.lock:
             if self.evidence is None:
                 self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
+                self.store.sync()
                 self.evidence = evidence
 
     def settle(self, by_hand: bytes | None = None) -> None:
@@ -402,6 +423,7 @@ class Replica:
             if by_hand is not None:
                 writes.append((TRANSACTION_INFO, UNFLAGGED_KEY, by_hand))
             self.store.write(writes)
+            self.store.sync()
             self.evidence = None
 
     def _flag_row(self, evidence: Evidence) -> bytes:

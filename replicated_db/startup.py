@@ -13,13 +13,12 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from replicated_db.errors import AheadOfLog, StopProcess
+from replicated_db.log_reads import END_BEHIND_WAIT_S
 from replicated_db.ports import Log, LogUnavailable, OffsetOutOfRange
 from replicated_db.replica import Replica
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
-END_BEHIND_WAIT_S = 30.0
-"""How long an end of the log at or below the replica's position is waited out: a cut-off broker serves an old one."""
 
 
 class WrongSetting(StopProcess):

@@ -120,7 +120,7 @@ class StateReads(Reads):
         self,
         path: str,
         parameters: Mapping[str, str],
-        consistency: Consistency,
+        consistency: Consistency,  # noqa: ARG002 - Reads' own
         *,
         deadline_ms: int | None = None,  # noqa: ARG002 - Reads' own
     ) -> Json:

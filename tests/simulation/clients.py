@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from producers.calls import Calls, Outcome, Policy
+from producers.keys import fit_blocks
 from schemas.codec import decode
 from schemas.datanode import Member
 from schemas.datanode_states import DATANODE_STATES
@@ -28,6 +29,7 @@ from schemas.messages import (
     SetDatanodeState,
     SetVolumeProperty,
 )
+from schemas.rows import BlockLocation
 from tests.support.secret import SECRET
 
 MAX_IN_FLIGHT = 10
@@ -50,7 +52,7 @@ class Client:
     number: int
     skew_ms: int = 0
     calls: Calls = field(init=False)
-    sessions: list[tuple[str, str, int]] = field(default_factory=list)
+    sessions: list[tuple[str, str, KeySession]] = field(default_factory=list)
     begun: int = 0
     ended: int = 0
 
@@ -70,7 +72,7 @@ class Client:
     def _done(self, body: RequestBody, outcome: Outcome) -> None:
         self.ended += 1
         if isinstance(outcome, Response) and isinstance(outcome.result, KeySession) and isinstance(body, CreateKey):
-            self.sessions.append((body.bucket, body.key, outcome.result.session_id))
+            self.sessions.append((body.bucket, body.key, outcome.result))
             del self.sessions[:-MAX_SESSIONS]
 
     def take(self, value: bytes, now_ms: int) -> None:
@@ -104,13 +106,21 @@ class Client:
                 if pick % 5:  # else it will be committed twice
                     del self.sessions[place]
                 size = SIZES[pick % 4] if pick % 7 == 0 else pick % 3
-                return CommitKey(volume=VOLUME, bucket=bucket, key=key, session_id=session, size=size)
-            return AllocateBlock(volume=VOLUME, bucket=bucket, key=key, session_id=session)
+                return CommitKey(
+                    volume=VOLUME, bucket=bucket, key=key, session_id=session.session_id, size=size,
+                    blocks=self._blocks(session, size) if pick % 11 else [],
+                )  # fmt: skip
+            return AllocateBlock(volume=VOLUME, bucket=bucket, key=key, session_id=session.session_id)
         if kind < 77:
             return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
         if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
         return self._property(bucket, pick) if kind < 94 else self._fleet(pick)
+
+    @staticmethod
+    def _blocks(session: KeySession, size: int) -> list[BlockLocation]:
+        """Return what a commit of metadata alone names, if the session was given as much; a commit that names none is refused."""
+        return fit_blocks(session.blocks, size) if sum(block.length for block in session.blocks) >= size else []
 
     @staticmethod
     def _container(pick: int) -> RequestBody:

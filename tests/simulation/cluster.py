@@ -76,6 +76,10 @@ class Store(MemoryStore):
         if crash == "after":
             raise Killed
 
+    def sync(self) -> None:
+        super().sync()
+        self.undo.clear()
+
     def damage(self, cf: str, key: bytes, value: bytes) -> None:
         """Change a row behind the replica's back, for good."""
         super().write([(cf, key, value)])
@@ -239,8 +243,9 @@ class Node:
         )  # fmt: skip
         settings: Any = Settings(node=self.name)
         self.follower = Follower(
-            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal
-        )
+            settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal,
+            now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep,
+        )  # fmt: skip
         self.up, self.ready, self.running = True, False, True
         self._start("follow", self._follow)
 
@@ -310,9 +315,11 @@ class Node:
             self._wait_for_records()
             for entry in self.log.read(self.fetch_offset, 5, 0):
                 self.fetch_offset = entry.offset + 1
-                if self.follower._has_gap(0, entry.offset, entry.value):
+                if self.follower.leaves_to_leader(0, entry.value):
+                    continue
+                if self.follower.has_gap(0, entry.offset):
                     self.seen["gap filled"] += 1
-                    self.follower._guard(self.follower._fill, 0, entry.offset)
+                    self.follower._guard(self.follower.fill, 0, entry.offset)
                 self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
 
     def _wait_for_records(self) -> None:

@@ -149,7 +149,7 @@ class Truth:
         self.versions: dict[Row, list[tuple[int, bytes | None]]] = {}
         self.effects: dict[Call, Result] = {}
         self.answers: dict[tuple[Call, bytes], dict[bytes, int]] = {}
-        self.model = Model(BLOCK_BYTES)
+        self.model = Model(BLOCK_BYTES, on_datanodes=True)
 
     # -- the reading rule --------------------------------------------------------------------------------------------
 

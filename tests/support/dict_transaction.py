@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 
 from replicated_db.merge import ADD_INT64
+from replicated_db.ports import Page
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 
@@ -31,6 +33,10 @@ class DictTables:
         rows = self.tables[cf]
         for key in sorted(key for key in rows if key >= start and (stop is None or key < stop)):
             yield key, rows[key]
+
+    def page(self, cf: str, start: bytes, limit: int) -> Page:
+        rows = list(islice(self.iterate(cf, start), limit + 1))
+        return Page(rows=rows[:limit], more=len(rows) > limit)
 
     def rows(self) -> dict[Row, bytes]:
         return {(cf, key): value for cf, rows in self.tables.items() for key, value in rows.items()}

@@ -83,8 +83,10 @@ def legal(name: str) -> bool:
 class Model:
     """``do(body, caller, index, now_ms)`` changes the model or raises Refusal; it returns the number of blocks handed out. Of shard 0."""
 
-    def __init__(self, block_bytes: int = BLOCK) -> None:
+    def __init__(self, block_bytes: int = BLOCK, *, on_datanodes: bool = False) -> None:
+        """``on_datanodes``: blocks are on datanodes, so a commit of bytes names the blocks that it has written."""
         self.block_bytes = block_bytes
+        self.on_datanodes = on_datanodes
         self.volumes: dict[str, Volume] = {}
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.deleted: dict[bytes, int] = {}
@@ -280,6 +282,8 @@ class Model:
 
     def CommitKey(self, body: m.CommitKey, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(body.size >= 0, "INVALID_REQUEST")
+        refuse_unless(not self.on_datanodes or not body.size or bool(body.blocks), "INVALID_REQUEST")
+        refuse_unless(not self.on_datanodes or all(block.bcs_id for block in body.blocks), "INVALID_REQUEST")
         session, bucket = self.session(body), self.bucket(body)
         if body.blocks:
             refuse_unless(sum(block.length for block in body.blocks) == body.size, "INVALID_REQUEST")

@@ -51,7 +51,7 @@ class Case:
         self.world = World().make()
         self.post = Post()
         self.clock = ManualClock(now_ms=1, elapsed=1)
-        replica: Any = SimpleNamespace(lock=_Open(), late=SimpleNamespace(cache=self.world.tables))
+        replica: Any = SimpleNamespace(store=self.world.tables)
         post: Any = self.post
         self.deletion = BlockDeletion(0, replica, post, post, self.clock, lambda *_, **__: None)
         self.following = {0, 1, 2}

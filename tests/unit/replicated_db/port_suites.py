@@ -14,7 +14,7 @@ import pytest
 
 from replicated_db.column_families import LOCAL_FAMILIES, RETRY
 from replicated_db.errors import StoreFailure
-from replicated_db.ports import Appender, DeliveryReport, Log, OffsetOutOfRange, Store
+from replicated_db.ports import Appender, DeliveryReport, Log, OffsetOutOfRange, Page, Store
 from tests.unit.replicated_db.kit import FAMILIES
 
 ROWS = [(b"%d" % number, b"value %d" % number) for number in range(5)]
@@ -170,6 +170,29 @@ class StoreSuite:
         assert read_checkpoint("one") == dict(ROWS[2:])
         assert list(filled.iterate("things", b"")) == ROWS[2:]
 
+    def test_pages(self, filled: Store):
+        assert filled.page("things", b"", 2) == Page(rows=ROWS[:2], more=True)
+        assert filled.page("things", b"1\x00", 10) == Page(rows=ROWS[2:], more=False)
+        assert filled.page("things", b"x", 10) == filled.page("counters", b"", 1) == Page(rows=[], more=False)
+        with pytest.raises(StoreFailure):
+            filled.page("no such family", b"", 1)
+
+    def test_a_synced_store_has_what_it_had(self, filled: Store):
+        filled.sync()
+        assert list(filled.iterate("things", b"")) == ROWS
+
+    def test_a_family_whose_first_row_comes_after_a_snapshot(self, filled: Store):
+        snapshot = filled.snapshot()
+        filled.write([("counters", b"n", b"1")])
+        assert snapshot.get("counters", b"n") is None
+        assert list(snapshot.iterate("counters", b"")) == []
+        assert filled.get("counters", b"n") == b"1"
+        snapshot.close()
+
+    def test_a_row_that_is_removed_from_a_family_without_rows(self, store: Store):
+        store.write([("counters", b"n", None)])
+        assert list(store.iterate("counters", b"")) == []
+
     def test_a_closed_store(self, filled: Store):
         filled.close()
         filled.close()
@@ -179,6 +202,7 @@ class StoreSuite:
             lambda: filled.write([("things", b"0", b"")]),
             lambda: filled.write([]),
             filled.snapshot,
+            filled.sync,
             lambda: filled.checkpoint("c"),
         ):
             with pytest.raises(StoreFailure):

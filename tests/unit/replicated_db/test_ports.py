@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rocksdict import Options, Rdict
 
+from replicated_db.column_families import LOCAL_FAMILIES
 from replicated_db.errors import StoreFailure
 from replicated_db.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
-from replicated_db.ports import Clock, Ids
-from replicated_db.rocks import RocksStore
+from replicated_db.ports import Clock, Ids, Page
+from replicated_db.rocks import MAX_CHECKPOINTS, MAX_SKIPPED_KEYS, RocksReader, RocksStore
 from replicated_db.system import SystemClock, SystemIds
+from stratolog.local.processes import wait_until
 from tests.unit.replicated_db.kit import FAMILIES
 from tests.unit.replicated_db.port_suites import ROWS, LogSuite, StoreSuite
 
@@ -163,3 +166,87 @@ def test_ids(ids: Ids):
 def test_sequences_are_reproducible_and_apart():
     assert [SequenceIds(seed=1).nonce() for _ in range(3)] == [SequenceIds(seed=1).nonce() for _ in range(3)]
     assert SequenceIds(seed=1).nonce() != SequenceIds(seed=2).nonce()
+
+
+def test_a_page_does_not_go_past_many_removed_rows_and_has_them_compacted(path: Path):
+    """The walk to the first row behind 600,000 purged ones held the interpreter's lock for a second, each time."""
+    store = RocksStore(path, FAMILIES.names)
+    keys = [b"%07d" % number for number in range(2 * MAX_SKIPPED_KEYS)]
+    for value in (b"v" * 100, None):
+        for at in range(0, len(keys), 1000):
+            store.write([("things", key, value) for key in keys[at : at + 1000]])
+    store.write([("things", b"z", b"1")])
+    assert store.page("things", b"", 10) == Page(rows=[], more=True)
+    found = Page(rows=[(b"z", b"1")], more=False)
+    assert wait_until(lambda: store.page("things", b"", 10) == found, 60, interval_s=0.05)
+    store.close()
+
+
+def test_only_the_youngest_checkpoints_are_kept(path: Path):
+    store = RocksStore(path, FAMILIES.names)
+    for number in range(MAX_CHECKPOINTS + 3):
+        store.write([("things", b"n", b"%d" % number)])
+        store.checkpoint(f"c{9 - number}")
+    store.checkpoint("c4")
+    kept = {one.name for one in path.with_name("db.checkpoints").iterdir()}
+    assert kept == {f"c{9 - number}" for number in range(3, MAX_CHECKPOINTS + 3)}
+    store.close()
+
+
+# What older and newer software find in each other's databases.
+
+OLDER = ("retryTable", "things")
+NEWER = (*OLDER, "counters")
+
+
+def open_as_older_software(path: Path) -> None:
+    """Open a database as software before this rule did: the families that it knows, all of them and no other."""
+    families = {name: Options(raw_mode=True) for name in (*OLDER, *LOCAL_FAMILIES)}
+    options = Options(raw_mode=True)
+    options.create_missing_column_families(True)
+    database = Rdict(str(path), options, families)
+    assert database.get_column_family("things").get(b"k") == b"v"
+    for table in [database.get_column_family(name) for name in families]:
+        table.close()
+    database.close()
+
+
+def test_a_family_is_made_for_its_first_row_so_older_software_opens_what_newer_left(path: Path):
+    store = RocksStore(path, NEWER)
+    store.write([("things", b"k", b"v")])
+    assert list(store.iterate("counters", b"")) == []
+    store.close()
+    open_as_older_software(path)
+    store = RocksStore(path, NEWER)
+    store.write([("counters", b"n", b"1")])
+    store.close()
+    with pytest.raises(Exception, match="counters"):
+        open_as_older_software(path)
+
+
+def test_a_database_with_families_that_are_not_known_here_opens(path: Path):
+    store = RocksStore(path, NEWER)
+    store.write([("things", b"k", b"v"), ("counters", b"n", b"1")])
+    store.close()
+    older = RocksStore(path, OLDER)
+    assert older.get("things", b"k") == b"v"
+    older.write([("things", b"k", b"w")])
+    older.checkpoint("c")
+    with pytest.raises(StoreFailure):
+        older.write([("counters", b"n", b"2")])
+    older.close()
+    reader = RocksReader(path, NEWER)
+    assert (reader.get("things", b"k"), reader.get("counters", b"n")) == (b"w", b"1")
+    reader.close()
+    reader = RocksReader(path, OLDER)
+    assert reader.get("things", b"k") == b"w"
+    reader.close()
+
+
+def test_a_database_that_lacks_a_family_is_read_as_without_its_rows(path: Path):
+    store = RocksStore(path, OLDER)
+    store.write([("things", b"k", b"v")])
+    store.close()
+    reader = RocksReader(path, NEWER)
+    assert list(reader.iterate("counters", b"")) == []
+    reader.close()

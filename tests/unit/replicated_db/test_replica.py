@@ -400,6 +400,44 @@ def test_flag_and_settle_by_command(feed: Feed):
     assert feed.replica.evidence == evidence
 
 
+class PoweredStore(MemoryStore):
+    """Loses what is not synced with the power."""
+
+    def __init__(self) -> None:
+        super().__init__(FAMILIES.names)
+        self.undo: list[list[Write]] = []
+
+    def write(self, writes: Iterable[Write]) -> None:
+        rows = list(writes)
+        self.undo.append([(cf, key, self.get(cf, key)) for cf, key, _ in rows])
+        super().write(rows)
+
+    def sync(self) -> None:
+        super().sync()
+        self.undo.clear()
+
+    def lose_power(self) -> None:
+        while self.undo:
+            super().write(reversed(self.undo.pop()))
+
+
+def test_a_flag_outlives_a_loss_of_power_and_so_does_its_end():
+    """A majority has shown that this replica is wrong: nothing in the log would tell it again."""
+    store = PoweredStore()
+    feed = Feed(store).start()
+    feed.batch(put(b"a", b"1", prev=1))
+    evidence = feed.replica.evidence
+    assert evidence is not None
+    store.lose_power()
+    assert Replica(IDENTITY, FAMILIES, store).evidence == evidence
+    feed.replica.settle()
+    store.lose_power()
+    assert Replica(IDENTITY, FAMILIES, store).evidence is None
+    feed.replica.flag(evidence)
+    store.lose_power()
+    assert Replica(IDENTITY, FAMILIES, store).evidence == evidence
+
+
 def test_report(feed: Feed):
     feed.batch(put(b"a", b"1"))
     position, digests, snapshot = feed.replica.snapshot()

@@ -1,0 +1,54 @@
+"""How far this node's replicas are behind the ends of their logs, by what the brokers say; asked some times a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from replicated_db.replica import Replica
+from schemas.topics import OM_LOG
+
+ASK_TIMEOUT_S = 2.0
+"""How long one round may take: what is asked behind it has no answer this time."""
+
+LEAST_WAIT_S = 0.1
+
+
+class LogEnds:
+    """Asks for the end of each shard's log. Those that did not answer are asked last, so that they keep no other's answer away."""
+
+    def __init__(self, replicas: Mapping[int, Replica]) -> None:
+        self._replicas = replicas
+        self._order = list(replicas)
+        self.lags: Mapping[int, int | None] = dict.fromkeys(replicas)
+        """Records behind the end, by shard; None: the brokers do not say."""
+        self.leaderless: frozenset[int] = frozenset()
+        """Shards whose partition has no leader, so that no node can read or write its log."""
+
+    def ask(self, consumer: Consumer, seen: Callable[[Replica, int], None]) -> None:
+        """Ask about all shards; ``seen`` is told each replica and its log's end."""
+        deadline_s = time.monotonic() + ASK_TIMEOUT_S
+        lags: dict[int, int | None] = dict.fromkeys(self._replicas)
+        for shard in self._order:
+            if (left_s := deadline_s - time.monotonic()) < LEAST_WAIT_S:
+                break
+            try:
+                end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=left_s)[1]
+            except KafkaException:
+                continue  # unknown: no reason to leave, and none to join
+            lags[shard] = max(0, end - 1 - self._replicas[shard].read_offset)
+            seen(self._replicas[shard], end)
+        self._order.sort(key=lambda shard: (lags[shard] is None, shard))
+        self.leaderless = self._without_leader(consumer, lags) if None in lags.values() else frozenset()
+        self.lags = lags
+
+    def _without_leader(self, consumer: Consumer, lags: Mapping[int, int | None]) -> frozenset[int]:
+        try:
+            partitions = consumer.list_topics(OM_LOG, timeout=LEAST_WAIT_S).topics[OM_LOG].partitions
+        except (KafkaException, KeyError):
+            return self.leaderless
+        return frozenset(
+            shard for shard, lag in lags.items() if lag is None and shard in partitions and partitions[shard].leader < 0
+        )
