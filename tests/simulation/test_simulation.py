@@ -12,13 +12,10 @@ from typing import get_args
 import pytest
 
 from om_processors.requests import LATE_REQUEST_TYPES
-from replicated_db.replica import Replica
 from schemas.messages import RequestBody
-from tests.simulation.cluster import UNSYNCED_WRITES
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told
-from tests.simulation.truth import Violation
 from tests.simulation.world import World
 
 SEEDS = 1_000
@@ -191,49 +188,3 @@ def lose_tail(world: World, faults: Faults, end: int) -> None:
     faults.cut_log(len(world.log.entries) - 1 - end)
     assert len(world.log.entries) == end
     assert world.truth.index == 0
-
-
-def test_a_read_that_rests_on_a_lost_tail_binds_no_later_one():
-    """Its question and the leader's report are from before the loss: it may end, but nobody can be held to what it saw."""
-    world, faults, end = world_before_a_loss()
-    try:
-        world.read(world.nodes["n2"], 0)
-        for _ in range(6):
-            world.run(1, 20)
-            faults.deliver(0)
-        lose_tail(world, faults, end)
-        faults.release_report(0)
-        for _ in range(4):
-            world.run(1, 20)
-        assert world.seen["linearizable: read"] == world.seen["read of a lost tail"] == 1
-        assert world.invariants.acknowledged == 0
-        world.heal()
-    finally:
-        world.close()
-
-
-@pytest.mark.parametrize("looks", [True, False])
-def test_a_read_that_begins_after_the_loss_must_not_see_the_lost_tail(looks: bool, monkeypatch: pytest.MonkeyPatch):
-    """A replica that has read past the leader's record looks whether it counted; a judge that does not see the difference is of no use."""
-    world, faults, end = world_before_a_loss()
-    try:
-        lose_tail(world, faults, end)
-        n1 = world.nodes["n1"]
-        n1.crash(UNSYNCED_WRITES)
-        world.rebuild(n1)
-        for name, number in [*[("go_on", 15)] * 3, ("assign", 0), *[("go_on", 15)] * 3]:
-            world.step(faults, (name, number))
-        if not looks:
-            monkeypatch.setattr(Replica, "has_counted", lambda *_: True)
-        world.nodes["n2"].replica.read_offset += 10
-        world.read(world.nodes["n2"], 0)
-        for _ in range(8):
-            faults.deliver(3)
-            world.run(1, 20)
-        seen = world.seen["linearizable: read"]
-    except Violation as found:
-        assert not looks and "began after a loss" in str(found), found
-    else:
-        assert looks and not seen
-    finally:
-        world.close()

@@ -48,8 +48,10 @@ from schemas.log import (
 from schemas.messages import (
     SHARD_COMMANDS,
     AddNode,
+    AllocatedBlock,
     CancelPrepare,
     Finalize,
+    KeySession,
     LogDigestBase,
     Prepare,
     RemoveNode,
@@ -378,6 +380,7 @@ class Truth:
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though the shard is prepared")
         try:
             self.model.do(request.body, request.caller, result.index, now_ms)
+            self._name_blocks(request.body, response)
             expected = "OK"
         except Refusal as refusal:
             expected = str(refusal)
@@ -385,6 +388,16 @@ class Truth:
             raise Violation(f"{request.body} at index {result.index}: {response.status}, should be {expected}")
         self.seen["executed"] += 1
         self.seen["refused"] += expected != "OK"
+
+    def _name_blocks(self, body: Any, response: Response) -> None:
+        """Remember which blocks an open key was given: after a loss of the log's tail its id may be another one's, with other blocks."""
+        given = response.result
+        if not isinstance(given, KeySession | AllocatedBlock):
+            return
+        session_id = given.session_id if isinstance(given, KeySession) else body.session_id
+        blocks = given.blocks if isinstance(given, KeySession) else [given.block]
+        session = self.model.sessions[body.volume, body.bucket, session_id]
+        session.named |= {(block.container_id, block.local_id) for block in blocks}
 
     def _check_command(self, body: Any, response: Response) -> None:
         """An operator is told OK iff what was asked for is so: its control record, if it needed one, lies before the batch."""
