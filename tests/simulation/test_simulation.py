@@ -167,24 +167,3 @@ def test_a_candidate_that_has_read_a_lost_tail_does_not_claim_on_top_of_it():
         assert world.seen["stop: AheadOfLog"] == 1
     finally:
         world.close()
-
-
-def world_before_a_loss() -> tuple[World, Faults, int]:
-    """Return a cluster in which n1 leads and n2 has applied a write at the end of the log, of which n1 has no report yet."""
-    world = World()
-    faults = Faults(world)
-    for name, number in [*[("go_on", 15)] * 3, ("assign", 0), *[("go_on", 15), ("deliver", 3)] * 12]:
-        world.step(faults, (name, number))
-    for _ in range(2):
-        faults.forge_twin(0)
-    end = len(world.log.entries)
-    for name, number in [("call", 0), *[("go_on", 15)] * 6, ("hold_report", 0), *[("go_on", 15)] * 3]:
-        world.step(faults, (name, number))
-    assert world.nodes["n2"].replica.position.index == world.truth.index == 1
-    return world, faults, end
-
-
-def lose_tail(world: World, faults: Faults, end: int) -> None:
-    faults.cut_log(len(world.log.entries) - 1 - end)
-    assert len(world.log.entries) == end
-    assert world.truth.index == 0
