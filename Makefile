@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated_db/__init__.py om_processors/__init__.py \
 	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
-SOURCES := $(PACKAGES) $(wildcard tests benchmarks build_tools)
+SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
 INTEGRATION := $(wildcard tests/integration tests/chaos tests/linearizability)
+SOURCES += $(wildcard build_tools)
 # The versions that the tests have passed with; for one Python, others resolve their own.
 LOCK := requirements-dev.lock
 LOCKED = $$($(BIN)/python -c 'import sys; print("--constraint $(LOCK)" if sys.version_info[:2] == (3, 11) else "")')
