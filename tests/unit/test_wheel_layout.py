@@ -144,48 +144,72 @@ def test_what_setuptools_is_told_names_the_new_places(tree: Path) -> None:
     assert "'schemas" not in told
 
 
+PYPROJECT = """[project]
+name = "stratolog"
+
+[project.scripts]
+stratolog = "stratolog.__main__:main"
+
+[[tool.setuptools.ext-modules]]
+name = "schemas.native"
+sources = ["schemas/native.pyx"]
+
+[tool.setuptools.packages.find]
+include = ["schemas*", "producers*", "stratolog*"]
+
+[tool.setuptools.package-data]
+"*" = ["py.typed"]
+"""
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """Return a small tree of sources, with an empty folder 'into' beside it."""
+    root = tmp_path / "root"
+    for package in ("schemas", "producers", "stratolog"):
+        (root / package).mkdir(parents=True)
+        (root / package / "__init__.py").touch()
+    for name in ("schemas/native.pyx", "README.md", "LICENSE"):
+        (root / name).touch()
+    (root / "pyproject.toml").write_text(PYPROJECT)
+    (tmp_path / "into").mkdir()
+    return root
+
+
+def test_a_package_dir_that_says_what_is_so_is_no_matter(small: Path) -> None:
+    (small / "pyproject.toml").write_text(PYPROJECT + '[tool.setuptools.package-dir]\n"" = "."\n')
+    make_tree(small, small.parent / "into")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("[tool.setuptools.package-data]\n", '[tool.setuptools.cmdclass]\nx = "y"\n[tool.setuptools.package-data]\n', "cmdclass"),
-        ("include = [\n", 'where = ["src"]\ninclude = [\n', "packages.find"),
-        ("[tool.setuptools.package-data]\n", '[tool.setuptools.package-dir]\n"" = "src"\n[tool.setuptools.package-data]\n', "package-dir"),
-        ("[tool.setuptools.package-data]\n", '[tool.setuptools.package-dir]\n"" = "."\n[tool.setuptools.package-data]\n', ""),
-        ("[project.scripts]\n", '[project.scripts]\nload = "producers.load:main"\n', "load = 'producers.load:main' moves"),
-        ("[project.scripts]\n", '[project.scripts]\nload = "producers:main"\n', "load = 'producers:main' moves"),
-        ("[project]\n", "[tool.early]\nx = 1\n[project]\n", "must come last"),
-        ('sources = ["schemas/native.pyx"]', 'sources = ["schemas/gone.pyx"]', "schemas/gone.pyx"),
-        ('name = "schemas.native"', 'name = "schemas.native"\n', ""),
+        ("[tool.setuptools.package-data]", '[tool.setuptools.cmdclass]\nx = "y"\n[tool.setuptools.package-data]', "cmdclass"),
+        ("[tool.setuptools.package-data]", '[tool.setuptools.package-dir]\n"" = "src"\n[tool.setuptools.package-data]', "package-dir"),
+        ("include = [", 'where = ["src"]\ninclude = [', "packages.find"),
+        ('"stratolog*"]', "]", "packages.find"),
+        ("[project.scripts]", '[project.scripts]\nload = "producers.load:main"', "load = 'producers.load:main' moves"),
+        ("[project.scripts]", '[project.scripts]\nload = "producers:main"', "load = 'producers:main' moves"),
+        ("[project]", "[tool.early]\nx = 1\n[project]", "must come last"),
+        ('["schemas/native.pyx"]', '["schemas/gone.pyx"]', "schemas/gone.pyx"),
     ],
 )  # fmt: skip
-def test_a_pyproject_that_is_not_understood_is_refused(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    root, into = tmp_path / "root", tmp_path / "into"
-    for package in (*PACKAGES, "stratolog"):
-        (root / package).mkdir(parents=True)
-        (root / package / "__init__.py").touch()
-    (root / "schemas" / "native.pyx").touch()
-    (root / "README.md").touch()
-    (root / "LICENSE").touch()
-    text = (ROOT / "pyproject.toml").read_text()
-    assert old in text
-    (root / "pyproject.toml").write_text(text.replace(old, new))
-    into.mkdir()
-    if not reason:
-        make_tree(root, into)
-        return
+def test_a_pyproject_that_is_not_understood_is_refused(small: Path, old: str, new: str, reason: str) -> None:
+    (small / "pyproject.toml").write_text(PYPROJECT.replace(old, new))
     with pytest.raises(UnknownLayout, match=reason):
-        make_tree(root, into)
+        make_tree(small, small.parent / "into")
 
 
-def test_a_package_is_not_put_onto_a_module_of_stratolog(tmp_path: Path) -> None:
-    root, into = tmp_path / "root", tmp_path / "into"
-    for package in (*PACKAGES, "stratolog"):
-        (root / package).mkdir(parents=True)
-    (root / "stratolog" / "producers.py").touch()
-    (root / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    into.mkdir()
+def test_a_package_is_not_put_onto_a_module_of_stratolog(small: Path) -> None:
+    (small / "stratolog" / "producers.py").touch()
     with pytest.raises(UnknownLayout, match=r"stratolog/producers is there already"):
-        make_tree(root, into)
+        make_tree(small, small.parent / "into")
+
+
+def test_a_file_that_cannot_be_rewritten_is_named_by_its_place_in_the_repository(small: Path) -> None:
+    (small / "producers" / "load.py").write_text("import os\nHOME = 'schemas'\n")
+    with pytest.raises(NotMovable, match=r"^producers/load.py:2: "):
+        make_tree(small, small.parent / "into")
 
 
 def test_building_needs_nothing_but_setuptools() -> None:
