@@ -28,5 +28,7 @@ RUN apt-get update \
 COPY --from=jars /jars /var/cache/stratolog/jars/spark-4.0.0
 RUN useradd --create-home stratolog && mkdir -p /data /run/stratolog && chown stratolog /data /run/stratolog
 USER stratolog
+# Away from the sources: 'python -m' would import them in place of what is installed, where all lies below 'stratolog'.
+WORKDIR /home/stratolog
 ENV STRATOLOG_CACHE_DIR=/var/cache/stratolog STRATOLOG_DATA_DIR=/data
 ENTRYPOINT ["stratolog"]

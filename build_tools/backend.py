@@ -24,7 +24,12 @@ build_editable = build_meta.build_editable
 prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 get_requires_for_build_sdist = build_meta.get_requires_for_build_sdist
 get_requires_for_build_editable = build_meta.get_requires_for_build_editable
-get_requires_for_build_wheel = build_meta.get_requires_for_build_wheel
+
+
+def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
+    """Return what pyproject.toml does not name: nothing. setuptools would write its metadata into the repository to find that out."""
+    del config_settings
+    return []
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:

@@ -1,7 +1,7 @@
 """The reference codec: avro-python3, which the specification's authors wrote.
 
 It parses and validates every schema (a node does so at start, the tests always) and is what golden tests hold
-fastavro's bytes against, in both directions. It is slow and off the hot path.
+fastavro's bytes against, in both directions. It is slow and off the hot path. Clients do without it: the library is in the nodes' extras alone.
 
 A *plain datum* is dicts, lists and scalars. A record in a union is ``(full name, datum)``, as in fastavro; avro-python3 by
 itself would guess the branch by shape, and several requests have the same shape.

@@ -175,6 +175,13 @@ def test_the_image_holds_all_packages_and_the_jars_where_they_are_looked_for() -
             assert (ROOT / path).exists(), path
 
 
+def test_the_image_does_not_run_among_its_sources() -> None:
+    """They have the repository's layout, and 'python -m' looks into the working directory first."""
+    sources, runs = re.findall(r"^WORKDIR (.*)$", dockerfile(), re.MULTILINE)
+    assert not Path(runs).is_relative_to(sources)
+    assert "python -m stratolog.spark_streaming.jobs.audit_stream" in SERVICES["audit"]["command"][0]
+
+
 @pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
 def test_docker_compose_accepts_it() -> None:
     done = subprocess.run(
