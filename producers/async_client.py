@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from producers.async_key_files import AsyncKeyFile
 from producers.calls import Outcome
@@ -21,7 +21,8 @@ from producers.errors import StratologError, closed_unanswered
 from producers.key_files import KeyInput, KeyOutput
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, Settings, make_settings
-from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView
+from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
+from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
 from schemas.log import FORCED
 from schemas.messages import (
@@ -43,9 +44,7 @@ from schemas.messages import (
     SetVolumeProperty,
 )
 from schemas.privilege import ClusterSecret
-from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
-
-Row = TypeVar("Row", VolumeInfo, BucketInfo, KeyInfo)
+from schemas.rows import BlockLocation, KeyInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more files than that share them."""
@@ -341,28 +340,25 @@ class AsyncClient:
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
     def list_volumes(
-        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> AsyncIterator[VolumeInfo]:
+        self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[ListedVolume]:  # fmt: skip
         """As :meth:`producers.Client.list_volumes`, by ``async for``."""
-        return _pages(lambda after: self.reads.volumes_page(prefix, after, consistency), start_after)
+        return _entries(self.reads.volumes(prefix, start_after, limit, consistency))
 
     def list_buckets(
-        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> AsyncIterator[BucketInfo]:
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[ListedBucket]:  # fmt: skip
         """As :meth:`producers.Client.list_buckets`, by ``async for``."""
-        return _pages(lambda after: self.reads.buckets_page(volume, prefix, after, consistency), start_after)
+        return _entries(self.reads.buckets(volume, prefix, start_after, limit, consistency))
 
     def list_keys(
-        self,
-        volume: str,
-        bucket: str,
-        *,
-        prefix: str = "",
-        start_after: str = "",
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
-    ) -> AsyncIterator[KeyInfo]:
+    ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
-        return _pages(lambda after: self.reads.keys_page(volume, bucket, prefix, after, consistency), start_after)
+        return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
 
     # Closing
 
@@ -396,10 +392,7 @@ class AsyncClient:
         logger.warning("%s", closed)
 
 
-async def _pages(read: Callable[[str], Page[Row]], start_after: str) -> AsyncIterator[Row]:
-    after: str | None = start_after
-    while after is not None:
-        page = await asyncio.to_thread(read, after)
-        for entry in page.entries:
+async def _entries(pages: Pages[Row]) -> AsyncIterator[Row]:
+    while (entries := await asyncio.to_thread(pages.next_page)) is not None:
+        for entry in entries:
             yield entry
-        after = page.next_after

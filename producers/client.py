@@ -19,7 +19,8 @@ from producers.key_files import KeyInput, KeyOutput, create_file, open_file
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, make_settings
-from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Reads, VolumeView
+from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
+from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
 from schemas.log import FORCED
 from schemas.messages import (
@@ -42,7 +43,7 @@ from schemas.messages import (
 )
 from schemas.privilege import ClusterSecret
 from schemas.result_codes import INVALID_REQUEST
-from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from schemas.rows import BlockLocation, KeyInfo
 
 logger = logging.getLogger("stratolog.client")
 
@@ -422,37 +423,41 @@ class Client:
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
 
     def list_volumes(
-        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> Iterator[VolumeInfo]:
+        self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedVolume]:  # fmt: skip
         """Iterate over volumes by name; as :meth:`producers.reads.Reads.list_volumes`.
 
-        >>> [info.volume for info in client.list_volumes(prefix="vol")]  # doctest: +SKIP
+        >>> [found.volume for found in client.list_volumes(prefix="vol")]  # doctest: +SKIP
         """
-        return self.reads.list_volumes(prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_volumes(prefix=prefix, start_after=start_after, limit=limit, consistency=consistency)
 
     def list_buckets(
-        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> Iterator[BucketInfo]:
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedBucket]:  # fmt: skip
         """Iterate over a volume's buckets by name; as :meth:`producers.reads.Reads.list_buckets`.
 
-        >>> [info.bucket for info in client.list_buckets("vol1")]  # doctest: +SKIP
+        >>> [(found.bucket, found.usage["used_bytes"]) for found in client.list_buckets("vol1")]  # doctest: +SKIP
         """
-        return self.reads.list_buckets(volume, prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_buckets(
+            volume, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
+        )
 
     def list_keys(
-        self,
-        volume: str,
-        bucket: str,
-        *,
-        prefix: str = "",
-        start_after: str = "",
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
-    ) -> Iterator[KeyInfo]:
+    ) -> Iterator[KeyInfo]:  # fmt: skip
         """Iterate over a bucket's keys by name; as :meth:`producers.reads.Reads.list_keys`.
 
-        >>> [info.key for info in client.list_keys("vol1", "bucket1", prefix="a/")]  # doctest: +SKIP
+        The iterator reads page after page. To show one page at a time, give ``limit``, and as ``start_after`` the last name of the
+        page before.
+
+        >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
-        return self.reads.list_keys(volume, bucket, prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_keys(
+            volume, bucket, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
+        )
 
     # Closing
 
