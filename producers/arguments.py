@@ -34,6 +34,11 @@ def typed(name: str, value: Any, kind: type[T], words: str) -> T:
     return value
 
 
+def optional(name: str, value: Any, kind: type[T]) -> T | None:
+    """Return ``value`` if it is of a type, or None; raises TypeError."""
+    return None if value is None else typed(name, value, kind, f"of type {kind.__name__}, or None")
+
+
 def text(name: str, value: Any) -> str:
     """Return a string that has UTF-8; raises TypeError, InvalidArgument."""
     found = typed(name, value, str, "a str")
@@ -76,6 +81,15 @@ def quota(name: str, value: Any) -> int:
 def optional_quota(name: str, value: Any) -> int | None:
     """Return a quota or None; raises as :func:`quota`."""
     return None if value is None else quota(name, value)
+
+
+def measure(name: str, value: Any, low: float, high: float) -> float:
+    """Return a number, whole or not, in ``low..high``; raises TypeError, InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}")
+    if not low <= value <= high:
+        raise InvalidArgument(name, f"must be in {low:g}..{high:g}, not {value}")
+    return value
 
 
 def limit(name: str, value: Any, high: int = MAX_LONG) -> int | None:

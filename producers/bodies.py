@@ -7,9 +7,11 @@ no request can carry.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from producers import arguments
 from producers.arguments import MAX_LONG, number, optional_quota, optional_text, quota, text
+from schemas.log import FORCED
 from schemas.messages import (
     AllocateBlock,
     CommitKey,
@@ -21,6 +23,7 @@ from schemas.messages import (
     DeleteVolume,
     LogDigestBase,
     RenameKey,
+    RequestBody,
     SetBucketProperty,
     SetVolumeProperty,
 )
@@ -29,6 +32,7 @@ from schemas.sharding import MAX_SHARDS
 
 MAX_INT = (1 << 31) - 1
 """Largest value of an Avro ``int``."""
+_REQUESTS = frozenset(get_args(RequestBody))
 
 
 def create_volume(volume: str, *, owner: str, quota_in_bytes: int, quota_in_namespace: int) -> CreateVolume:
@@ -145,12 +149,22 @@ def rename_key(volume: str, bucket: str, from_key: str, to_key: str) -> RenameKe
     )
 
 
-def log_digest_base(shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str) -> LogDigestBase:
+def log_digest_base(
+    shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool
+) -> LogDigestBase:
     """Return a checked LogDigestBase."""
+    given = text("basis", basis)
     return LogDigestBase(
         shard=number("shard", shard, 0, MAX_SHARDS - 1),
         index=number("index", index, 0),
         slots=arguments.numbers("slots", slots, 0, MAX_INT),
         sums=arguments.numbers("sums", sums, -MAX_LONG - 1, MAX_LONG),
-        basis=text("basis", basis),
+        basis=FORCED + given if force else given,
     )
+
+
+def request(body: RequestBody) -> RequestBody:
+    """Return what is a request; raises TypeError."""
+    if type(body) not in _REQUESTS:
+        raise TypeError(f"body must be a request, as stratolog.CreateVolume is one, not {type(body).__name__}")
+    return body

@@ -13,40 +13,24 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Literal, Self, overload
 
+from producers import arguments, bodies
 from producers.calls import Done, Outcome
-from producers.errors import RequestFailed, StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput, create_file, open_file
+from producers.errors import StratologError, closed_unanswered
+from producers.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
 from producers.pipeline import Pipeline, make_settings
 from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
 from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
-from schemas.log import FORCED
-from schemas.messages import (
-    UNLIMITED,
-    AllocateBlock,
-    CommitKey,
-    CreateBucket,
-    CreateKey,
-    CreateVolume,
-    DeleteBucket,
-    DeleteKey,
-    DeleteVolume,
-    KeySession,
-    LogDigestBase,
-    RenameKey,
-    RequestBody,
-    Response,
-    SetBucketProperty,
-    SetVolumeProperty,
-)
+from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
 from schemas.privilege import ClusterSecret
-from schemas.result_codes import INVALID_REQUEST
 from schemas.rows import BlockLocation, KeyInfo
 
 logger = logging.getLogger("stratolog.client")
 
+MODES = ("rb", "wb")
+"""How a key may be opened."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long closing waits for what is in flight, unless the caller says otherwise."""
 
@@ -94,7 +78,14 @@ class Client:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
         )
-        self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms), streams)
+        options = arguments.optional("streams", streams, StreamOptions)
+        reads = Reads(read_from, deadline_ms=deadline_ms)
+        try:
+            pipeline = Pipeline(settings)
+        except BaseException:
+            reads.close()
+            raise
+        self._join(pipeline, reads, options)
 
     @classmethod
     def over(cls, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None = None) -> Self:
@@ -145,6 +136,7 @@ class Client:
         >>> futures = [client.submit(CreateVolume(volume=f"vol{n}")) for n in range(9)]  # doctest: +SKIP
         >>> [future.result().status for future in futures]  # doctest: +SKIP
         """
+        bodies.request(body)
         future: Future[Response] = Future()
         future.set_running_or_notify_cancel()
 
@@ -165,7 +157,7 @@ class Client:
         >>> from schemas.messages import DeleteVolume
         >>> client.submit_with(DeleteVolume(volume="vol1"), print)  # doctest: +SKIP
         """
-        self.pipeline.submit(body, done)
+        self.pipeline.submit(bodies.request(body), done)
 
     def call(self, body: RequestBody) -> Response:
         """Send a request and wait for its response; raises one of ``producers.errors``.
@@ -191,8 +183,8 @@ class Client:
         >>> client.create_volume("vol1", quota_in_bytes=10**12)  # doctest: +SKIP
         """
         self.call(
-            CreateVolume(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.create_volume(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -209,8 +201,8 @@ class Client:
         >>> client.set_volume_property("vol1", quota_in_namespace=100)  # doctest: +SKIP
         """
         self.call(
-            SetVolumeProperty(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.set_volume_property(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -219,7 +211,7 @@ class Client:
 
         >>> client.delete_volume("vol1")  # doctest: +SKIP
         """
-        self.call(DeleteVolume(volume=volume))
+        self.call(bodies.delete_volume(volume))
 
     # Buckets
 
@@ -237,12 +229,8 @@ class Client:
         >>> client.create_bucket("vol1", "bucket1", quota_in_namespace=1000)  # doctest: +SKIP
         """
         self.call(
-            CreateBucket(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.create_bucket(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -260,12 +248,8 @@ class Client:
         >>> client.set_bucket_property("vol1", "bucket1", owner="alice")  # doctest: +SKIP
         """
         self.call(
-            SetBucketProperty(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.set_bucket_property(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -274,7 +258,7 @@ class Client:
 
         >>> client.delete_bucket("vol1", "bucket1")  # doctest: +SKIP
         """
-        self.call(DeleteBucket(volume=volume, bucket=bucket))
+        self.call(bodies.delete_bucket(volume, bucket))
 
     # Keys
 
@@ -294,9 +278,7 @@ class Client:
         >>> client.create_key("vol1", "bucket1", "a/b.txt", size=5).session_id  # doctest: +SKIP
         42
         """
-        body = CreateKey(
-            volume=volume, bucket=bucket, key=key, size=size, replication=replication, metadata=dict(metadata or {})
-        )
+        body = bodies.create_key(volume, bucket, key, size=size, replication=replication, metadata=metadata)
         return session_of(self.call(body))
 
     def allocate_block(
@@ -306,9 +288,7 @@ class Client:
 
         >>> client.allocate_block("vol1", "bucket1", "a/b.txt", 42).local_id  # doctest: +SKIP
         """
-        body = AllocateBlock(
-            volume=volume, bucket=bucket, key=key, session_id=session_id, excluded_pipelines=list(excluded_pipelines)
-        )
+        body = bodies.allocate_block(volume, bucket, key, session_id, excluded_pipelines=excluded_pipelines)
         return block_of(self.call(body))
 
     def commit_key(
@@ -319,23 +299,21 @@ class Client:
         >>> session = client.create_key("vol1", "bucket1", "empty", size=0)  # doctest: +SKIP
         >>> client.commit_key("vol1", "bucket1", "empty", session.session_id, size=0, blocks=[])  # doctest: +SKIP
         """
-        self.call(
-            CommitKey(volume=volume, bucket=bucket, key=key, session_id=session_id, size=size, blocks=list(blocks))
-        )
+        self.call(bodies.commit_key(volume, bucket, key, session_id, size=size, blocks=blocks))
 
     def delete_key(self, volume: str, bucket: str, key: str) -> None:
         """Delete a key. Raises as :meth:`call`.
 
         >>> client.delete_key("vol1", "bucket1", "a/b.txt")  # doctest: +SKIP
         """
-        self.call(DeleteKey(volume=volume, bucket=bucket, key=key))
+        self.call(bodies.delete_key(volume, bucket, key))
 
     def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
         """Rename a key within its bucket. Raises as :meth:`call`.
 
         >>> client.rename_key("vol1", "bucket1", "a/b.txt", "a/c.txt")  # doctest: +SKIP
         """
-        self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
+        self.call(bodies.rename_key(volume, bucket, from_key, to_key))
 
     # Bytes
 
@@ -375,12 +353,13 @@ class Client:
         ...     print(file.read())
         b'hello'
         """
-        if mode == "wb":
+        check_open(
+            path, size=size, replication=replication, metadata=metadata, options=options, consistency=consistency
+        )
+        if arguments.choice("mode", mode, MODES) == "wb":
             return create_file(
                 self, self.streams, path, size=size, replication=replication, metadata=metadata, options=options
             )
-        if mode != "rb":
-            raise RequestFailed(INVALID_REQUEST, f"{path}: mode must be 'rb' or 'wb', not {mode!r}")
         return open_file(self.reads, self.streams, path, options=options, consistency=consistency)
 
     # Operators
@@ -394,8 +373,7 @@ class Client:
 
         >>> client.log_digest_base(0, 17, slots=[256], sums=[-5], basis="oracle")  # doctest: +SKIP
         """
-        given = FORCED + basis if force else basis
-        self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=given))
+        self.call(bodies.log_digest_base(shard, index, slots=slots, sums=sums, basis=basis, force=force))
 
     # Reads
 
@@ -468,7 +446,7 @@ class Client:
 
         >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
         """
-        unanswered = self.pipeline.close(timeout_ms)
+        unanswered = self.pipeline.close(arguments.number("timeout_ms", timeout_ms, 0))
         self.streams.close()
         self.reads.close()
         return unanswered

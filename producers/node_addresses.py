@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import httpx
 
 from producers import arguments
-from producers.errors import NOT_CONNECTED, NotConnected, RetryableError
+from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected, RetryableError
 
 FIND_AGAIN_MS = 500
 FIND_TIMEOUT_MS = 5_000
@@ -31,7 +31,10 @@ class NodeAddresses:
     """Addresses in the order in which they are to be asked; safe to share between threads."""
 
     def __init__(self, given: Sequence[str], find: Find | None) -> None:
-        self._addresses = [address_of(one) for one in arguments.sequence("read_from", given, str, "str")]
+        try:
+            self._addresses = [address_of(one) for one in arguments.sequence("read_from", given, str, "str")]
+        except ValueError as error:
+            raise InvalidArgument("read_from", f"must hold addresses: {error}") from error
         self._find = None if self._addresses else find
         self._lock = threading.Lock()
         self._look = True

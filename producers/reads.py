@@ -36,7 +36,7 @@ from producers.read_views import (
     View,
     VolumeView,
 )
-from producers.read_words import asked, missing
+from producers.read_words import ROOT, asked, missing
 from producers.waiting import Patience
 from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
 from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
@@ -91,18 +91,18 @@ class Reads:
 
     def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
         """Read a volume with its counters ``used_namespace`` and ``allotted_bytes``."""
-        return _view(VolumeInfo, self._checked_get(_path(volume), {}, consistency))
+        return _view(VolumeInfo, self._checked_get(_volume_path(volume), {}, consistency))
 
     def bucket_info(self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> BucketView:
         """Read a bucket with its counters ``used_bytes`` and ``used_namespace``."""
-        return _view(BucketInfo, self._checked_get(_path(volume, bucket), {}, consistency))
+        return _view(BucketInfo, self._checked_get(_bucket_path(volume, bucket), {}, consistency))
 
     def key_info(
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
         """Read a committed key."""
         parameters = {"name": arguments.text("key", key)}
-        return _view(KeyInfo, self._checked_get(f"{_path(volume, bucket)}/key", parameters, consistency))
+        return _view(KeyInfo, self._checked_get(f"{_bucket_path(volume, bucket)}/key", parameters, consistency))
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -174,14 +174,14 @@ class Reads:
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Page[ListedVolume]:  # fmt: skip
         """Read one page of the volumes, of ``limit`` entries at most (PAGE_ENTRIES)."""
-        return _page(ListedVolume, "volume", self._listing("/v1/volumes", prefix, start_after, limit, consistency))
+        return _page(ListedVolume, "volume", self._listing(ROOT, prefix, start_after, limit, consistency))
 
     def buckets_page(
         self, volume: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Page[ListedBucket]:  # fmt: skip
         """Read one page of a volume's buckets, of ``limit`` entries at most (PAGE_ENTRIES)."""
-        path = f"{_path(volume)}/buckets"
+        path = f"{_volume_path(volume)}/buckets"
         return _page(ListedBucket, "bucket", self._listing(path, prefix, start_after, limit, consistency))
 
     def keys_page(
@@ -189,7 +189,7 @@ class Reads:
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Page[KeyInfo]:  # fmt: skip
         """Read one page of a bucket's keys, of ``limit`` entries at most (PAGE_ENTRIES)."""
-        path = f"{_path(volume, bucket)}/keys"
+        path = f"{_bucket_path(volume, bucket)}/keys"
         return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
 
     def _listing(
@@ -267,10 +267,14 @@ def _left_s(deadline_s: float) -> float:
     return max(deadline_s - time.monotonic(), MIN_ASK_S)
 
 
-def _path(volume: str, bucket: str | None = None) -> str:
-    """Return the path of a volume or bucket; raises TypeError, and what a node would say to a name that no path can carry."""
-    path = f"/v1/volumes/{_segment('volume', volume, INVALID_VOLUME_NAME)}"
-    return path if bucket is None else f"{path}/buckets/{_segment('bucket', bucket, INVALID_BUCKET_NAME)}"
+def _volume_path(volume: str) -> str:
+    """Return the path of a volume; raises TypeError, and what a node would say to a name that no path can carry."""
+    return f"{ROOT}/{_segment('volume', volume, INVALID_VOLUME_NAME)}"
+
+
+def _bucket_path(volume: str, bucket: str) -> str:
+    """Return the path of a bucket; raises as :func:`_volume_path`."""
+    return f"{_volume_path(volume)}/buckets/{_segment('bucket', bucket, INVALID_BUCKET_NAME)}"
 
 
 def _segment(what: str, name: str, illegal: str) -> str:

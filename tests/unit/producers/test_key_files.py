@@ -171,7 +171,7 @@ def test_an_exception_leaves_nothing(make):
 
 def test_what_is_wrong_is_named(make):
     world = make()
-    with pytest.raises(RequestFailed, match="'/v/b' is not the path of a key"):
+    with pytest.raises(RequestFailed, match="path must be that of a key, /volume/bucket/key, not '/v/b'"):
         world.client.open("/v/b")
     with pytest.raises(RequestFailed, match="mode must be 'rb' or 'wb', not 'r'"):
         world.client.open("/v/b/k", "r")
