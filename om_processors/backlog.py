@@ -20,6 +20,32 @@ RATE_WINDOW_MS = 1_000
 """The rate of executing is counted anew after this time."""
 
 
+AVERAGED_RECORDS = 64
+"""Over so many records the number of requests in one is averaged."""
+
+
+@dataclass(slots=True)
+class RecordSize:
+    """How many requests a record of the queue holds, on average: what has not been read can only be estimated.
+
+    One large envelope says little of what lies behind it. Taking the last one for all had requests refused that nothing kept waiting.
+    """
+
+    mean: float = 1.0
+
+    def saw(self, requests: int) -> None:
+        """Count a record that was read."""
+        self.mean += (max(1, requests) - self.mean) / AVERAGED_RECORDS
+
+    def requests_in(self, records: int) -> int:
+        """Return about how many requests ``records`` unread records hold."""
+        return round(records * self.mean)
+
+    def records_for(self, requests: int) -> int:
+        """Return how many records to read for about ``requests`` requests, one at least."""
+        return max(1, int(requests / self.mean))
+
+
 @dataclass(slots=True, kw_only=True)
 class Backlog:
     """The queue of one shard, as its leader sees it; ``max_queued`` is the limit, in requests."""

@@ -25,6 +25,7 @@ from schemas.codec import Undecodable, decode, encode
 from schemas.datanode import Hello, StreamError
 from schemas.packets import (
     HEADER_BYTES,
+    MAX_HELLO_BYTES,
     MAX_PAYLOAD_BYTES,
     MIN_VERSION,
     VERSION,
@@ -48,8 +49,6 @@ MAX_PER_DATANODE = 8
 """Requests under way to one address."""
 MAX_FETCHES = MAX_UNDER_WAY // 2
 """Requests under way that may take longer than ANSWER_TIMEOUT_S."""
-MAX_HELLO_BYTES = 64 * 1024
-"""Of the payload of a HELLO: what a stranger says is not decoded at any length."""
 
 
 class DatanodeFailed(Exception):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from xxhash import xxh3_128_digest
 
-from om_processors.backlog import Backlog
+from om_processors.backlog import Backlog, RecordSize
 from om_processors.gateway import Gateway, Received, resume_offset
 from om_processors.outbox import KafkaOutbox
 from om_processors.service import refusal_response
@@ -56,7 +56,7 @@ class RequestIntake:
         self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
         self._log = log
         self._left_over: deque[Received] = deque()
-        self._requests_per_record = 1
+        self._record_size = RecordSize()
         self._next_offset = 0
         self._out_of_range = 0
         self._backlog = backlog
@@ -87,7 +87,7 @@ class RequestIntake:
     def _queued(self) -> int:
         """Return about how many requests wait: what was fetched last tells of the topic's end, and costs no call to the broker."""
         end = self._reader.consumer.get_watermark_offsets(self._where(0), cached=True)[1]
-        return len(self._left_over) + max(0, end - self._next_offset) * self._requests_per_record
+        return len(self._left_over) + self._record_size.requests_in(max(0, end - self._next_offset))
 
     def _refuse(self, number: int, queued: int, now_ms: int) -> None:
         """Answer the next requests with OVERLOADED."""
@@ -113,7 +113,7 @@ class RequestIntake:
         """Read about ``limit`` requests: an envelope that holds more leaves some over for the next time."""
         messages = self._reader.consume(1, wait_s) if wait_s else []
         if messages or not wait_s:
-            messages += self._reader.consume(max(1, limit // self._requests_per_record) - len(messages), 0)
+            messages += self._reader.consume(self._record_size.records_for(limit) - len(messages), 0)
         for message in messages:
             if (error := message.error()) is not None:
                 if self._recover(error):
@@ -130,7 +130,7 @@ class RequestIntake:
         except Undecodable as error:
             self._reject(self._gateway.reject(Received(offset=offset, value=value), error, self._clock.wall_ms()))
             return
-        self._requests_per_record = max(1, len(requests))
+        self._record_size.saw(len(requests))
         if not requests:
             return
         self._left_over.extend(Received(offset=offset, value=request) for request in requests[:-1])

@@ -2,7 +2,8 @@
 
 Rules:
     1. A node that has read what was in the log when it started must find there the very members that its settings name: else it
-       was started with old settings, or by mistake. What was logged since, while it was still reading, is not held against it.
+       was started with old settings, or by mistake. What was logged since, while it was still reading, is not held against it; nor is one
+       member more or less, if the node itself is one: another is just being added or removed, which the log hears of before the settings do.
     2. From then on the log alone says who is a member (``admin add-node`` and ``remove-node`` log it, settings follow for the
        next start); a node that is no member any more stops.
 """
@@ -36,7 +37,7 @@ class MembershipCheck:
         now = known[-1].names
         if shard not in self._agreed:
             at_start = next((one.names for one in reversed(known) if one.offset < start_end), known[0].names)
-            if self._named != frozenset(at_start):
+            if self._named != frozenset(at_start) and not self._is_changing(at_start):
                 raise WrongCluster(
                     f"shard {shard}: the members are {', '.join(at_start)} in the log "
                     f"but {', '.join(sorted(self._named))} in this node's settings"
@@ -44,3 +45,8 @@ class MembershipCheck:
             self._agreed.add(shard)
         if self._node not in now:
             raise WrongCluster(f"shard {shard}: {self._node} is no member any more; the members are {', '.join(now)}")
+
+    def _is_changing(self, logged: Sequence[str]) -> bool:
+        """Whether the settings may be those of a moment before or after the log's: one member differs, and it is not this node."""
+        different = self._named ^ frozenset(logged)
+        return len(different) == 1 and self._node not in different

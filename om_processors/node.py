@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import threading
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ from om_processors.proposer import Proposer
 from om_processors.pulse import Pulse
 from om_processors.request_metrics import RequestMetrics
 from om_processors.service import OM_FAMILIES, OMService
-from om_processors.startup import check_topics
+from om_processors.startup import allowed_session_timeout_ms, check_topics
 from om_processors.write_audit import WriteAudit
 from replicated_db import logs
 from replicated_db.errors import StopProcess
@@ -234,6 +235,7 @@ def run(config: NodeConfig) -> None:
     mode.loop.use("uvloop")
     try:
         topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
+        config = replace(config, session_timeout_ms=allowed_session_timeout_ms(config, topics, log.warning))
         node = Node(config, topics.log_topic_id)
         app = node.app()
     except (StopProcess, LogUnavailable) as error:

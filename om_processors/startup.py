@@ -5,8 +5,11 @@ What every log has in common is checked in ``replicated_db.startup``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from om_processors.config import NodeConfig
 from replicated_db import startup
-from replicated_db.startup import Topics, WrongSetting
+from replicated_db.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 
@@ -24,3 +27,18 @@ def check_topics(bootstrap_servers: str, shards: int) -> Topics:
                 f"topic {name}: {found.partitions[name]} partitions, but the settings say {shards} shards"
             )
     return found
+
+
+def allowed_session_timeout_ms(config: NodeConfig, topics: Topics, note: Callable[[str], None]) -> int:
+    """Return the session time-out of the leaders' group: that of the settings, or the brokers' shortest if that is longer.
+
+    A member that asks for a shorter one would be refused by each broker, again and again, and its shards would have no leader.
+    """
+    allowed_ms = topics.min_session_timeout_ms
+    if config.session_timeout_ms >= allowed_ms:
+        return config.session_timeout_ms
+    note(
+        f"session_timeout_ms is {allowed_ms}, not {config.session_timeout_ms}: the brokers allow no shorter one ({MIN_SESSION_TIMEOUT}), "
+        "so a shard whose leader dies waits as long for another"
+    )
+    return allowed_ms

@@ -63,8 +63,6 @@ SOCKET_BUFFER_BYTES = 1024 * 1024
 MAX_IDLE = 4
 """Connections that are kept open to one datanode for requests to come."""
 MAX_CONVERSATIONS = 256
-MAX_HELLO_BYTES = 64 * 1024
-"""A longer HELLO is not read."""
 _TIMEVAL = Struct("ll")
 
 Answer = TypeVar("Answer")
@@ -114,7 +112,7 @@ class Connection:
                 "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
             )
         header, payload = self.receive(timeout_ms)
-        if header.kind is not Kind.HELLO or len(payload) > MAX_HELLO_BYTES:
+        if header.kind is not Kind.HELLO:
             raise self.error(
                 BAD_FRAME, f"{self.address} answered HELLO with {header.kind.name} of {len(payload)} bytes"
             )

@@ -83,6 +83,10 @@ class KeyWriter:
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
         self.path = "/".join(("", *place))
+        self._committing = False
+        self._failure: BaseException | None = None
+        """What was raised first; the key is never committed then."""
+        self._patience = Patience(f"writing {self.path}")
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),
@@ -100,11 +104,7 @@ class KeyWriter:
         self._failed_blocks = self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
         self._ended = False
-        self._committing = False
-        self._failure: BaseException | None = None
-        """What was raised first; the key is never committed then."""
         self._failing_since_s = 0.0
-        self._patience = Patience(f"writing {self.path}")
         self._background = _background()
 
     @property

@@ -21,7 +21,6 @@ MAX_MESSAGE_CHARACTERS = 1024
 """How much of an error's text goes into an answer."""
 
 _IDS = struct.Struct("16s8s16sq")
-_ID_BYTES = (16, 8, 16)
 
 
 def shortened(message: str) -> str:
@@ -72,11 +71,13 @@ class Proposal:
 
     def fault(self) -> str | None:
         """Say why no record can hold this proposal's result, None if one can: then it is answered without one."""
-        ids = (self.client_id, self.call_id, self.request_hash)
+        client, call, hashed = self.client_id, self.call_id, self.request_hash
+        if not client:
+            return None
         try:
-            if self.client_id and tuple(map(len, ids)) != _ID_BYTES:
-                return f"client id, call id and hash of {', '.join(str(len(one)) for one in ids)} bytes, not 16, 8, 16"
-            _IDS.pack(*ids, self.first_sent_at_ms)
+            if len(client) != 16 or len(call) != 8 or len(hashed) != 16:
+                return f"client id, call id and hash of {len(client)}, {len(call)}, {len(hashed)} bytes, not 16, 8, 16"
+            _IDS.pack(client, call, hashed, self.first_sent_at_ms)
             self.request_type.encode()
         except (TypeError, ValueError, AttributeError, struct.error) as error:
             return error_text(error)

@@ -19,6 +19,8 @@ from replicated_db.replica import Replica
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
+MIN_SESSION_TIMEOUT = "group.min.session.timeout.ms"
+"""The brokers' setting for it; 6,000 unless it is set."""
 
 
 class WrongSetting(StopProcess):
@@ -27,10 +29,12 @@ class WrongSetting(StopProcess):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """What was found: the identity of the log topic, and each topic's number of partitions."""
+    """What was found: the identity of the log topic, each topic's number of partitions, and the shortest session time-out of a consumer
+    group that all brokers allow."""
 
     log_topic_id: str
     partitions: Mapping[str, int]
+    min_session_timeout_ms: int
 
 
 def check_topics(
@@ -74,6 +78,7 @@ def check_topics(
     return Topics(
         log_topic_id=str(found[log_topic].topic_id),
         partitions={name: len(topic.partitions) for name, topic in found.items()},
+        min_session_timeout_ms=max(int(config.get(MIN_SESSION_TIMEOUT) or 0) for config in configs.values()),
     )
 
 

@@ -19,6 +19,7 @@ from stratolog.commands.common import Invocation, JsonOption, complain, print_js
 from stratolog.commands.helps import tidied
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, Unavailable, UserError
 from stratolog.extras import missing_extra
+from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
     "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh", "audit": "audit",
@@ -112,6 +113,9 @@ def main() -> None:
     except Exception as error:
         if (missing := missing_extra(error)) is not None:
             error = Unavailable(missing)
+        elif isinstance(error, PermissionError) and error.filename:
+            # Wherever it was met: a directory that may not be entered refuses even to be looked at.
+            error = UserError(f"{error.filename}: {error.strerror}; {OTHER_DIR}")
         code = exit_code_of(error)
         if code is None:
             raise

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 from stratolog.errors import Unavailable, UsageError
-from stratolog.reach import check_brokers, check_nodes
+from stratolog.reach import check_brokers, check_leaders, check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def client_of(
     from producers.errors import NotConnected
 
     check_brokers(settings)
+    check_leaders(settings)
     secret = settings.secret() if operator else None
     deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
     try:

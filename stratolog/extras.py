@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 from stratolog.errors import Unavailable
 
-HOST = frozenset({"faust", "mode", "aiokafka", "aiohttp", "rocksdict", "sortedcontainers", "uvloop"})
+HOST = frozenset(
+    {"faust", "mode", "aiokafka", "aiohttp", "prometheus_client", "rocksdict", "sortedcontainers", "uvloop"}
+)
 EXTRAS: Mapping[str, Collection[str]] = {
     "om": HOST,
     "datanode": HOST,

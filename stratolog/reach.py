@@ -84,10 +84,24 @@ def check_log(settings: Settings) -> None:
 
     Whether a broker can be reached from here says nothing: a read is answered over HTTP.
     """
-    known = state.read_state(settings.data_dir)
-    brokers = () if known is None or "nodes" in settings.explicit else known.of(BROKER)
-    if brokers and not any(member.process.is_running() for member in brokers):
+    if "nodes" not in settings.explicit and _all_stopped(settings, BROKER):
         raise Unavailable(f"no broker runs at {settings.bootstrap_servers}{_why(settings, BROKER)}")
+
+
+def check_leaders(settings: Settings) -> None:
+    """Raise Unavailable if the local stack has nodes and none of them runs: nobody executes what is sent to the brokers.
+
+    Whether a node can be reached from here says nothing: a write goes through the brokers.
+    """
+    if "bootstrap_servers" not in settings.explicit and _all_stopped(settings, NODE):
+        raise Unavailable(f"no node runs{_why(settings, NODE)}")
+
+
+def _all_stopped(settings: Settings, kind: str) -> bool:
+    """Say whether the local stack runs in part, without any of its processes of one kind."""
+    known = state.read_state(settings.data_dir)
+    members = () if known is None or not known.running() else known.of(kind)
+    return bool(members) and not any(member.process.is_running() for member in members)
 
 
 def check_nodes(settings: Settings, names: Collection[str] | None = None) -> None:

@@ -114,7 +114,7 @@ class Settings:
     """Rack in which a client stands: it begins with the nearest datanode."""
     caller: str = _setting(values.user, default_factory=user_name)
     """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
-    session_timeout_ms: int = _setting(values.integer(500, 300_000), default=6_000)
+    session_timeout_ms: int = _setting(values.integer(500, 300_000), default=2_000)
     """How long a silent leader keeps its shards."""
     max_queued_requests: int = _setting(values.integer(100, 100_000_000), default=50_000)
     """Requests that may wait for a shard's leader; it refuses more with OVERLOADED, and clients try again later."""

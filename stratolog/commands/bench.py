@@ -18,6 +18,7 @@ from schemas.log import LEADER_MODE, REQUEST_MODES
 from schemas.sharding import shard_of
 from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table, progress
 from stratolog.commands.modes import set_modes
+from stratolog.commands.waiting import interruptible
 from stratolog.connection import client_of
 from stratolog.errors import EXIT_FAILED, UsageError
 
@@ -60,7 +61,17 @@ def command(
     results: list[tuple[str | None, LoadResult]] = []
     settings = connected_settings_of(context)
     operator = modes != [None]  # who sets modes
-    with client_of(settings, in_flight=max(levels), operator=operator) as client, progress(as_json) as report:
+
+    def so_far() -> str:
+        if results and not as_json:
+            _print(volume, bucket, results)
+        return f"{len(results)} of {len(levels) * len(modes)} runs are done; the keys stay in /{volume}/{bucket}"
+
+    with (
+        interruptible(so_far),
+        client_of(settings, in_flight=max(levels), operator=operator) as client,
+        progress(as_json) as report,
+    ):
         ensure_places(client, [(volume, bucket)])
         for level, chosen in itertools.product(levels, modes):
             report(f"{level} in flight, {seconds + warm_up_seconds:g} s{f', {chosen} mode' if chosen else ''}")
@@ -81,12 +92,14 @@ def command(
             if as_json:
                 print_json(asdict(result) | ({"mode": chosen} if chosen else {}))
     if not as_json:
-        columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
-        print_table(
-            f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS
-        )
+        _print(volume, bucket, results)
     if any(result.failures for _, result in results):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _print(volume: str, bucket: str, results: list[tuple[str | None, LoadResult]]) -> None:
+    columns = ("mode", "in flight", "requests/s", "p50 ms", "p99 ms", "max ms", "requests", "failed")
+    print_table(f"createKey + commitKey in /{volume}/{bucket}", columns, [_row(*result) for result in results], LESS)
 
 
 def _modes(given: list[str] | None) -> list[str | None]:

@@ -15,6 +15,7 @@ from stratolog.commands.waiting import waiting
 from stratolog.connection import client_of
 from stratolog.errors import Unavailable, UsageError
 from stratolog.leadership import check_shard, shard_views
+from stratolog.reach import check_nodes
 from stratolog.settings import Settings
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _within_level(settings: Settings, shard: int, types: Sequence[str]) -> Seque
 
 
 def _show(settings: Settings, shards: Iterable[int], as_json: bool) -> None:
+    check_nodes(settings)
     lines = []
     for shard in shards:
         views = shard_views(settings, shard)

@@ -6,8 +6,10 @@ Four datanodes, two pipelines over them, a broker, and client processes that wri
 journals a file when its ``close`` has returned: that is what *acknowledged* means. Each round kills (or stops for a while) a datanode, a pipeline's
 leader, two datanodes at once, or a client, and goes on when files are acknowledged again. At the end all run, the clients finish, and each
 block of each acknowledged file is read from every member of its pipeline. *Lost*: a replica does not have it. *Wrong*: it has other bytes.
+Each client also writes some keys again and again with writers of which most fail, and which are closed all the same (``failing_writers``).
+*Replaced*: such a key does not hold its old bytes, or its fully acknowledged new ones.
 
-Prints what happens on standard error and at the end one JSON line on standard output. Exit status 1 if anything is lost, wrong or divergent.
+Prints what happens on standard error and at the end one JSON line on standard output. Exit status 1 if anything is lost, wrong, replaced or divergent.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 from datanode_processors.errors import BlockError
 from schemas.datanode import Member
 from stratolog.local.processes import Process, spawn
+from tests.chaos.failing_writers import Overwriter, counted
 from tests.support.datanode_faults import settle
 from tests.support.datanodes import ROOT, Block, Datanodes
 from tests.support.key_world import KIB, MIB, KeyWorld
@@ -44,6 +47,9 @@ LONGEST_PAUSE_S = 4.0
 PROGRESS_S = 180.0
 """How long after a fault a file must be acknowledged again."""
 WATCH_MS = 30_000
+OVERWRITES = 2
+"""Keys that a client writes again for each new one."""
+PROBLEMS = ("lost", "wrong", "replaced", "divergent")
 DUE = ("datanode", "datanode", "leader", "leader", "two", "client")
 """What is hit, by weight."""
 
@@ -71,8 +77,12 @@ def write_files(number: int, addresses: dict[str, str], path: Path) -> None:
     fleet: Any = Fleet(PIPELINES, addresses)
     world = KeyWorld(fleet, number=number)
     chance = random.Random(number)
+    overwriter = Overwriter(world, number, random.Random(-number))
     with path.open("a") as journal:
         while not stop.is_set():
+            for _ in range(OVERWRITES):
+                journal.write(json.dumps(overwriter.turn()) + "\n")
+                journal.flush()
             seed = chance.randrange(2**60)
             length = chance.randint(MIN_FILE_BYTES, MAX_FILE_BYTES)
             data, key = random.Random(seed).randbytes(length), f"k{seed}"
@@ -117,6 +127,10 @@ class Campaign:
         return self._folder / f"journal{number}"
 
     def acknowledged(self) -> list[dict[str, Any]]:
+        """Return the files that were acknowledged."""
+        return [line for line in self.journalled() if "blocks" in line]
+
+    def journalled(self) -> list[dict[str, Any]]:
         """Return what all clients have journalled; a line that its client was killed in is none."""
         found = []
         for number in range(1, self._started + 1):
@@ -160,7 +174,10 @@ class Campaign:
                 raise AssertionError(f"a client does not end\n{self.nodes.logs()}")
 
     def judge(self) -> Iterator[tuple[str, str]]:
-        """Yield (``lost``, ``wrong`` or ``divergent``, what) for all that does not hold."""
+        """Yield (``lost``, ``wrong``, ``replaced`` or ``divergent``, what) for all that does not hold."""
+        for line in self.journalled():
+            if "problem" in line:
+                yield "replaced", str(line)
         for found in self.acknowledged():
             data = random.Random(found["seed"]).randbytes(found["length"])
             if sum(block[3] for block in found["blocks"]) != len(data):
@@ -213,7 +230,8 @@ def run(folder: Path, *, kills: int, writers: int, seed: int) -> dict[str, Any]:
     return {
         "faults": kills, "hit": dict(campaign.hit), "acknowledged_files": len(files),
         "acknowledged_bytes": sum(found["length"] for found in files),
-        **{kind: problems[kind] for kind in ("lost", "wrong", "divergent")},
+        "failed_writers": counted(campaign.journalled())["failed"],
+        **{kind: problems[kind] for kind in PROBLEMS},
         "seconds": round(time.monotonic() - began),
         "command": "python -m tests.chaos.datanodes " + shlex.join(sys.argv[1:]),
     }  # fmt: skip
@@ -235,7 +253,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="stratolog-chaos-datanodes-"))
     figures = run(folder, kills=options.kills, writers=options.writers, seed=options.seed)
     print(json.dumps(figures), flush=True)
-    if figures["lost"] or figures["wrong"] or figures["divergent"]:
+    if any(figures[kind] for kind in PROBLEMS):
         _note(f"journals and logs are in {folder}")
         return 1
     shutil.rmtree(folder, ignore_errors=True)

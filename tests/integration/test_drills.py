@@ -238,7 +238,7 @@ def test_poison_requests_while_the_nodes_tidy_up(cluster: Cluster) -> None:
     stop = threading.Event()
 
     def tidy() -> None:
-        with client_of(cluster.settings) as client:
+        with client_of(cluster.settings, operator=True) as client:
             for state in itertools.cycle(("DECOMMISSIONING", "IN_SERVICE")):
                 client.call(SetDatanodeState(datanode="nobody", state=state))
                 if stop.is_set() and state == "IN_SERVICE":

@@ -22,6 +22,7 @@ from om_processors.service import OM_FAMILIES, OMService
 from replicated_db.column_families import TRANSACTION_INFO
 from replicated_db.digests import Digests
 from replicated_db.errors import StopProcess
+from replicated_db.faust_transport import BEYOND_END_WAIT_S
 from replicated_db.leader import Limits, Proposal, Reply
 from replicated_db.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
 from replicated_db.memory import MemoryStore
@@ -258,10 +259,10 @@ class Node:
         self.store.crash = ""
         self.store.lose_tail(lost_writes)
 
-    def stored_offset(self) -> int:
+    def stored_position(self) -> Position:
         """Return where the replica stands by what is on its disk, even while the node is down."""
         stored = self.store.get(TRANSACTION_INFO, POSITION_KEY)
-        return -1 if stored is None else Position.decode(stored).offset
+        return Position() if stored is None else Position.decode(stored)
 
     def rebuild(self) -> None:
         """Start with an empty disk."""
@@ -322,8 +323,16 @@ class Node:
                 self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
 
     def _wait_for_records(self) -> None:
-        while self.log._end() <= self.fetch_offset:
-            self.scheduler.wait(lambda: self.log._end() > self.fetch_offset, EVER_MS)
+        view, offset = self.log, self.fetch_offset
+        while view._end() <= offset:
+            if view._end() == offset:
+                self.scheduler.wait(lambda: view._end() != offset, EVER_MS)
+                continue
+            # A broker that is cut off may take a position for one beyond the end; that it is so for good is believed after a while.
+            until_ms = self.scheduler.now_ms + int(BEYOND_END_WAIT_S * 1000)
+            self.scheduler.wait(lambda: view._end() >= offset, BEYOND_END_WAIT_S * 1000)
+            if view._end() < offset and self.scheduler.now_ms >= until_ms:
+                raise OffsetOutOfRange(f"offset {offset} is beyond the end, {view._end()}")
 
     def offer_out_of_turn(self, entry: Entry) -> None:
         """Offer a record to the replica that is not the next one, unless the log has lost it by then."""

@@ -424,16 +424,16 @@ class Faults:
         world.invariants.may_halt += ("halt: term missed", "halt: claim missed")  # rightly: a claim is lost
         world.log.cut(end)
         invariants = world.invariants
-        world.truth = world.new_truth()
+        truth = world.new_truth()
         for entry in entries:
-            world.truth.read(entry)
+            truth.read(entry)
+        invariants.lose(truth)
+        world.truth = truth
         for appender in world.log.appenders:
             if appender.out_of_sequence:
                 invariants.diverged[appender.node] = "will apply what was lost"
-        invariants.acknowledged = min(invariants.acknowledged, world.truth.index)
-        invariants.left_after_losses.append(world.truth.index)
         for node in world.nodes.values():
-            if max(node.log.read_to, node.stored_offset()) >= end:
+            if max(node.log.read_to, node.stored_position().offset) >= end:
                 self._survive_loss(node, number)
             elif node.ready and node.fetch_offset > end:
                 invariants.may_stop[node.name] = "its consumer has a place that is lost"

@@ -2,6 +2,9 @@
 
 1. An acknowledged write is in every later linearizable read: a read sees at least the index of every answer that had left
    and of every read that had ended before it began, and the very row that the log gives at its position.
+   Should the brokers lose the log's tail, what was acknowledged of it is lost with it, and no later reader is held to it. An answer or
+   a read that ends after such a loss may rest on the lost tail only if its report, or its question, is from before the loss: it is
+   then checked against the log of that time (``lost``) as strictly, and binds nobody.
 2. A request has one effect and one first answer (``truth``), and what leaves a node is that answer, effective and applied there.
 3. Replicas at one record have one digest, equal to the log's; at a barrier it is published so, at a scrub a full scan agrees.
 4. Nothing stale has an effect, no answer is wrong: the above, for every node, whoever believes to lead.
@@ -13,6 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from replicated_db.column_families import RETRY_EXPIRY
@@ -23,10 +27,19 @@ from schemas.codec import decode
 from schemas.log import Batch
 from schemas.result_codes import PREPARED, REQUEST_TOO_LARGE
 from tests.simulation.cluster import LIMITS, Node, Watch
-from tests.simulation.truth import Truth, Violation
+from tests.simulation.truth import Moment, Truth, Violation
 
 MOST_IN_FLIGHT = LIMITS.max_in_flight + 5
 """Batches in flight, the one being sealed, a tick, a barrier, and Genesis."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A linearizable read when it began: of which row, what had been acknowledged, and how often the log had lost its tail."""
+
+    row: tuple[str, bytes]
+    acknowledged: int
+    losses: int
 
 
 class Invariants(Watch):
@@ -42,6 +55,8 @@ class Invariants(Watch):
         self.tainted: dict[str, tuple[str, bytes]] = {}
         """Nodes with a damaged row that no operation has touched yet, or that have found it."""
         self.may_stop: dict[str, str] = {}
+        self.lost: list[Truth] = []
+        """What the log meant right before each loss of its tail."""
         self.left_after_losses: list[int] = []
         """The log's last index right after each loss of its tail: nobody can read more of what was acknowledged before."""
         self.may_halt: tuple[str, ...] = ()
@@ -51,12 +66,28 @@ class Invariants(Watch):
     def truth(self) -> Truth:
         return self._truth()
 
+    # -- the log's tail is lost --------------------------------------------------------------------------------------
+
+    def lose(self, now: Truth) -> None:
+        """The log has lost its tail; ``now`` is what it means without it."""
+        self.lost.append(self.truth)
+        self.left_after_losses.append(now.index)
+        self.acknowledged = min(self.acknowledged, now.index)
+
+    def _eras(self) -> list[Truth]:
+        """Return what the log meant before the first loss, before the second, …, and means now."""
+        return [*self.lost, self.truth]
+
+    def restore(self, node: Node) -> None:
+        """A node's process has begun anew, and what it has on its disk is in the log: all is asked of it again."""
+        self.diverged.pop(node.name, None)
+        self.may_stop.pop(node.name, None)
+
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def replied(self, node: Node, replies: Sequence[Reply]) -> None:
         for reply in replies:
-            if node.name not in self.diverged:
-                self._check_answer(node, reply)
+            self._check_answer(node, reply)
             self._deliver(reply)
 
     def _check_answer(self, node: Node, reply: Reply) -> None:
@@ -64,13 +95,18 @@ class Invariants(Watch):
         call = (proposal.client_id, int.from_bytes(proposal.call_id, "big"))
         if self._is_refused_while_prepared(reply):
             return
-        index = self.truth.answers.get((call, proposal.request_hash), {}).get(reply.response)
+        eras = self._eras() if node.name in self.diverged else [self.truth]
+        indexes = [era.answers.get((call, proposal.request_hash), {}).get(reply.response) for era in eras]
+        index = next((found for found in reversed(indexes) if found is not None), None)
         if index is None:
             raise Violation(f"{node.name} answers call {call[1]} of {call[0].hex()} with what is not in the log: "
                             f"{decode(reply.response)}")  # fmt: skip
         if node.replica.position.index < index:
             raise Violation(f"{node.name} answers index {index} before it has applied it")
-        self.acknowledged = max(self.acknowledged, index)
+        if indexes[-1] is None:
+            self.truth.seen["answer of a lost tail"] += 1
+        else:
+            self.acknowledged = max(self.acknowledged, index)
 
     def _is_refused_while_prepared(self, reply: Reply) -> bool:
         """A prepared shard's refusal is in no log: the client asks again. A command is never refused so."""
@@ -85,20 +121,38 @@ class Invariants(Watch):
         if decode(reply.response).status != REQUEST_TOO_LARGE:
             raise Violation(f"{node.name} refuses at once what depends on state: {decode(reply.response)}")
 
-    def check_read(self, node: Node, required: int, row: tuple[str, bytes]) -> None:
-        """A linearizable read of ``row`` ends here and now; ``required`` is what had been acknowledged when it began."""
+    def check_read(self, node: Node, asked: Question) -> None:
+        """A linearizable read ends here and now."""
+        eras = self._eras()
+        found, moment = self._state_read(node, eras)
+        if found < asked.losses:
+            raise Violation(
+                f"a linearizable read at {node.name} began after a loss of the log's tail and sees what was lost"
+            )
+        required = min([asked.acknowledged, *self.left_after_losses[asked.losses : found]])
+        index = node.replica.position.index
+        if index < required:
+            raise Violation(f"a linearizable read at {node.name} sees index {index}, but {required} was acknowledged")
+        row = eras[found].row_at(asked.row, moment.offset)
+        if node.name not in self.tainted and node.replica.late.cache.get(*asked.row) != row:
+            raise Violation(
+                f"a linearizable read at {node.name} sees another {asked.row} than the log gives at {moment.offset}"
+            )
+        if eras[found] is self.truth:
+            self.acknowledged = max(self.acknowledged, index)
+        else:
+            self.truth.seen["read of a lost tail"] += 1
+
+    def _state_read(self, node: Node, eras: Sequence[Truth]) -> tuple[int, Moment]:
+        """Return the newest log (its place in ``eras``) that gives what is read at a node now, and the moment in it."""
         position = node.replica.position
-        if position.index < required:
-            raise Violation(
-                f"a linearizable read at {node.name} sees index {position.index}, but {required} was acknowledged"
-            )
-        if node.name not in self.tainted and node.replica.late.cache.get(*row) != self.truth.row_at(
-            row, position.offset
-        ):
-            raise Violation(
-                f"a linearizable read at {node.name} sees another {row} than the log gives at {position.offset}"
-            )
-        self.acknowledged = max(self.acknowledged, position.index)
+        total = None if node.name in self.tainted else node.replica.digests.total()
+        allowed = range(len(eras)) if node.name in self.diverged else range(len(eras) - 1, len(eras))
+        for place in reversed(allowed):
+            moment = eras[place].moment_of(position.offset, position.chain, position.index, total)
+            if moment is not None:
+                return place, moment
+        raise Violation(f"a linearizable read at {node.name} sees a state of index {position.index} that no log gave")
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 

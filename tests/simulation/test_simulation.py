@@ -43,6 +43,7 @@ WANTED = {
     "hint trusted", "resumed ten minutes back", "requests cut", "requests trimmed", "requests truncated under a leader",
     # the log's tail, readers that miss part of it
     "log cut", "log poisoned", "records skipped", "gap filled", "records again", "records missed", "stop: AheadOfLog",
+    "answer of a lost tail", "holder of a lost tail stopped",
     # clocks
     "node's clock seconds", "node's clock a year", "broker's clock seconds", "broker's clock a year",
     "client's clock seconds", "client's clock a year", "long time",
@@ -118,6 +119,7 @@ def test_every_rule_that_matters_has_its_mutant():
         "prev not compared on apply", "expiry by local clock", "floors not asked", "non monotonic timestamp", "overlay kept after step down",
         "overlay layer dropped before its write is visible", "read index from a stale broker",
         "rows remembered over logged requests", "prepared state not asked", "mode taken from the first request of a fetch",
+        "chain not compared",
     }  # fmt: skip
 
 

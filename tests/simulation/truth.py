@@ -48,8 +48,10 @@ from schemas.log import (
 from schemas.messages import (
     SHARD_COMMANDS,
     AddNode,
+    AllocatedBlock,
     CancelPrepare,
     Finalize,
+    KeySession,
     LogDigestBase,
     Prepare,
     RemoveNode,
@@ -323,6 +325,23 @@ class Truth:
         found = bisect_right(versions, offset, key=lambda version: version[0])
         return versions[found - 1][1] if found else None
 
+    def where_chain_is(self, chain: bytes) -> int | None:
+        """Return the offset of the record after which the log has this chain, -1 before all, None if nowhere."""
+        if chain == bytes(32):
+            return -1
+        return next((m.offset for m in self.moments.values() if m.chain == chain), None)
+
+    def moment_of(self, offset: int, chain: bytes, index: int, total: int | None) -> Moment | None:
+        """Return the moment of the record at ``offset`` with that chain, or else the last of a state's index and digest (unless None).
+
+        A claim behind a lost tail is valid for who has read that tail, in a chain that is no log's: the state is still that of before.
+        """
+        exact = self.moments.get(offset)
+        if exact is not None and exact.chain == chain:
+            return exact
+        same = (m for m in reversed(self.moments.values()) if m.index == index and total in (None, m.total))
+        return next(same, None)
+
     # -- the answers -------------------------------------------------------------------------------------------------
 
     def _settle_results(self, batch: Batch) -> None:
@@ -361,6 +380,7 @@ class Truth:
             raise Violation(f"call {call[1]} of {call[0].hex()} was executed though the shard is prepared")
         try:
             self.model.do(request.body, request.caller, result.index, now_ms)
+            self._name_blocks(request.body, response)
             expected = "OK"
         except Refusal as refusal:
             expected = str(refusal)
@@ -368,6 +388,16 @@ class Truth:
             raise Violation(f"{request.body} at index {result.index}: {response.status}, should be {expected}")
         self.seen["executed"] += 1
         self.seen["refused"] += expected != "OK"
+
+    def _name_blocks(self, body: Any, response: Response) -> None:
+        """Remember which blocks an open key was given: after a loss of the log's tail its id may be another one's, with other blocks."""
+        given = response.result
+        if not isinstance(given, KeySession | AllocatedBlock):
+            return
+        session_id = given.session_id if isinstance(given, KeySession) else body.session_id
+        blocks = given.blocks if isinstance(given, KeySession) else [given.block]
+        session = self.model.sessions[body.volume, body.bucket, session_id]
+        session.named |= {(block.container_id, block.local_id) for block in blocks}
 
     def _check_command(self, body: Any, response: Response) -> None:
         """An operator is told OK iff what was asked for is so: its control record, if it needed one, lies before the batch."""

@@ -39,6 +39,8 @@ class Session:
     lengths: list[int]
     """Of its blocks, those apart that came by AllocateBlock: they follow ``first``."""
     first: int
+    named: set[tuple[int, int]] = field(default_factory=set)
+    """Its blocks' containers and ids, as it was answered; asked for only where blocks are on datanodes."""
 
     def used_by(self, size: int) -> int:
         """Return how many blocks hold the first ``size`` bytes."""
@@ -285,6 +287,9 @@ class Model:
         refuse_unless(not self.on_datanodes or not body.size or bool(body.blocks), "INVALID_REQUEST")
         refuse_unless(not self.on_datanodes or all(block.bcs_id for block in body.blocks), "INVALID_REQUEST")
         session, bucket = self.session(body), self.bucket(body)
+        if self.on_datanodes:
+            named = {(block.container_id, block.local_id) for block in body.blocks}
+            refuse_unless(named <= session.named, "INVALID_REQUEST")
         if body.blocks:
             refuse_unless(sum(block.length for block in body.blocks) == body.size, "INVALID_REQUEST")
         refuse_unless(body.size <= sum(session.lengths), "INVALID_REQUEST")

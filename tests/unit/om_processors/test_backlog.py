@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from om_processors.backlog import MAX_REFUSALS_PER_TURN, MAX_RETRY_AFTER_MS, MIN_RETRY_AFTER_MS, RATE_WINDOW_MS, Backlog
+from om_processors.backlog import (
+    MAX_REFUSALS_PER_TURN,
+    MAX_RETRY_AFTER_MS,
+    MIN_RETRY_AFTER_MS,
+    RATE_WINDOW_MS,
+    Backlog,
+    RecordSize,
+)
 
 
 def working(per_second: int) -> Backlog:
@@ -33,3 +40,28 @@ def test_a_time_without_requests_is_no_measure_of_the_rate():
     backlog = working(1000)
     backlog.took(5, 1_000_000 + 100 * RATE_WINDOW_MS)
     assert abs(backlog.retry_after_ms(2000) - 2000) < 50
+
+
+def test_one_large_envelope_says_little_of_what_is_not_read_yet():
+    """A hundred single requests behind an envelope of 500 were taken for 50,000, and refused as too many."""
+    size = RecordSize()
+    for _ in range(1000):
+        size.saw(1)
+    size.saw(500)
+    assert size.requests_in(100) < 1000
+    assert size.records_for(500) > 50
+
+
+def test_a_queue_of_envelopes_is_known_for_what_it_is():
+    size = RecordSize()
+    for _ in range(1000):
+        size.saw(500)
+    assert 49_000 < size.requests_in(100) <= 50_000
+    assert size.records_for(500) == 1
+    assert size.records_for(1) == 1
+
+
+def test_a_record_without_requests_counts_as_one():
+    size = RecordSize()
+    size.saw(0)
+    assert size.mean == 1.0

@@ -13,7 +13,6 @@ import pytest
 from om_processors.datanode_client import (
     FETCH_TIMEOUT_S,
     MAX_FETCHES,
-    MAX_HELLO_BYTES,
     MAX_PER_DATANODE,
     Courier,
     DatanodeFailed,
@@ -21,7 +20,7 @@ from om_processors.datanode_client import (
 )
 from schemas.codec import decode, encode
 from schemas.datanode import Accepted, ClosePipeline, Hello, StreamError
-from schemas.packets import HEADER_BYTES, Kind, decode_header, encode_frame
+from schemas.packets import HEADER_BYTES, MAX_HELLO_BYTES, Kind, decode_header, encode_frame
 from stratolog.local.processes import wait_until
 
 REQUEST = ClosePipeline(partition=3, generation=1)
@@ -208,7 +207,7 @@ def test_another_datanode_at_the_address_is_not_asked():
         (b"\xc3\x01newerver" + b"x", "UnknownSchema"),
         (b"\xc3\x01", "Undecodable"),
         (encode(HELLO)[:12], "Undecodable"),
-        (bytes(MAX_HELLO_BYTES + 1), f"a HELLO of {MAX_HELLO_BYTES + 1} bytes"),
+        (bytes(MAX_HELLO_BYTES + 1), f"a HELLO frame of {MAX_HELLO_BYTES + 1} bytes"),
     ],
 )
 def test_a_hello_that_cannot_be_read_is_a_failure_of_that_datanode(payload: bytes, words: str):

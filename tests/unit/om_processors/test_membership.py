@@ -31,7 +31,7 @@ def test_a_fresh_shard_is_checked_at_its_genesis():
     checked = check()
     checked.look(0, -1, 0, [])
     with pytest.raises(WrongCluster):
-        checked.look(0, 1, 2, known((1, "om1 om2 om3")))
+        checked.look(0, 1, 2, known((1, "om1 om2 om3 om4")))
 
 
 def test_members_may_change_while_the_node_runs_as_long_as_it_is_one():
@@ -54,8 +54,8 @@ def test_what_is_logged_while_a_node_still_reads_what_was_there_is_not_held_agai
 def test_what_was_logged_before_a_node_was_started_is():
     checked = check()
     checked.look(0, 3, 10, known((1, "om1 om2")))
-    with pytest.raises(WrongCluster, match="the members are om1, om2, om3 in the log"):
-        checked.look(0, 12, 13, known((1, "om1 om2"), (9, "om1 om2 om3"), (11, "om1 om2")))
+    with pytest.raises(WrongCluster, match="the members are om1, om3, om4 in the log"):
+        checked.look(0, 12, 13, known((1, "om1 om2"), (9, "om1 om3 om4"), (11, "om1 om2")))
 
 
 def test_one_that_is_removed_while_it_replays_stops():
@@ -69,4 +69,14 @@ def test_each_shard_is_checked_by_itself():
     checked = check()
     checked.look(0, 9, 10, known((1, "om1 om2")))
     with pytest.raises(WrongCluster, match="shard 1"):
-        checked.look(1, 9, 10, known((1, "om1")))
+        checked.look(1, 9, 10, known((1, "om1 om3")))
+
+
+@pytest.mark.parametrize("logged", ["om1 om2 om3", "om1"])
+def test_a_node_that_is_restarted_while_another_is_added_or_removed_goes_on(logged: str):
+    check().look(0, 9, 10, known((1, logged)))
+
+
+def test_one_that_is_started_with_the_settings_of_before_it_was_removed_stops():
+    with pytest.raises(WrongCluster, match="the members are om2 in the log"):
+        check().look(0, 9, 10, known((1, "om2")))

@@ -19,6 +19,7 @@ from datanode_processors.fsync import NEVER
 from datanode_processors.limits import Limits
 from datanode_processors.ports import Readable
 from datanode_processors.server import StreamServer
+from om_processors.errors import OMError
 from producers.calls import Policy
 from producers.client import Client
 from producers.reads import Reads
@@ -33,7 +34,7 @@ from schemas.datanode import (
     WatchBlock,
     WriteChunk,
 )
-from schemas.messages import AllocateBlock
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 from schemas.rows import BlockLocation
 
 from .memory import MemoryCluster, pipeline_to
@@ -248,8 +249,11 @@ class BlockCluster(MemoryCluster):
     def __init__(self, world):
         super().__init__(1)
         self.world = world
-        self.block_bytes = world.block_bytes
         self.allocated = []
+
+    @property
+    def block_bytes(self):  # type: ignore[override]
+        return self.world.block_bytes
 
     def pipelines(self):
         if self.world.without_pipelines > 0:
@@ -259,9 +263,10 @@ class BlockCluster(MemoryCluster):
     def apply(self, body):
         try:
             return super().apply(body)
-        finally:
-            if isinstance(body, AllocateBlock) and self.world.without_pipelines > 0:
+        except OMError as error:
+            if error.status == FAILED_TO_FIND_ACTIVE_PIPELINE:
                 self.world.without_pipelines -= 1
+            raise
 
     def place(self, block, excluded):
         found = replace(self.allocate(excluded), offset=block.offset, length=block.length)

@@ -15,6 +15,7 @@ from producers.errors import DatanodeError, RequestFailed, RetryableError, Strat
 from producers.key_writer import KeyWriter
 from schemas.messages import CommitKey
 from schemas.result_codes import QUOTA_EXCEEDED
+from tests.chaos.failing_writers import Overwriter, counted
 
 from .datanodes import KIB, World
 
@@ -378,3 +379,37 @@ def test_a_read_that_is_cancelled_does_not_move_and_leaves_the_buffer_alone(make
             assert await file.read() == OLD[10:]
 
     awaited(world, read)
+
+
+# -- many of them, as in the campaign of datanodes
+
+
+class _World:
+    """What the campaign's writers need, over these datanodes."""
+
+    def __init__(self, world):
+        self.client, self.cluster = world.client, world.cluster
+        self._world = world
+
+    def options(self, *, commit_timeout_ms, **more):
+        return self._world.with_options(commit_timeout_ms=min(commit_timeout_ms, 200), **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lasting", [True, False], ids=["as it is", "with the bug planted"])
+def test_the_judge_of_the_campaign_finds_the_bug_and_nothing_without_it(make, monkeypatch, lasting):
+    if not lasting:
+        monkeypatch.setattr(KeyWriter, "_fail", lambda *_: None)
+        monkeypatch.setattr(KeyWriter, "_let_go", lambda *_: None)
+        monkeypatch.setattr("tests.unit.producers.datanodes.BlockCluster.datanodes", False)
+    world = make(pipelines=2)
+    overwriter = Overwriter(_World(world), 1, random.Random(5))  # type: ignore[arg-type]
+    lines = []
+    for number in range(40):
+        for node in world.nodes.values():
+            node.pipelines.deaf = number > 4 and number % 2 == 1
+        lines.append(overwriter.turn())
+    found = counted(lines)
+    assert found["failed"] > 5
+    assert found["acknowledged"] > 5
+    assert (found["problem"] == 0) is lasting

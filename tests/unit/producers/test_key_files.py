@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from producers.async_client import AsyncClient
 from producers.errors import DatanodeError, RequestFailed, StratologError
 from producers.key_files import KeyInput, KeyOutput
 from producers.key_reader import KeyReader
+from producers.keys import fit_blocks
 from schemas.datanode import SalvageBlock
 from schemas.packets import CELL_BYTES
 
@@ -179,6 +181,22 @@ def test_what_is_wrong_is_named(make):
         world.client.open("/v/other/k", "wb")
 
 
+def test_a_key_of_metadata_alone_says_so_at_once(make):
+    world = make()
+    session = world.client.create_key("v", "b", "k", size=1000)
+    with pytest.raises(RequestFailed, match="has no committed index"):
+        world.client.commit_key(
+            "v", "b", "k", session.session_id, size=1000, blocks=[replace(session.blocks[0], length=1000)]
+        )
+    with pytest.raises(RequestFailed, match="names no blocks"):
+        world.client.commit_key("v", "b", "k", session.session_id, size=1000, blocks=[])
+    world.client.commit_key("v", "b", "k", session.session_id, size=1000, blocks=fit_blocks(session.blocks, 1000))
+    with world.client.open("/v/b/k") as file:
+        assert file.size == 1000
+        with pytest.raises(RequestFailed, match="was never written: the key was committed with metadata alone"):
+            file.read()
+
+
 # -- failures
 
 
@@ -325,11 +343,14 @@ def overloaded(*_):
     raise BlockError("OVERLOADED", "no more streams")
 
 
-def test_a_writer_waits_while_no_pipeline_takes_blocks(make):
+@pytest.mark.parametrize("known", [False, True], ids=["AllocateBlock", "CreateKey"])
+def test_a_writer_waits_while_no_pipeline_takes_blocks(make, known):
     world = make()
     world.without_pipelines = 3
     data = some_bytes(100 * KIB)
-    world.put(data)
+    with world.client.open("/v/b/k", "wb", size=len(data) if known else 0) as file:
+        file.write(data)
+    assert world.without_pipelines == 0
     assert world.get() == data
 
 

@@ -13,13 +13,13 @@ from datanode_processors.server import StreamServer
 from producers import datanode_connection, datanode_directory, waiting
 from producers.block_commit import BlockCommitter
 from producers.block_writer import BlockWriter
-from producers.datanode_connection import MAX_HELLO_BYTES, UNREACHABLE, Connection, Datanodes
+from producers.datanode_connection import UNREACHABLE, Connection, Datanodes
 from producers.errors import DatanodeError
 from producers.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
 from schemas.codec import encode
 from schemas.datanode import Hello, Member
-from schemas.packets import MIN_VERSION, VERSION, Kind, encode_frame
+from schemas.packets import MAX_HELLO_BYTES, MIN_VERSION, VERSION, Kind, encode_frame
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
 
 from .datanodes import CLUSTER, KIB, World

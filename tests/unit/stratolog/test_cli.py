@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -127,14 +129,23 @@ def test_down_of_a_stack_that_does_not_run_is_no_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["below"]
 
 
-def test_down_says_what_could_not_be_deleted(tmp_path: Path) -> None:
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that others may enter: pytest closes its own to them at the start of every run."""
+    folder = Path(tempfile.mkdtemp(prefix="stratolog-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_down_says_what_could_not_be_deleted(open_path: Path) -> None:
     """It said that the data was removed, whatever had become of it."""
-    data = tmp_path / "data"
+    data = open_path / "data"
     (data / "kafka" / "broker-1").mkdir(parents=True)
     (data / "kafka" / "broker-1" / "file").write_text("x")
     data.chmod(0o755)
     (data / "kafka").chmod(0o555)
-    done = as_nobody("down", "--remove-data", folder=tmp_path, data=data)
+    done = as_nobody("down", "--remove-data", folder=open_path, data=data)
     assert done.returncode == EXIT_FAILED
     assert "Permission denied" in done.stderr
     assert "Traceback" not in done.stderr
@@ -147,9 +158,6 @@ def as_nobody(
     """Run the command as a user without a name, who owns ``data`` but nothing below it, and whose home is not his own."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root, and setpriv")
-    for one in (folder, *folder.parents):
-        if one.stat().st_mode & 0o005 != 0o005:
-            one.chmod(one.stat().st_mode | 0o755)
     if data.exists():
         os.chown(data, owner, owner)
     environment = {
@@ -166,41 +174,50 @@ def as_nobody(
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("mode", [0o555, 0o700], ids=["read-only", "closed"])
 @pytest.mark.parametrize(
-    "command", [("up", "--no-audit"), ("demo",), ("down", "--remove-data"), ("status",), ("sh", "volume", "list")]
+    "command",
+    [
+        ("up", "--no-audit"),
+        ("demo",),
+        ("down", "--remove-data"),
+        ("status",),
+        ("sh", "volume", "list"),
+        ("drill", "replay"),
+    ],
 )
-def test_a_directory_of_somebody_else(command: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_directory_of_somebody_else(command: tuple[str, ...], mode: int, open_path: Path) -> None:
     """Each of these ended in a traceback."""
-    data = tmp_path / "data"
+    data = open_path / "data"
     (data / "nodes").mkdir(parents=True)
     (data / "stack.json").write_text("{}")
     (data / "stack.json").chmod(0o600)
-    data.chmod(0o555)
-    done = as_nobody(*command, folder=tmp_path, data=data, owner=0)
+    data.chmod(mode)
+    done = as_nobody(*command, folder=open_path, data=data, owner=0)
     assert done.returncode in (EXIT_FAILED, EXIT_UNAVAILABLE)
     assert "Traceback" not in done.stderr
     assert "error: " in done.stderr
 
 
-def test_a_read_only_directory_names_the_remedy(tmp_path: Path) -> None:
-    done = as_nobody("up", "--no-audit", folder=tmp_path, data=Path("/proc/stratolog"))
+def test_a_read_only_directory_names_the_remedy(open_path: Path) -> None:
+    done = as_nobody("up", "--no-audit", folder=open_path, data=Path("/proc/stratolog"))
     assert done.returncode == EXIT_FAILED
     assert "/proc/stratolog: " in done.stderr
     assert "choose a directory that you may write: STRATOLOG_DATA_DIR" in done.stderr
 
 
-def test_a_cache_that_cannot_be_written_names_the_remedy(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_names_the_remedy(open_path: Path) -> None:
     """Under an arbitrary user id HOME is often /, where nobody may write."""
-    done = as_nobody("jars", "fetch", folder=tmp_path, data=tmp_path / "data")
+    done = as_nobody("jars", "fetch", folder=open_path, data=open_path / "data")
     assert done.returncode == EXIT_FAILED
     assert "the jars' cache /.cache/stratolog cannot be used" in done.stderr
     assert "set STRATOLOG_CACHE_DIR" in done.stderr
 
 
-def test_a_user_without_a_name_or_a_home(tmp_path: Path) -> None:
-    done = as_nobody("version", folder=tmp_path, data=tmp_path / "data", HOME="")
+def test_a_user_without_a_name_or_a_home(open_path: Path) -> None:
+    done = as_nobody("version", folder=open_path, data=open_path / "data", HOME="")
     assert done.returncode == 0
-    status = as_nobody("status", folder=tmp_path, data=tmp_path / "data", HOME="", STRATOLOG_NODES="om1=127.0.0.1:1")
+    status = as_nobody("status", folder=open_path, data=open_path / "data", HOME="", STRATOLOG_NODES="om1=127.0.0.1:1")
     assert status.returncode == EXIT_UNAVAILABLE
     assert "start one with 'stratolog up'" in status.stderr
 

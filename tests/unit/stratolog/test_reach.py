@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from stratolog.errors import Unavailable
 from stratolog.local.processes import Process, free_ports
 from stratolog.local.state import Member, StackState, write_state
-from stratolog.reach import Seen, amiss, check_brokers, check_nodes, listening
+from stratolog.reach import Seen, amiss, await_broker, check_brokers, check_leaders, check_log, check_nodes, listening
 from stratolog.settings import Settings, load_settings
 
 HEALTHY = {"datanode": "dn1", "address": "x:1", "health": "HEALTHY", "silent_ms": 100, "free_bytes": 10**12}
@@ -56,6 +56,23 @@ def test_many_silent_addresses_take_no_longer_than_one() -> None:
     assert time.monotonic() - begun_s < 8
 
 
+def test_a_node_that_is_started_before_its_brokers_says_that_it_waits() -> None:
+    """It logged 970 lines of its Kafka client in 66 s, and ended as a defect."""
+    with socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{late.getsockname()[1]}"
+        told: list[str] = []
+
+        def tell(text: str) -> None:
+            told.append(text)
+            late.listen()
+
+        await_broker([address], tell)
+    assert told == [f"nobody listens at {address}: waiting for a broker, for 60 s more"]
+    with pytest.raises(Unavailable, match=rf"nobody listens at {address}, in 0 s"):
+        await_broker([address], told.append, timeout_s=0)
+
+
 def test_nobody_listens_and_no_stack_runs(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_ports(1)[0]}"
     settings = settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS=address, STRATOLOG_NODES=f"om1={address}")
@@ -79,6 +96,31 @@ def test_a_stack_without_its_broker_is_named(brokers: int, remedy: str, tmp_path
     write_state(tmp_path, StackState(members=(*members, node)))
     with pytest.raises(Unavailable, match=rf"nobody listens at {address}: broker-1.* not run; {remedy}"):
         check_brokers(settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS=address))
+
+
+@pytest.mark.parametrize(("kind", "check"), [("broker", check_log), ("node", check_leaders)])
+def test_a_stack_of_which_a_whole_kind_has_ended(kind: str, check: Callable[[Settings], None], tmp_path: Path) -> None:
+    """Reads waited for 20 s for brokers that nobody was going to start, writes as long for nodes."""
+    here = Process.of(os.getpid())
+    assert here is not None
+    gone = Process(pid=os.getpid(), started="long ago")
+
+    def members(*processes: Process) -> list[Member]:
+        return [
+            Member(kind=kind, name=f"{kind}-{n}", address="x:1", log=tmp_path, process=process, extra={})
+            for n, process in enumerate(processes, start=1)
+        ]
+
+    other = Member(kind="datanode", name="dn1", address="x:1", log=tmp_path, process=here, extra={})
+    settings = settings_in(tmp_path)
+    check(settings)  # no stack of ours: who knows
+    write_state(tmp_path, StackState(members=(*members(gone, here), other)))
+    check(settings)
+    write_state(tmp_path, StackState(members=(*members(gone, gone), other)))
+    with pytest.raises(Unavailable, match=f"no {kind} runs.*{kind}-1, {kind}-2 of the stack in .* do not run"):
+        check(settings)
+    elsewhere = settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS="x:1", STRATOLOG_NODES="om1=x:1")
+    check(elsewhere)
 
 
 def test_only_the_node_that_is_asked_counts(listener: str, tmp_path: Path) -> None:
