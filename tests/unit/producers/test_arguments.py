@@ -81,7 +81,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
 """By method: arguments that it needs besides names, and by argument what is none."""
 SYNC_ALONE = {"submit_with", "over"}
 ASYNC_ALONE = {"connect"}
-OPTIONS = {
+OPTIONS: dict[str, tuple[Any, ...]] = {
     "bootstrap_servers": (None, 1, "", " ", ","), "caller": NO_TEXT[1:], "deadline_ms": (None, "1", 1.5, 0, 300_001),
     "max_in_flight": (None, "1", 0), "read_from": (None, 1, "127.0.0.1:1", [1], ["ftp://h:1"]),
     "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
