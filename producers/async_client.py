@@ -21,10 +21,12 @@ from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.errors import StratologError, closed_unanswered
 from producers.key_files import KeyInput, KeyOutput, check_open
 from producers.keys import block_of, session_of
+from producers.leaders_group import find_nodes
 from producers.pipeline import Pipeline, Settings, make_settings
 from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
 from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
+from producers.transport import common_settings
 from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
 from schemas.privilege import ClusterSecret
 from schemas.rows import BlockLocation, KeyInfo
@@ -71,7 +73,10 @@ class AsyncClient:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
         )
-        self.reads = Reads(read_from, deadline_ms=deadline_ms, positions=lambda: self.positions)
+        self.reads = Reads(
+            read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
+            find=partial(find_nodes, common_settings(bootstrap_servers)),
+        )  # fmt: skip
         self._pipeline: Pipeline | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
         self._files: tuple[Client, ThreadPoolExecutor] | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, overload
 
@@ -19,10 +20,12 @@ from producers.errors import StratologError, closed_unanswered
 from producers.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
+from producers.leaders_group import find_nodes
 from producers.pipeline import Pipeline, make_settings
 from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
 from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
+from producers.transport import common_settings
 from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
 from schemas.privilege import ClusterSecret
 from schemas.rows import BlockLocation, KeyInfo
@@ -38,8 +41,8 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's; ``read_from`` the HTTP addresses of the nodes that reads ask, in order of
-    preference; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
+    ``bootstrap_servers`` are Kafka's. Reads ask the nodes that the brokers know, or those at the HTTP addresses
+    ``read_from``, in order of preference, if it is given; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
     five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
     long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
     opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
@@ -47,7 +50,7 @@ class Client:
     Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
 
     >>> from producers import Client
-    >>> with Client("127.0.0.1:9092", read_from=["http://127.0.0.1:9871"]) as client:  # doctest: +SKIP
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
     ...     client.create_volume("vol1")
     ...     client.create_bucket("vol1", "bucket1")
     ...     session = client.create_key("vol1", "bucket1", "a/b.txt", size=0)
@@ -79,7 +82,7 @@ class Client:
             cluster_secret=cluster_secret,
         )
         options = arguments.optional("streams", streams, StreamOptions)
-        reads = Reads(read_from, deadline_ms=deadline_ms)
+        reads = Reads(read_from, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers)))
         try:
             pipeline = Pipeline(settings)
         except BaseException:

@@ -57,16 +57,14 @@ class NodeAddresses:
     def _look_for_nodes(self, find: Find, timeout_s: float) -> None:
         with self._lock:
             rests = time.monotonic() - self._looked_at_s < FIND_AGAIN_MS / 1000
-            if not self._look or (rests and self._addresses):
+            if self._addresses and (rests or not self._look):
                 return
             try:
-                found = [address_of(one) for one in find(timeout_s)]
+                self._addresses = [address_of(one) for one in find(timeout_s)]
             except RetryableError:
                 if not self._addresses:
                     raise
-                found = []
             self._looked_at_s = time.monotonic()
-            self._addresses = found or self._addresses
             self._look = False
 
     def answered(self, address: str) -> None:

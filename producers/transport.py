@@ -188,7 +188,8 @@ def _log_connection_error(error: KafkaError) -> None:
     logger.log(level, "connection: %s", error)
 
 
-def _common_settings(bootstrap_servers: str) -> dict[str, object]:
+def common_settings(bootstrap_servers: str) -> dict[str, object]:
+    """Return librdkafka's settings of every connection of a client."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "error_cb": _log_connection_error,
@@ -202,7 +203,7 @@ def _common_settings(bootstrap_servers: str) -> dict[str, object]:
 
 
 def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
-    return _common_settings(bootstrap_servers) | {
+    return common_settings(bootstrap_servers) | {
         # A broker that is cut off from the others would take everything, and lose it.
         "acks": "all",
         "enable.idempotence": False,
@@ -219,7 +220,7 @@ def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[
 
 
 def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, object]:
-    return _common_settings(bootstrap_servers) | {
+    return common_settings(bootstrap_servers) | {
         # librdkafka wants a name; no group is joined and nothing is committed.
         "group.id": f"stratolog-client-{client_id.hex()}",
         "enable.auto.commit": False,
