@@ -47,7 +47,9 @@ class Client:
     long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
     opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
 
-    Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
+    Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
+    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds
+    are told to the logger ``stratolog.client``.
 
     >>> from producers import Client
     >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP

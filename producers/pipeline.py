@@ -29,6 +29,7 @@ from producers.caller import default_caller
 from producers.calls import MAX_DEADLINE_MS, Call, Calls, Done, Outcome, Policy, expired, outcome_of, unknown
 from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
 from producers.transport import Transport
+from producers.waiting import Patience
 from schemas import codec
 from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
@@ -177,6 +178,7 @@ class Pipeline:
         self._next_step_ms = 0.0
         self._silent_ms = 0.0
         self._round_ms = _now_ms()
+        self._patience = Patience("what is asked of the Object Manager")
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
 
@@ -287,6 +289,10 @@ class Pipeline:
         # Only time with a call in flight counts: calls that expire one by one, each before the limit, are silence too.
         self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
         self._round_ms = now_ms
+        if values or not in_flight:
+            self._patience.begin()
+        else:
+            self._patience.still("no leader answers")
         if self._silent_ms > SILENT_BROKER_MS:
             self._silent_ms = 0.0
             self._transport.renew()

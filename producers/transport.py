@@ -20,11 +20,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
+from producers.listeners import check_listening
+from producers.waiting import Patience
 from schemas.envelopes import enveloped_requests
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
 
+ASK_S = 2.0
+"""How long one question to the brokers may take while connecting; it is asked again."""
 RECEIVE_MESSAGES = 2000
 """At most so many replies are taken at once."""
 PRODUCER_QUEUE_MESSAGES = 200_000
@@ -48,6 +52,8 @@ class Transport:
         self._client_id = client_id
         self._bootstrap_servers = bootstrap_servers
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
+        check_listening(bootstrap_servers, connect_timeout_ms / 1000)
+        self._patience = Patience(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(bootstrap_servers, message_timeout_ms))
         self._consumer = Consumer(_consumer_settings(bootstrap_servers, client_id))
         try:
@@ -63,15 +69,17 @@ class Transport:
         last: object = "no answer"
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
-                metadata = self._consumer.list_topics(topic, timeout=left_s).topics[topic]
+                metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
             except KafkaException as error:
                 last = error.args[0]
+                self._patience.still(last)
                 time.sleep(0.1)
                 continue
             if metadata.error is None and metadata.partitions:
                 return len(metadata.partitions)
             # A topic that was made a moment ago may not be known to each broker yet.
             last = metadata.error
+            self._patience.still(f"topic {topic}: {last}")
             time.sleep(0.1)
         raise self._not_connected(f"topic {topic}: {last}")
 
@@ -79,9 +87,10 @@ class Transport:
         partition = TopicPartition(OM_RESPONSES, self.reply_partition)
         while True:
             try:
-                _, end = self._consumer.get_watermark_offsets(partition, timeout=_left_s(deadline_s))
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=min(_left_s(deadline_s), ASK_S))
                 break
             except KafkaException as error:
+                self._patience.still(error)
                 # A partition whose leader is being elected.
                 if time.monotonic() > deadline_s:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
