@@ -285,8 +285,7 @@ def test_a_request_of_legal_size_with_too_large_an_effect_is_answered(stack: Tes
     assert raw.call(CreateVolume(volume=volume)).status == codes.OK
     assert raw.call(CreateBucket(volume=volume, bucket="bucket")).status == codes.OK
     before = data_digest(stack)
-    metadata = {"x": "y" * (MAX_REQUEST_BYTES - 150)}
-    response = raw.call(CreateKey(volume=volume, bucket="bucket", key="k", size=0, metadata=metadata))
+    response = raw.call(CreateBucket(volume=volume, bucket="large", owner="y" * (MAX_REQUEST_BYTES - 130)))
     assert response.status == codes.REQUEST_TOO_LARGE
     assert data_digest(stack) == before
 
