@@ -3,6 +3,7 @@
 import pytest
 
 from producers.errors import NOT_CONNECTED, NotConnected
+from producers.leaders_group import _is_address
 from producers.node_addresses import NodeAddresses
 from producers.reads import Reads
 from schemas.leader_names import member_name, node_and_address
@@ -97,6 +98,11 @@ def test_given_addresses_are_asked_and_no_broker(cluster):
     assert Reads([node.address], deadline_ms=5_000, find=brokers.find).volume_info("v1").info.volume == "v1"
     assert not brokers.asked
     node.close()
+
+
+@pytest.mark.parametrize("told", ["", ":::", "ftp://x", "[::1", "\x00", "a" * 70_000 + ":1"])
+def test_a_strangers_member_is_no_node(told):
+    assert not _is_address(told)
 
 
 @pytest.mark.parametrize(("node", "address"), [("om1", "127.0.0.1:9871"), ("om1", "[::1]:9871"), ("om1", "")])
