@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from producers.errors import NOT_CONNECTED, NotConnected
+from producers.listeners import check_listening
 from producers.node_addresses import address_of
 from schemas.leader_names import node_and_address
 from schemas.topics import LEADER_GROUP
@@ -21,8 +22,9 @@ from schemas.topics import LEADER_GROUP
 def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
     """Return the addresses of the nodes in the leaders' group; ``settings`` are those of a connection to the brokers.
 
-    Raises NotConnected if no broker tells them in time, or nobody is there.
+    Raises NotConnected if no broker tells them in time, or no node is there.
     """
+    check_listening(str(settings["bootstrap.servers"]), timeout_s)
     admin = AdminClient(dict(settings))
     try:
         asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=timeout_s)

@@ -20,7 +20,7 @@ from producers import arguments
 from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected, RetryableError
 
 FIND_AGAIN_MS = 500
-FIND_TIMEOUT_MS = 5_000
+FIND_TIMEOUT_MS = 2_000
 """How long the brokers may take to name the nodes."""
 
 Find = Callable[[float], Sequence[str]]

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.listeners import check_listening
-from producers.waiting import Patience
+from producers.waiting import WORD_EACH_MS, Patience
 from schemas.envelopes import enveloped_requests
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
@@ -191,10 +191,23 @@ def _log_failed_delivery(error: KafkaError | None, _message: Message) -> None:
         logger.debug("a request was not delivered: %s", error)
 
 
-def _log_connection_error(error: KafkaError) -> None:
-    # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
-    level = logging.WARNING if error.code() == KafkaError._ALL_BROKERS_DOWN else logging.DEBUG
-    logger.log(level, "connection: %s", error)
+class _BrokersDown:
+    """Tells that no broker can be reached, each WORD_EACH_MS at most: librdkafka says it for each connection and each attempt."""
+
+    def __init__(self) -> None:
+        self._told_s = float("-inf")
+
+    def __call__(self, error: KafkaError) -> None:
+        # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
+        now_s = time.monotonic()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or now_s - self._told_s < WORD_EACH_MS / 1000:
+            logger.debug("connection: %s", error)
+            return
+        self._told_s = now_s
+        logger.warning("no broker can be reached; trying on")
+
+
+_log_connection_error = _BrokersDown()
 
 
 def common_settings(bootstrap_servers: str) -> dict[str, object]:

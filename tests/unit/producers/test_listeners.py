@@ -8,11 +8,14 @@ import threading
 import time
 
 import pytest
+from confluent_kafka import KafkaError
 
 from producers import Client
 from producers.calls import Policy
 from producers.errors import NotConnected, OutcomeUnknown
+from producers.leaders_group import find_nodes
 from producers.listeners import check_listening
+from producers.transport import _BrokersDown
 
 from .memory import MemoryCluster, client_to
 
@@ -72,6 +75,20 @@ except NotConnected as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.startswith("NOT_CONNECTED: nobody listens at 127.0.0.1:")
+
+
+def test_that_all_brokers_are_down_is_told_once_in_a_while(caplog):
+    tell = _BrokersDown()
+    with caplog.at_level(logging.WARNING):
+        for code in (KafkaError._TRANSPORT, *[KafkaError._ALL_BROKERS_DOWN] * 20):
+            tell(KafkaError(code))
+    assert caplog.messages == ["no broker can be reached; trying on"]
+
+
+def test_finding_nodes_where_nobody_listens_is_told_soon():
+    address = free_address()
+    with pytest.raises(NotConnected, match=f"nobody listens at {address}"):
+        find_nodes({"bootstrap.servers": address}, 0.2)
 
 
 def test_what_listens_and_is_no_broker_is_told(listener, caplog, monkeypatch):
