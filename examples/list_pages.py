@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
-from stratolog import Client, CreateKey, Exists, KeyInfo, StratologError
+from stratolog import Client, CreateKey, Exists, KeyInfo, KeySession, StratologError
 
 VOLUME, BUCKET = "examples", "pages"
 KEYS = 45
@@ -24,9 +24,9 @@ def make_keys(client: Client) -> None:
     names = [f"entry-{number:03d}" for number in range(KEYS)]
     futures = [client.submit(CreateKey(volume=VOLUME, bucket=BUCKET, key=name, size=0)) for name in names]
     for name, future in zip(names, futures, strict=True):
-        result = future.result().result
-        session_id = getattr(result, "session_id", 0)
-        client.commit_key(VOLUME, BUCKET, name, session_id, size=0, blocks=[])
+        session = future.result().result
+        if isinstance(session, KeySession):
+            client.commit_key(VOLUME, BUCKET, name, session.session_id, size=0, blocks=[])
 
 
 def page(client: Client, after: str) -> list[KeyInfo]:
