@@ -40,6 +40,8 @@ class NodeAddresses:
         self._look = True
         self._looked_at_s = float("-inf")
         self._preferred = ""
+        self._failure: RetryableError | None = None
+        """Why the last look found nothing."""
 
     @property
     def any_hope(self) -> bool:
@@ -59,12 +61,17 @@ class NodeAddresses:
             rests = time.monotonic() - self._looked_at_s < FIND_AGAIN_MS / 1000
             if self._addresses and (rests or not self._look):
                 return
+            if rests and self._failure is not None:
+                # Threads that waited meanwhile do not ask again one after the other.
+                raise NotConnected(self._failure.status, self._failure.message)
             try:
-                self._addresses = [address_of(one) for one in find(timeout_s)]
-            except RetryableError:
+                self._addresses, self._failure = [address_of(one) for one in find(timeout_s)], None
+            except RetryableError as error:
+                self._failure = error
                 if not self._addresses:
                     raise
-            self._looked_at_s = time.monotonic()
+            finally:
+                self._looked_at_s = time.monotonic()
             self._look = False
 
     def answered(self, address: str) -> None:

@@ -1,5 +1,8 @@
 """The nodes that reads ask: given ones, or found ones, which may move."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from producers.errors import NOT_CONNECTED, NotConnected
@@ -74,6 +77,23 @@ def test_a_node_that_starts_late_is_waited_for(cluster):
     assert Reads([], deadline_ms=10_000, find=find).volume_info("v1").info.volume == "v1"
     assert brokers.asked == 3
     node.close()
+
+
+def test_many_threads_ask_the_brokers_once_for_all(monkeypatch):
+    monkeypatch.setattr("producers.node_addresses.FIND_AGAIN_MS", 600_000)
+    brokers = Brokers()
+    barrier = threading.Barrier(8)
+    reads = Reads([], deadline_ms=300, find=brokers.find)
+
+    def read():
+        barrier.wait()
+        with pytest.raises(NotConnected, match="no node is in the group"):
+            reads.volume_info("v1")
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        for done in [pool.submit(read) for _ in range(8)]:
+            done.result()
+    assert brokers.asked == 1
 
 
 def test_what_is_known_is_kept_while_the_brokers_tell_nothing(cluster):
