@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := $(patsubst %/__init__.py,%,$(wildcard schemas/__init__.py replicated_db/__init__.py om_processors/__init__.py \
 	datanode_processors/__init__.py producers/__init__.py spark_streaming/__init__.py stratolog/__init__.py))
-SOURCES := $(PACKAGES) $(wildcard tests benchmarks)
+SOURCES := $(PACKAGES) $(wildcard tests benchmarks examples)
 UNIT := $(wildcard tests/unit tests/golden tests/properties tests/simulation tests/model)
 INTEGRATION := $(wildcard tests/integration tests/chaos tests/linearizability)
 SOURCES += $(wildcard build_tools)

@@ -31,6 +31,7 @@ from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_joi
 from replicated_db.leader_loop import LeaderLoop
 from replicated_db.logs import Note
 from replicated_db.replica import Replica
+from schemas.leader_names import member_name
 from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import LEADER_GROUP, OM_REQUESTS, SILENT_BROKER_MS
 
@@ -155,7 +156,7 @@ class Leadership:
         return {
             "bootstrap.servers": self._config.bootstrap_servers,
             "group.id": group,
-            "client.id": self._config.node,
+            "client.id": member_name(self._config.node, self._config.address),
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": timeout_ms,
             "heartbeat.interval.ms": max(timeout_ms // 5, 100),

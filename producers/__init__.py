@@ -5,32 +5,109 @@ It imports ``schemas`` alone, and installs without Spark, Faust or RocksDB. Star
 """
 
 from producers.async_client import AsyncClient
+from producers.async_key_files import AsyncKeyFile
 from producers.client import Client
 from producers.errors import (
     ClientClosed,
     DatanodeError,
+    Exists,
+    InvalidArgument,
     NotConnected,
+    NotFound,
     OutcomeUnknown,
     RequestFailed,
     RetryableError,
     StratologError,
     TooManyInFlight,
 )
-from producers.stream_options import CommitWay, StreamOptions
+from producers.key_files import (
+    KeyInput,
+    KeyOutput,
+)
+from producers.read_views import (
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    View,
+    VolumeView,
+)
+from producers.reads import Consistency
+from producers.stream_options import (
+    CommitWay,
+    StreamOptions,
+)
+from schemas.messages import (
+    UNLIMITED,
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    KeySession,
+    LogDigestBase,
+    RenameKey,
+    RequestBody,
+    Response,
+    SetBucketProperty,
+    SetVolumeProperty,
+)
 from schemas.privilege import ClusterSecret
+from schemas.rows import (
+    BlockLocation,
+    BucketInfo,
+    KeyInfo,
+    VolumeInfo,
+)
 
 __all__ = [
+    "AllocateBlock",
     "AsyncClient",
+    "AsyncKeyFile",
+    "BlockLocation",
+    "BucketInfo",
+    "BucketView",
     "Client",
     "ClientClosed",
     "ClusterSecret",
+    "CommitKey",
     "CommitWay",
+    "Consistency",
+    "CreateBucket",
+    "CreateKey",
+    "CreateVolume",
     "DatanodeError",
+    "DeleteBucket",
+    "DeleteKey",
+    "DeleteVolume",
+    "Exists",
+    "InvalidArgument",
+    "KeyInfo",
+    "KeyInput",
+    "KeyOutput",
+    "KeySession",
+    "KeyView",
+    "ListedBucket",
+    "ListedVolume",
+    "LogDigestBase",
     "NotConnected",
+    "NotFound",
     "OutcomeUnknown",
+    "RenameKey",
+    "RequestBody",
     "RequestFailed",
+    "Response",
     "RetryableError",
+    "SetBucketProperty",
+    "SetVolumeProperty",
     "StratologError",
     "StreamOptions",
     "TooManyInFlight",
+    "UNLIMITED",
+    "View",
+    "VolumeInfo",
+    "VolumeView",
 ]

@@ -12,40 +12,24 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
+from producers import arguments, bodies
 from producers.async_key_files import AsyncKeyFile
 from producers.calls import Outcome
-from producers.client import CLOSE_TIMEOUT_MS, Client, logger
+from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.errors import StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput
+from producers.key_files import KeyInput, KeyOutput, check_open
 from producers.keys import block_of, session_of
+from producers.leaders_group import find_nodes
 from producers.pipeline import Pipeline, Settings, make_settings
-from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Page, Reads, VolumeView
+from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
+from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
-from schemas.log import FORCED
-from schemas.messages import (
-    UNLIMITED,
-    AllocateBlock,
-    CommitKey,
-    CreateBucket,
-    CreateKey,
-    CreateVolume,
-    DeleteBucket,
-    DeleteKey,
-    DeleteVolume,
-    KeySession,
-    LogDigestBase,
-    RenameKey,
-    RequestBody,
-    Response,
-    SetBucketProperty,
-    SetVolumeProperty,
-)
+from producers.transport import common_settings
+from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
 from schemas.privilege import ClusterSecret
-from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
-
-Row = TypeVar("Row", VolumeInfo, BucketInfo, KeyInfo)
+from schemas.rows import BlockLocation, KeyInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more files than that share them."""
@@ -89,9 +73,12 @@ class AsyncClient:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
         )
-        self.reads = Reads(read_from, deadline_ms=deadline_ms, positions=lambda: self.positions)
+        self.reads = Reads(
+            read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
+            find=partial(find_nodes, common_settings(bootstrap_servers)),
+        )  # fmt: skip
         self._pipeline: Pipeline | None = None
-        self._streams = streams
+        self._streams = arguments.optional("streams", streams, StreamOptions)
         self._files: tuple[Client, ThreadPoolExecutor] | None = None
         """What opens files, and where they work; made for the first one."""
         self._room = asyncio.Semaphore(max_in_flight)
@@ -125,6 +112,7 @@ class AsyncClient:
         >>> from schemas.messages import CreateVolume
         >>> future = await client.submit(CreateVolume(volume="vol1"))  # doctest: +SKIP
         """
+        bodies.request(body)
         pipeline = self.pipeline
         await self._room.acquire()
         future: asyncio.Future[Response] = self._loop.create_future()
@@ -176,8 +164,8 @@ class AsyncClient:
     ) -> None:
         """As :meth:`producers.Client.create_volume`."""
         await self.call(
-            CreateVolume(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.create_volume(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -191,14 +179,14 @@ class AsyncClient:
     ) -> None:
         """As :meth:`producers.Client.set_volume_property`."""
         await self.call(
-            SetVolumeProperty(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.set_volume_property(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
     async def delete_volume(self, volume: str) -> None:
         """As :meth:`producers.Client.delete_volume`."""
-        await self.call(DeleteVolume(volume=volume))
+        await self.call(bodies.delete_volume(volume))
 
     async def create_bucket(
         self,
@@ -211,12 +199,8 @@ class AsyncClient:
     ) -> None:
         """As :meth:`producers.Client.create_bucket`."""
         await self.call(
-            CreateBucket(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.create_bucket(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -231,18 +215,14 @@ class AsyncClient:
     ) -> None:
         """As :meth:`producers.Client.set_bucket_property`."""
         await self.call(
-            SetBucketProperty(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.set_bucket_property(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
     async def delete_bucket(self, volume: str, bucket: str) -> None:
         """As :meth:`producers.Client.delete_bucket`."""
-        await self.call(DeleteBucket(volume=volume, bucket=bucket))
+        await self.call(bodies.delete_bucket(volume, bucket))
 
     # Keys
 
@@ -257,42 +237,35 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
     ) -> KeySession:
         """As :meth:`producers.Client.create_key`."""
-        body = CreateKey(
-            volume=volume, bucket=bucket, key=key, size=size, replication=replication, metadata=dict(metadata or {})
-        )
+        body = bodies.create_key(volume, bucket, key, size=size, replication=replication, metadata=metadata)
         return session_of(await self.call(body))
 
     async def allocate_block(
         self, volume: str, bucket: str, key: str, session_id: int, *, excluded_pipelines: Sequence[str] = ()
     ) -> BlockLocation:
         """As :meth:`producers.Client.allocate_block`."""
-        body = AllocateBlock(
-            volume=volume, bucket=bucket, key=key, session_id=session_id, excluded_pipelines=list(excluded_pipelines)
-        )
+        body = bodies.allocate_block(volume, bucket, key, session_id, excluded_pipelines=excluded_pipelines)
         return block_of(await self.call(body))
 
     async def commit_key(
         self, volume: str, bucket: str, key: str, session_id: int, *, size: int, blocks: Sequence[BlockLocation]
     ) -> None:
         """As :meth:`producers.Client.commit_key`."""
-        await self.call(
-            CommitKey(volume=volume, bucket=bucket, key=key, session_id=session_id, size=size, blocks=list(blocks))
-        )
+        await self.call(bodies.commit_key(volume, bucket, key, session_id, size=size, blocks=blocks))
 
     async def delete_key(self, volume: str, bucket: str, key: str) -> None:
         """As :meth:`producers.Client.delete_key`."""
-        await self.call(DeleteKey(volume=volume, bucket=bucket, key=key))
+        await self.call(bodies.delete_key(volume, bucket, key))
 
     async def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
         """As :meth:`producers.Client.rename_key`."""
-        await self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
+        await self.call(bodies.rename_key(volume, bucket, from_key, to_key))
 
     async def log_digest_base(
         self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False
     ) -> None:
         """As :meth:`producers.Client.log_digest_base`."""
-        given = FORCED + basis if force else basis
-        await self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=given))
+        await self.call(bodies.log_digest_base(shard, index, slots=slots, sums=sums, basis=basis, force=force))
 
     # Bytes
 
@@ -307,6 +280,10 @@ class AsyncClient:
         ...     print(await file.read())
         b'hello'
         """
+        arguments.choice("mode", mode, MODES)
+        check_open(
+            path, size=size, replication=replication, metadata=metadata, options=options, consistency=consistency
+        )
 
         def opens() -> KeyOutput | KeyInput:
             return self._file_client()[0].open(
@@ -341,33 +318,31 @@ class AsyncClient:
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
     def list_volumes(
-        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> AsyncIterator[VolumeInfo]:
+        self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[ListedVolume]:  # fmt: skip
         """As :meth:`producers.Client.list_volumes`, by ``async for``."""
-        return _pages(lambda after: self.reads.volumes_page(prefix, after, consistency), start_after)
+        return _entries(self.reads.volumes(prefix, start_after, limit, consistency))
 
     def list_buckets(
-        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> AsyncIterator[BucketInfo]:
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[ListedBucket]:  # fmt: skip
         """As :meth:`producers.Client.list_buckets`, by ``async for``."""
-        return _pages(lambda after: self.reads.buckets_page(volume, prefix, after, consistency), start_after)
+        return _entries(self.reads.buckets(volume, prefix, start_after, limit, consistency))
 
     def list_keys(
-        self,
-        volume: str,
-        bucket: str,
-        *,
-        prefix: str = "",
-        start_after: str = "",
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
-    ) -> AsyncIterator[KeyInfo]:
+    ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
-        return _pages(lambda after: self.reads.keys_page(volume, bucket, prefix, after, consistency), start_after)
+        return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
 
     # Closing
 
     async def close(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> list[RequestBody]:
         """As :meth:`producers.Client.close`."""
+        arguments.number("timeout_ms", timeout_ms, 0)
         unanswered: list[RequestBody] = []
         if self._files is not None:
             client, workers = self._files
@@ -396,10 +371,7 @@ class AsyncClient:
         logger.warning("%s", closed)
 
 
-async def _pages(read: Callable[[str], Page[Row]], start_after: str) -> AsyncIterator[Row]:
-    after: str | None = start_after
-    while after is not None:
-        page = await asyncio.to_thread(read, after)
-        for entry in page.entries:
+async def _entries(pages: Pages[Row]) -> AsyncIterator[Row]:
+    while (entries := await asyncio.to_thread(pages.next_page)) is not None:
+        for entry in entries:
             yield entry
-        after = page.next_after

@@ -302,4 +302,6 @@ def unknown(call: Call, status: str, message: str) -> OutcomeUnknown:
 
 def expired(call: Call, policy: Policy) -> OutcomeUnknown:
     """Return the outcome of a call at its deadline."""
-    return unknown(call, DEADLINE_EXCEEDED, f"no answer in {policy.deadline_ms} ms")
+    return unknown(
+        call, DEADLINE_EXCEEDED, f"no answer in {policy.deadline_ms} ms: no leader of shard {call.shard} answers"
+    )

@@ -10,42 +10,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self, overload
 
+from producers import arguments, bodies
 from producers.calls import Done, Outcome
-from producers.errors import RequestFailed, StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput, create_file, open_file
+from producers.errors import StratologError, closed_unanswered
+from producers.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.key_streams import KeyStreams
 from producers.keys import block_of, session_of
+from producers.leaders_group import find_nodes
 from producers.pipeline import Pipeline, make_settings
-from producers.reads import DEFAULT_CONSISTENCY, BucketView, Consistency, KeyView, Reads, VolumeView
+from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
+from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
-from schemas.log import FORCED
-from schemas.messages import (
-    UNLIMITED,
-    AllocateBlock,
-    CommitKey,
-    CreateBucket,
-    CreateKey,
-    CreateVolume,
-    DeleteBucket,
-    DeleteKey,
-    DeleteVolume,
-    KeySession,
-    LogDigestBase,
-    RenameKey,
-    RequestBody,
-    Response,
-    SetBucketProperty,
-    SetVolumeProperty,
-)
+from producers.transport import common_settings
+from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
 from schemas.privilege import ClusterSecret
-from schemas.result_codes import INVALID_REQUEST
-from schemas.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from schemas.rows import BlockLocation, KeyInfo
 
 logger = logging.getLogger("stratolog.client")
 
+MODES = ("rb", "wb")
+"""How a key may be opened."""
 CLOSE_TIMEOUT_MS = 30_000
 """How long closing waits for what is in flight, unless the caller says otherwise."""
 
@@ -53,16 +41,18 @@ CLOSE_TIMEOUT_MS = 30_000
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's; ``read_from`` the HTTP addresses of the nodes that reads ask, in order of
-    preference; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
+    ``bootstrap_servers`` are Kafka's. Reads ask the nodes that the brokers know, or those at the HTTP addresses
+    ``read_from``, in order of preference, if it is given; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
     five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
     long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
     opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
 
-    Raises NotConnected if no broker answers in ``connect_timeout_ms``, ValueError for settings out of range.
+    Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
+    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds
+    are told to the logger ``stratolog.client``.
 
     >>> from producers import Client
-    >>> with Client("127.0.0.1:9092", read_from=["http://127.0.0.1:9871"]) as client:  # doctest: +SKIP
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
     ...     client.create_volume("vol1")
     ...     client.create_bucket("vol1", "bucket1")
     ...     session = client.create_key("vol1", "bucket1", "a/b.txt", size=0)
@@ -93,7 +83,14 @@ class Client:
             connect_timeout_ms=connect_timeout_ms,
             cluster_secret=cluster_secret,
         )
-        self._join(Pipeline(settings), Reads(read_from, deadline_ms=deadline_ms), streams)
+        options = arguments.optional("streams", streams, StreamOptions)
+        reads = Reads(read_from, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers)))
+        try:
+            pipeline = Pipeline(settings)
+        except BaseException:
+            reads.close()
+            raise
+        self._join(pipeline, reads, options)
 
     @classmethod
     def over(cls, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None = None) -> Self:
@@ -144,6 +141,7 @@ class Client:
         >>> futures = [client.submit(CreateVolume(volume=f"vol{n}")) for n in range(9)]  # doctest: +SKIP
         >>> [future.result().status for future in futures]  # doctest: +SKIP
         """
+        bodies.request(body)
         future: Future[Response] = Future()
         future.set_running_or_notify_cancel()
 
@@ -164,7 +162,7 @@ class Client:
         >>> from schemas.messages import DeleteVolume
         >>> client.submit_with(DeleteVolume(volume="vol1"), print)  # doctest: +SKIP
         """
-        self.pipeline.submit(body, done)
+        self.pipeline.submit(bodies.request(body), done)
 
     def call(self, body: RequestBody) -> Response:
         """Send a request and wait for its response; raises one of ``producers.errors``.
@@ -190,8 +188,8 @@ class Client:
         >>> client.create_volume("vol1", quota_in_bytes=10**12)  # doctest: +SKIP
         """
         self.call(
-            CreateVolume(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.create_volume(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -208,8 +206,8 @@ class Client:
         >>> client.set_volume_property("vol1", quota_in_namespace=100)  # doctest: +SKIP
         """
         self.call(
-            SetVolumeProperty(
-                volume=volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
+            bodies.set_volume_property(
+                volume, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -218,7 +216,7 @@ class Client:
 
         >>> client.delete_volume("vol1")  # doctest: +SKIP
         """
-        self.call(DeleteVolume(volume=volume))
+        self.call(bodies.delete_volume(volume))
 
     # Buckets
 
@@ -236,12 +234,8 @@ class Client:
         >>> client.create_bucket("vol1", "bucket1", quota_in_namespace=1000)  # doctest: +SKIP
         """
         self.call(
-            CreateBucket(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.create_bucket(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -259,12 +253,8 @@ class Client:
         >>> client.set_bucket_property("vol1", "bucket1", owner="alice")  # doctest: +SKIP
         """
         self.call(
-            SetBucketProperty(
-                volume=volume,
-                bucket=bucket,
-                owner=owner,
-                quota_in_bytes=quota_in_bytes,
-                quota_in_namespace=quota_in_namespace,
+            bodies.set_bucket_property(
+                volume, bucket, owner=owner, quota_in_bytes=quota_in_bytes, quota_in_namespace=quota_in_namespace
             )
         )
 
@@ -273,7 +263,7 @@ class Client:
 
         >>> client.delete_bucket("vol1", "bucket1")  # doctest: +SKIP
         """
-        self.call(DeleteBucket(volume=volume, bucket=bucket))
+        self.call(bodies.delete_bucket(volume, bucket))
 
     # Keys
 
@@ -293,9 +283,7 @@ class Client:
         >>> client.create_key("vol1", "bucket1", "a/b.txt", size=5).session_id  # doctest: +SKIP
         42
         """
-        body = CreateKey(
-            volume=volume, bucket=bucket, key=key, size=size, replication=replication, metadata=dict(metadata or {})
-        )
+        body = bodies.create_key(volume, bucket, key, size=size, replication=replication, metadata=metadata)
         return session_of(self.call(body))
 
     def allocate_block(
@@ -305,9 +293,7 @@ class Client:
 
         >>> client.allocate_block("vol1", "bucket1", "a/b.txt", 42).local_id  # doctest: +SKIP
         """
-        body = AllocateBlock(
-            volume=volume, bucket=bucket, key=key, session_id=session_id, excluded_pipelines=list(excluded_pipelines)
-        )
+        body = bodies.allocate_block(volume, bucket, key, session_id, excluded_pipelines=excluded_pipelines)
         return block_of(self.call(body))
 
     def commit_key(
@@ -318,23 +304,21 @@ class Client:
         >>> session = client.create_key("vol1", "bucket1", "empty", size=0)  # doctest: +SKIP
         >>> client.commit_key("vol1", "bucket1", "empty", session.session_id, size=0, blocks=[])  # doctest: +SKIP
         """
-        self.call(
-            CommitKey(volume=volume, bucket=bucket, key=key, session_id=session_id, size=size, blocks=list(blocks))
-        )
+        self.call(bodies.commit_key(volume, bucket, key, session_id, size=size, blocks=blocks))
 
     def delete_key(self, volume: str, bucket: str, key: str) -> None:
         """Delete a key. Raises as :meth:`call`.
 
         >>> client.delete_key("vol1", "bucket1", "a/b.txt")  # doctest: +SKIP
         """
-        self.call(DeleteKey(volume=volume, bucket=bucket, key=key))
+        self.call(bodies.delete_key(volume, bucket, key))
 
     def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
         """Rename a key within its bucket. Raises as :meth:`call`.
 
         >>> client.rename_key("vol1", "bucket1", "a/b.txt", "a/c.txt")  # doctest: +SKIP
         """
-        self.call(RenameKey(volume=volume, bucket=bucket, from_key=from_key, to_key=to_key))
+        self.call(bodies.rename_key(volume, bucket, from_key, to_key))
 
     # Bytes
 
@@ -374,12 +358,13 @@ class Client:
         ...     print(file.read())
         b'hello'
         """
-        if mode == "wb":
+        check_open(
+            path, size=size, replication=replication, metadata=metadata, options=options, consistency=consistency
+        )
+        if arguments.choice("mode", mode, MODES) == "wb":
             return create_file(
                 self, self.streams, path, size=size, replication=replication, metadata=metadata, options=options
             )
-        if mode != "rb":
-            raise RequestFailed(INVALID_REQUEST, f"{path}: mode must be 'rb' or 'wb', not {mode!r}")
         return open_file(self.reads, self.streams, path, options=options, consistency=consistency)
 
     # Operators
@@ -393,8 +378,7 @@ class Client:
 
         >>> client.log_digest_base(0, 17, slots=[256], sums=[-5], basis="oracle")  # doctest: +SKIP
         """
-        given = FORCED + basis if force else basis
-        self.call(LogDigestBase(shard=shard, index=index, slots=list(slots), sums=list(sums), basis=given))
+        self.call(bodies.log_digest_base(shard, index, slots=slots, sums=sums, basis=basis, force=force))
 
     # Reads
 
@@ -422,37 +406,41 @@ class Client:
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
 
     def list_volumes(
-        self, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> Iterator[VolumeInfo]:
+        self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedVolume]:  # fmt: skip
         """Iterate over volumes by name; as :meth:`producers.reads.Reads.list_volumes`.
 
-        >>> [info.volume for info in client.list_volumes(prefix="vol")]  # doctest: +SKIP
+        >>> [found.volume for found in client.list_volumes(prefix="vol")]  # doctest: +SKIP
         """
-        return self.reads.list_volumes(prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_volumes(prefix=prefix, start_after=start_after, limit=limit, consistency=consistency)
 
     def list_buckets(
-        self, volume: str, *, prefix: str = "", start_after: str = "", consistency: Consistency = DEFAULT_CONSISTENCY
-    ) -> Iterator[BucketInfo]:
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedBucket]:  # fmt: skip
         """Iterate over a volume's buckets by name; as :meth:`producers.reads.Reads.list_buckets`.
 
-        >>> [info.bucket for info in client.list_buckets("vol1")]  # doctest: +SKIP
+        >>> [(found.bucket, found.usage["used_bytes"]) for found in client.list_buckets("vol1")]  # doctest: +SKIP
         """
-        return self.reads.list_buckets(volume, prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_buckets(
+            volume, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
+        )
 
     def list_keys(
-        self,
-        volume: str,
-        bucket: str,
-        *,
-        prefix: str = "",
-        start_after: str = "",
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
-    ) -> Iterator[KeyInfo]:
+    ) -> Iterator[KeyInfo]:  # fmt: skip
         """Iterate over a bucket's keys by name; as :meth:`producers.reads.Reads.list_keys`.
 
-        >>> [info.key for info in client.list_keys("vol1", "bucket1", prefix="a/")]  # doctest: +SKIP
+        The iterator reads page after page. To show one page at a time, give ``limit``, and as ``start_after`` the last name of the
+        page before.
+
+        >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
-        return self.reads.list_keys(volume, bucket, prefix=prefix, start_after=start_after, consistency=consistency)
+        return self.reads.list_keys(
+            volume, bucket, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
+        )
 
     # Closing
 
@@ -463,7 +451,7 @@ class Client:
 
         >>> unanswered = client.close(timeout_ms=1000)  # doctest: +SKIP
         """
-        unanswered = self.pipeline.close(timeout_ms)
+        unanswered = self.pipeline.close(arguments.number("timeout_ms", timeout_ms, 0))
         self.streams.close()
         self.reads.close()
         return unanswered

@@ -8,6 +8,9 @@ What belongs here: the exception classes, and the one place where a response bec
 :class:`OutcomeUnknown`   nobody can say whether the request had its effect: look before doing it again
 :class:`ClientClosed`     the client was closed before the call; nothing was sent
 ========================  ==========================================================================
+
+Three kinds of RequestFailed have classes of their own: :class:`NotFound` (codes ``*_NOT_FOUND``), :class:`Exists`
+(codes ``*_ALREADY_EXISTS``), and :class:`InvalidArgument`, which is a ValueError too.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from schemas.messages import (
     SetDatanodeState,
     ShardCommand,
 )
-from schemas.result_codes import OK, Remedy, remedy
+from schemas.result_codes import INVALID_REQUEST, OK, Remedy, remedy
 
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
 """Status of a call that no final answer reached within its deadline."""
@@ -111,6 +114,40 @@ class RequestFailed(StratologError):
     """The request, or the state that it met, is wrong; the same call fails again."""
 
 
+class NotFound(RequestFailed):
+    """What the request names does not exist: a volume, a bucket, a key, the session of an open key.
+
+    >>> isinstance(failure("KEY_NOT_FOUND", "no key /v1/b1/'k'"), NotFound)
+    True
+    """
+
+
+class Exists(RequestFailed):
+    """What the request would create, or the name that it would give, is taken.
+
+    >>> isinstance(failure("BUCKET_ALREADY_EXISTS", "bucket /v1/b1 exists"), Exists)
+    True
+    """
+
+
+class InvalidArgument(RequestFailed, ValueError):
+    """An argument that no request can carry; nothing was sent. ``argument`` is its name.
+
+    An argument of a wrong type is a TypeError, as everywhere in Python.
+
+    >>> print(InvalidArgument("limit", "must be at least 1, not 0"))
+    INVALID_REQUEST: limit must be at least 1, not 0
+    """
+
+    def __init__(self, argument: str, fault: str) -> None:
+        super().__init__(INVALID_REQUEST, f"{argument} {fault}")
+        self.argument = argument
+
+    def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str, str]]:
+        """Be copied and pickled by what it was made of."""
+        return InvalidArgument, (self.argument, self.message.removeprefix(f"{self.argument} "))
+
+
 class OutcomeUnknown(StratologError):
     """Nobody can say whether the request had its effect: look before doing it again."""
 
@@ -144,8 +181,25 @@ def error_of(response: Response, body: RequestBody) -> StratologError | None:
     if response.status == OK:
         return None
     kinds = {Remedy.RETRY: RetryableError, Remedy.UNKNOWN: OutcomeUnknown}
-    kind = kinds.get(remedy(response.status), RequestFailed)
+    kind = kinds.get(remedy(response.status))
+    if kind is None:
+        return failure(response.status, response.message, request=body, response=response)
     return kind(response.status, response.message, request=body, response=response)
+
+
+def failure(
+    status: str, message: str, *, request: RequestBody | None = None, response: Response | None = None
+) -> RequestFailed:
+    """Return the exception of a code that says that the request is wrong: NotFound, Exists, or plain RequestFailed.
+
+    Codes are told apart by their ends, so that those of newer servers are too.
+    """
+    kind = RequestFailed
+    if status.endswith("_NOT_FOUND"):
+        kind = NotFound
+    elif status.endswith("_ALREADY_EXISTS"):
+        kind = Exists
+    return kind(status, message, request=request, response=response)
 
 
 def closed_unanswered(unanswered: Iterable[RequestBody]) -> OutcomeUnknown:

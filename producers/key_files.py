@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from producers.errors import RequestFailed
+from producers import arguments
+from producers.errors import InvalidArgument
 from producers.key_reader import KeyReader
 from producers.key_streams import KeyStreams
 from producers.key_writer import KeyWriter, Requester, WriteStatistics
-from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.stream_options import StreamOptions
-from schemas.result_codes import INVALID_REQUEST
 from schemas.rows import BlockLocation, KeyInfo
 
 if TYPE_CHECKING:
@@ -33,16 +33,29 @@ PEEK_BYTES = 1
 
 
 def split_path(path: str) -> tuple[str, str, str]:
-    """Return volume, bucket and key of ``/volume/bucket/key``; raises RequestFailed for anything else.
+    """Return volume, bucket and key of ``/volume/bucket/key``; raises InvalidArgument for anything else.
 
     >>> split_path("/vol1/bucket1/a/b.txt")
     ('vol1', 'bucket1', 'a/b.txt')
     """
-    volume, _, rest = path.removeprefix("/").partition("/")
+    volume, _, rest = arguments.text("path", path).removeprefix("/").partition("/")
     bucket, _, key = rest.partition("/")
     if not volume or not bucket or not key:
-        raise RequestFailed(INVALID_REQUEST, f"{path!r} is not the path of a key: /volume/bucket/key")
+        raise InvalidArgument("path", f"must be that of a key, /volume/bucket/key, not {arguments.shown(path)}")
     return volume, bucket, key
+
+
+def check_open(
+    path: str, *, size: int, replication: str, metadata: Mapping[str, str] | None, options: StreamOptions | None,
+    consistency: Consistency,
+) -> None:  # fmt: skip
+    """Check what ``client.open`` is given; raises TypeError, InvalidArgument."""
+    split_path(path)
+    arguments.number("size", size, 0)
+    arguments.text("replication", replication)
+    arguments.metadata("metadata", metadata)
+    arguments.optional("options", options, StreamOptions)
+    arguments.choice("consistency", consistency, CONSISTENCIES)
 
 
 def create_file(

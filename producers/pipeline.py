@@ -24,10 +24,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from producers import arguments
 from producers.caller import default_caller
-from producers.calls import Call, Calls, Done, Outcome, Policy, expired, outcome_of, unknown
-from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, TooManyInFlight
+from producers.calls import MAX_DEADLINE_MS, Call, Calls, Done, Outcome, Policy, expired, outcome_of, unknown
+from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
 from producers.transport import Transport
+from producers.waiting import Patience
 from schemas import codec
 from schemas.envelopes import responses_in
 from schemas.messages import RequestBody, Response
@@ -45,6 +47,7 @@ OUTBOX_CALLS = 500
 """An outbox of this length is sent at once, by whoever filled it."""
 LINGER_MS_PER_CALL = 0.0025
 """At 20,000 calls/s, gathering takes a twentieth of the time that a call takes anyway."""
+MAX_LINGER_MS = 1_000
 MIN_LINGER_MS = 0.5
 """Less than this is not worth gathering for."""
 
@@ -64,8 +67,8 @@ class Settings:
         """Check the ranges."""
         if not self.bootstrap_servers:
             raise ValueError("bootstrap_servers must name a broker, as in 127.0.0.1:9092")
-        if not 0 <= self.max_linger_ms <= 1_000:
-            raise ValueError(f"max_linger_ms must be in 0..1000, not {self.max_linger_ms}")
+        if not 0 <= self.max_linger_ms <= MAX_LINGER_MS:
+            raise ValueError(f"max_linger_ms must be in 0..{MAX_LINGER_MS}, not {self.max_linger_ms}")
         if self.connect_timeout_ms < 1:
             raise ValueError(f"connect_timeout_ms must be at least 1, not {self.connect_timeout_ms}")
 
@@ -80,14 +83,19 @@ def make_settings(
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
 ) -> Settings:
-    """Return a client's checked settings; ``caller`` defaults to the name of the process's user."""
+    """Return a client's settings; ``caller`` defaults to the name of the process's user. Raises TypeError, InvalidArgument."""
+    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
+        raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")
     return Settings(
         bootstrap_servers=bootstrap_servers,
-        caller=default_caller() if caller is None else caller,
-        policy=Policy(deadline_ms=deadline_ms, max_in_flight=max_in_flight),
-        max_linger_ms=max_linger_ms,
-        connect_timeout_ms=connect_timeout_ms,
-        secret=cluster_secret,
+        caller=default_caller() if caller is None else arguments.text("caller", caller),
+        policy=Policy(
+            deadline_ms=arguments.number("deadline_ms", deadline_ms, 1, MAX_DEADLINE_MS),
+            max_in_flight=arguments.number("max_in_flight", max_in_flight, 1),
+        ),
+        max_linger_ms=arguments.measure("max_linger_ms", max_linger_ms, 0, MAX_LINGER_MS),
+        connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
+        secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
     )
 
 
@@ -170,6 +178,7 @@ class Pipeline:
         self._next_step_ms = 0.0
         self._silent_ms = 0.0
         self._round_ms = _now_ms()
+        self._patience = Patience("what is asked of the Object Manager")
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
 
@@ -280,6 +289,10 @@ class Pipeline:
         # Only time with a call in flight counts: calls that expire one by one, each before the limit, are silence too.
         self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
         self._round_ms = now_ms
+        if values or not in_flight:
+            self._patience.begin()
+        else:
+            self._patience.still("no leader answers")
         if self._silent_ms > SILENT_BROKER_MS:
             self._silent_ms = 0.0
             self._transport.renew()

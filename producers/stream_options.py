@@ -5,9 +5,10 @@ What belongs here: the options, their defaults and ranges. Sizes in bytes, times
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
+from producers import arguments
 from producers.stream_window import Limits
 from producers.topology import SHAPES, Shape
 from schemas.packets import MAX_PACKET_BYTES, PACKET_BYTES
@@ -31,7 +32,7 @@ class CommitWay(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of reading and writing bytes. Raises ValueError for a value out of range, naming it.
+    """Options of reading and writing bytes. Raises ValueError for a value out of range, TypeError for one of another type, naming it.
 
     ``commit_way`` is one of :class:`CommitWay`; ``topology`` the shape of the spanning tree; ``rack`` where this
     client is. A packet has ``packet_bytes``; ``window_bytes`` are on their way at most; each ``flush_bytes`` are
@@ -60,6 +61,11 @@ class StreamOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        for field in fields(self):
+            if isinstance(field.default, str):
+                arguments.text(field.name, getattr(self, field.name))
+            else:
+                arguments.number(field.name, getattr(self, field.name), 0)
         if self.commit_way not in list(CommitWay):
             raise ValueError(f"commit_way must be 0, 1, 2 or 3, not {self.commit_way}")
         if self.topology not in SHAPES:
@@ -67,6 +73,11 @@ class StreamOptions:
         for name in ("watch_timeout_ms", "commit_timeout_ms", "read_ahead_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
+            raise ValueError(
+                f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not {self.client_buffer_bytes}:"
+                " a writer would wait for ever"
+            )
         self.limits(self.block_bytes)
 
     def limits(self, block_bytes: int) -> Limits:

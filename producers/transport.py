@@ -20,11 +20,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from producers.calls import Call
 from producers.errors import NOT_CONNECTED, NotConnected
+from producers.listeners import check_listening
+from producers.waiting import WORD_EACH_MS, Patience
 from schemas.envelopes import enveloped_requests
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
 logger = logging.getLogger("stratolog.client")
 
+ASK_S = 2.0
+"""How long one question to the brokers may take while connecting; it is asked again."""
 RECEIVE_MESSAGES = 2000
 """At most so many replies are taken at once."""
 PRODUCER_QUEUE_MESSAGES = 200_000
@@ -48,6 +52,8 @@ class Transport:
         self._client_id = client_id
         self._bootstrap_servers = bootstrap_servers
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
+        check_listening(bootstrap_servers, connect_timeout_ms / 1000)
+        self._patience = Patience(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(bootstrap_servers, message_timeout_ms))
         self._consumer = Consumer(_consumer_settings(bootstrap_servers, client_id))
         try:
@@ -63,15 +69,17 @@ class Transport:
         last: object = "no answer"
         while (left_s := deadline_s - time.monotonic()) > 0:
             try:
-                metadata = self._consumer.list_topics(topic, timeout=left_s).topics[topic]
+                metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
             except KafkaException as error:
                 last = error.args[0]
+                self._patience.still(last)
                 time.sleep(0.1)
                 continue
             if metadata.error is None and metadata.partitions:
                 return len(metadata.partitions)
             # A topic that was made a moment ago may not be known to each broker yet.
             last = metadata.error
+            self._patience.still(f"topic {topic}: {last}")
             time.sleep(0.1)
         raise self._not_connected(f"topic {topic}: {last}")
 
@@ -79,9 +87,10 @@ class Transport:
         partition = TopicPartition(OM_RESPONSES, self.reply_partition)
         while True:
             try:
-                _, end = self._consumer.get_watermark_offsets(partition, timeout=_left_s(deadline_s))
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=min(_left_s(deadline_s), ASK_S))
                 break
             except KafkaException as error:
+                self._patience.still(error)
                 # A partition whose leader is being elected.
                 if time.monotonic() > deadline_s:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
@@ -182,13 +191,27 @@ def _log_failed_delivery(error: KafkaError | None, _message: Message) -> None:
         logger.debug("a request was not delivered: %s", error)
 
 
-def _log_connection_error(error: KafkaError) -> None:
-    # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
-    level = logging.WARNING if error.code() == KafkaError._ALL_BROKERS_DOWN else logging.DEBUG
-    logger.log(level, "connection: %s", error)
+class _BrokersDown:
+    """Tells that no broker can be reached, each WORD_EACH_MS at most: librdkafka says it for each connection and each attempt."""
+
+    def __init__(self) -> None:
+        self._told_s = float("-inf")
+
+    def __call__(self, error: KafkaError) -> None:
+        # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
+        now_s = time.monotonic()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or now_s - self._told_s < WORD_EACH_MS / 1000:
+            logger.debug("connection: %s", error)
+            return
+        self._told_s = now_s
+        logger.warning("no broker can be reached; trying on")
 
 
-def _common_settings(bootstrap_servers: str) -> dict[str, object]:
+_log_connection_error = _BrokersDown()
+
+
+def common_settings(bootstrap_servers: str) -> dict[str, object]:
+    """Return librdkafka's settings of every connection of a client."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "error_cb": _log_connection_error,
@@ -202,7 +225,7 @@ def _common_settings(bootstrap_servers: str) -> dict[str, object]:
 
 
 def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
-    return _common_settings(bootstrap_servers) | {
+    return common_settings(bootstrap_servers) | {
         # A broker that is cut off from the others would take everything, and lose it.
         "acks": "all",
         "enable.idempotence": False,
@@ -219,7 +242,7 @@ def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[
 
 
 def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, object]:
-    return _common_settings(bootstrap_servers) | {
+    return common_settings(bootstrap_servers) | {
         # librdkafka wants a name; no group is joined and nothing is committed.
         "group.id": f"stratolog-client-{client_id.hex()}",
         "enable.auto.commit": False,

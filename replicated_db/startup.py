@@ -30,7 +30,8 @@ class WrongSetting(StopProcess):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
     """What was found: the identity of the log topic, each topic's number of partitions, and the shortest session time-out of a consumer
-    group that all brokers allow."""
+    group that all brokers allow.
+    """
 
     log_topic_id: str
     partitions: Mapping[str, int]

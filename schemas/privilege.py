@@ -37,6 +37,8 @@ class ClusterSecret:
     __slots__ = ("_http", "_requests")
 
     def __init__(self, secret: bytes) -> None:
+        if not isinstance(secret, bytes | bytearray):
+            raise TypeError(f"a secret is bytes, not {type(secret).__name__}")
         if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
             raise ValueError(f"a secret has {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes, not {len(secret)}")
         self._requests = hmac.digest(secret, b"stratolog om.requests", "sha256")

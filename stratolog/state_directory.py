@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from om_processors import queries
 from om_processors.errors import OMError
 from om_processors.service import OM_FAMILIES
-from producers.errors import RequestFailed
+from producers.errors import failure
 from producers.reads import Consistency, Reads
 from replicated_db.errors import StoreFailure
 from replicated_db.rocks import RocksReader
@@ -129,7 +129,7 @@ class StateReads(Reads):
         try:
             return self._answer(parts, parameters)
         except OMError as error:
-            raise RequestFailed(error.status, f"GET {path}: {error.message}") from error
+            raise failure(error.status, error.message) from error
 
     def _answer(self, parts: list[str], parameters: Mapping[str, str]) -> Json:
         page = (

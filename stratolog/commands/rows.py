@@ -13,7 +13,7 @@ from stratolog.commands.addresses import shown_size
 from stratolog.commands.common import console, print_json, print_table
 
 if TYPE_CHECKING:
-    from producers.reads import View
+    from producers.read_views import View
 
 TABLE_ROWS = 1000
 """A longer listing is printed as several tables: one table's rows are all held in memory."""

@@ -18,7 +18,7 @@ from types import FrameType
 
 from producers import Client
 from producers.calls import Outcome
-from producers.errors import OutcomeUnknown, StratologError
+from producers.errors import NotConnected, OutcomeUnknown, StratologError
 from producers.keys import fit_blocks, session_of
 from schemas.messages import CommitKey, CreateKey, DeleteKey, RequestBody, Response
 from tests.chaos import journal
@@ -26,6 +26,8 @@ from tests.chaos.journal import COMMIT, CREATE, DELETE
 
 DEADLINE_MS = 120_000
 CLOSE_TIMEOUT_MS = 150_000
+CONNECT_S = 60.0
+"""How long brokers may be down when the writer starts."""
 IDLE_S = 0.05
 
 
@@ -94,6 +96,20 @@ class Writer:
             done(error)
 
 
+def connected(bootstrap_servers: str, max_in_flight: int) -> Client:
+    """Connect, while brokers are down too: where nobody listens a client says so at once, and it is tried again."""
+    deadline_s = time.monotonic() + CONNECT_S
+    while True:
+        try:
+            return Client(
+                bootstrap_servers, caller="chaos", deadline_ms=DEADLINE_MS, max_in_flight=max_in_flight,
+                connect_timeout_ms=int(CONNECT_S * 1000),
+            )  # fmt: skip
+        except NotConnected:
+            if time.monotonic() >= deadline_s:
+                raise
+
+
 def main() -> int:
     """Write until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -104,10 +120,7 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, default=16)
     parser.add_argument("--rate", type=float, default=0.0)
     options = parser.parse_args()
-    client = Client(
-        options.bootstrap_servers, caller="chaos", deadline_ms=DEADLINE_MS, max_in_flight=2 * options.in_flight + 16,
-        connect_timeout_ms=60_000,
-    )  # fmt: skip
+    client = connected(options.bootstrap_servers, 2 * options.in_flight + 16)
     client.close_timeout_ms = CLOSE_TIMEOUT_MS
     with client:
         lines = journal.Writing(options.journal, client.client_id.hex(), options.volume, options.bucket)

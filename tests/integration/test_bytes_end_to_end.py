@@ -139,6 +139,46 @@ def test_the_sdk_writes_a_local_file_and_reads_it_awaited(stack: TestStack, clie
         assert file.read() == data
 
 
+EXAMPLES = {
+    "write_and_read": ["hello, world", "world", "13 bytes in 1 block(s), English"],
+    "list_pages": [
+        "entry-000 to entry-019: 20", "entry-020 to entry-039: 20", "entry-040 to entry-044: 5", "45 keys in all",
+        "/examples/pages: 45 keys are counted",
+    ],
+    "handle_errors": [
+        "not found: VOLUME_NOT_FOUND", "exists: VOLUME_ALREADY_EXISTS", "exists: VOLUME_ALREADY_EXISTS",
+        "the same request fails again: INVALID_BUCKET_NAME", "wrong argument: quota_in_bytes",
+    ],
+    "with_asyncio": ["already there: VOLUME_ALREADY_EXISTS", "10 keys of 55 bytes"],
+}  # fmt: skip
+
+
+def test_the_examples_run_with_the_address_of_a_broker_alone(stack: TestStack) -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+    for name, lines in EXAMPLES.items():
+        done = subprocess.run(
+            [sys.executable, ROOT / "examples" / f"{name}.py", stack.settings.bootstrap_servers],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (done.stdout.splitlines(), done.stderr, done.returncode) == (lines, "", 0), done
+
+
+def test_names_that_look_like_paths_are_read_by_their_own(client: Client) -> None:
+    for key in (".", "..", "a/../b", "//a//", "a%2Fb", "%2e%2e", "a?b#c&name=x"):
+        path = f"/bytes/bucket/{key}"
+        with client.open(path, "wb") as file:
+            file.write(key.encode())
+        with client.open(path) as found:
+            assert found.read() == key.encode()
+        assert [one.key for one in client.list_keys("bytes", "bucket", prefix=key, limit=1)] == [key]
+        client.delete_key("bytes", "bucket", key)
+    for name in ("", ".", "..", "a/b", "vol1/buckets/b1", "%2e%2e", "A"):
+        with pytest.raises(RequestFailed, match="INVALID_VOLUME_NAME"):
+            client.bucket_info(name, "bucket")
+        with pytest.raises(RequestFailed, match="INVALID_BUCKET_NAME"):
+            client.bucket_info("bytes", name)
+
+
 def test_a_datanode_dies_while_a_key_is_written(stack: TestStack, client: Client) -> None:
     data = some_bytes(10 * MIB, 9)
     with client.open("/bytes/bucket/survives", "wb") as file:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.typed_sample import FINDINGS, SAMPLE, found_in_sample
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
@@ -228,3 +230,10 @@ def test_a_client_without_a_broker_says_so(environment: Path) -> None:
     assert result.returncode == 1
     assert "NOT_CONNECTED" in result.stderr
     assert "127.0.0.1:1" in result.stderr
+
+
+def test_type_checkers_see_the_sdk_of_the_wheel(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(SAMPLE)
+    mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", environment / "bin" / "python")
+    result = run(*mypy, "sample.py", cwd=tmp_path)
+    assert found_in_sample(result.stdout) == FINDINGS, result.stdout + result.stderr

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from schemas.rows import KeyInfo
+
 from .memory import MemoryCluster
 
 
@@ -83,4 +85,9 @@ def page(rows, query):
     assert 1 <= int(query.get("limit", 100)) <= 1000
     names = sorted(n for n in rows if n.startswith(query.get("prefix", "")) and n > query.get("start_after", ""))
     shown = names[: int(query.get("limit", 100))]
-    return {"entries": [asdict(rows[name]) for name in shown], "truncated": len(shown) < len(names)}
+    return {"entries": [listed(rows[name]) for name in shown], "truncated": len(shown) < len(names)}
+
+
+def listed(row):
+    """Return a row as a listing shows it: keys without usage."""
+    return asdict(row) if isinstance(row, KeyInfo) else info(row)

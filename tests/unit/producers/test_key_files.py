@@ -173,9 +173,9 @@ def test_an_exception_leaves_nothing(make):
 
 def test_what_is_wrong_is_named(make):
     world = make()
-    with pytest.raises(RequestFailed, match="'/v/b' is not the path of a key"):
+    with pytest.raises(RequestFailed, match="path must be that of a key, /volume/bucket/key, not '/v/b'"):
         world.client.open("/v/b")
-    with pytest.raises(RequestFailed, match="mode must be 'rb' or 'wb', not 'r'"):
+    with pytest.raises(RequestFailed, match="mode must be one of 'rb', 'wb', not 'r'"):
         world.client.open("/v/b/k", "r")
     with pytest.raises(RequestFailed, match="BUCKET_NOT_FOUND"):
         world.client.open("/v/other/k", "wb")

@@ -5,8 +5,10 @@ from dataclasses import asdict
 
 import pytest
 
-from producers.errors import NotConnected, RequestFailed, RetryableError
-from producers.reads import PAGE_ENTRIES, Reads, address_of
+from producers.errors import InvalidArgument, NotConnected, NotFound, RequestFailed, RetryableError
+from producers.node_addresses import address_of
+from producers.read_views import PAGE_ENTRIES
+from producers.reads import Reads
 from schemas.messages import CommitKey
 from schemas.rows import BlockLocation
 
@@ -116,9 +118,9 @@ def test_a_session_without_writes_carries_none(nodes):
 
 
 def test_what_is_not_there_is_an_error_with_its_code_and_is_asked_once(reads, nodes):
-    with pytest.raises(RequestFailed, match="is not there") as caught:
+    with pytest.raises(NotFound) as caught:
         reads.key_info("v1", "b1", "nothing")
-    assert caught.value.status == "KEY_NOT_FOUND"
+    assert str(caught.value) == "KEY_NOT_FOUND: key 'nothing' in bucket /v1/b1 does not exist"
     assert [len(node.queries) for node in nodes] == [1, 0, 0]
 
 
@@ -165,9 +167,88 @@ def test_an_answer_that_is_no_row_is_told(reads, nodes, raw):
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
-def test_a_name_that_a_path_cannot_carry_is_refused(reads, name):
-    with pytest.raises(RequestFailed, match="not the name"):
-        reads.volume_info(name)
+def test_a_name_that_a_path_cannot_carry_is_refused_as_a_node_refuses_others(reads, nodes, name):
+    of_volume = [
+        lambda: reads.volume_info(name), lambda: reads.bucket_info(name, "b1"), lambda: reads.key_info(name, "b1", "k"),
+        lambda: list(reads.list_buckets(name)), lambda: list(reads.list_keys(name, "b1")),
+    ]  # fmt: skip
+    of_bucket = [
+        lambda: reads.bucket_info("v1", name), lambda: reads.key_info("v1", name, "k"),
+        lambda: list(reads.list_keys("v1", name)),
+    ]  # fmt: skip
+    for asks, code in ((of_volume, "INVALID_VOLUME_NAME"), (of_bucket, "INVALID_BUCKET_NAME")):
+        for ask in asks:
+            with pytest.raises(RequestFailed, match=f"{name!r}: it has {len(name)} characters") as refused:
+                ask()
+            assert refused.value.status == code
+    assert not any(node.queries for node in nodes)
+
+
+@pytest.mark.parametrize("key", [".", "..", "a/../b", "/", "//a//", "a%2Fb", "%2e%2e", "a?b#c", "+", "&name=x", "\x00"])
+def test_a_key_that_looks_like_a_path_is_read_by_its_own_name(reads, cluster, nodes, key):
+    add_key(cluster, key)
+    assert reads.key_info("v1", "b1", key).info.key == key
+    assert [found.key for found in reads.list_keys("v1", "b1", prefix=key)] == [key]
+    assert list(reads.list_keys("v1", "b1", start_after=key)) == []
+    assert {path for path, _ in nodes[0].queries} == {"/v1/volumes/v1/buckets/b1/key", "/v1/volumes/v1/buckets/b1/keys"}
+
+
+@pytest.mark.parametrize("limit", [1, 2, PAGE_ENTRIES, PAGE_ENTRIES + 1, 2 * PAGE_ENTRIES + 5])
+def test_a_limit_ends_a_listing_and_asks_for_no_more_than_it_gives(reads, cluster, nodes, limit):
+    names = [f"k{number:05d}" for number in range(2 * PAGE_ENTRIES + 1)]
+    for name in names:
+        add_key(cluster, name)
+    assert [info.key for info in reads.list_keys("v1", "b1", limit=limit)] == names[:limit]
+    assert sum(int(query["limit"]) for _, query in nodes[0].queries) == min(limit, 3 * PAGE_ENTRIES)
+
+
+def test_a_page_after_the_other_by_limit_and_start_after_lists_everything(reads, cluster):
+    names = [f"k{number}" for number in range(9)]
+    for name in names:
+        add_key(cluster, name)
+    found, after = [], ""
+    while part := [info.key for info in reads.list_keys("v1", "b1", start_after=after, limit=2)]:
+        found += part
+        after = part[-1]
+    assert found == names
+
+
+def test_listed_volumes_and_buckets_have_their_usage(reads):
+    assert [(found.volume, found.usage) for found in reads.list_volumes(limit=1)] == [("v1", {"used_namespace": 3})]
+    assert [(found.bucket, found.usage) for found in reads.list_buckets("v1")] == [("b1", {"used_namespace": 3})]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1 << 63])
+def test_a_limit_out_of_range_is_refused_before_the_first_page_is_asked_for(reads, nodes, limit):
+    for ask in (reads.list_volumes, lambda **given: reads.list_keys("v1", "b1", **given)):
+        with pytest.raises(InvalidArgument, match="limit must be"):
+            ask(limit=limit)
+    assert not nodes[0].queries
+
+
+@pytest.mark.parametrize("code", ["VOLUME_NOT_FOUND", "BUCKET_NOT_FOUND", "INVALID_VOLUME_NAME"])
+def test_errors_of_reads_show_no_url(reads, nodes, code):
+    nodes[0].error = (404 if code.endswith("FOUND") else 400, code)
+    asks = [
+        lambda: reads.volume_info("v1"), lambda: reads.bucket_info("v1", "b1"), lambda: reads.key_info("v1", "b1", "k"),
+        lambda: next(reads.list_buckets("v1")), lambda: next(reads.list_keys("v1", "b1")),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(RequestFailed) as caught:
+            ask()
+        assert "/v1/volumes" not in str(caught.value)
+        assert caught.value.status == code
+        assert isinstance(caught.value, NotFound) == code.endswith("FOUND")
+
+
+def test_waiting_for_a_node_is_told_in_the_words_of_the_read(nodes, caplog, monkeypatch):
+    monkeypatch.setattr("producers.waiting.WORD_AFTER_MS", 10)
+    for node in nodes:
+        node.error = (503, "NO_LEADER")
+    with pytest.raises(RetryableError, match="NO_LEADER: key 'k' in bucket /v1/b1: http"):
+        Reads([nodes[0].address], deadline_ms=400).key_info("v1", "b1", "k")
+    assert "key 'k' in bucket /v1/b1 takes" in caplog.text
+    assert "NO_LEADER it is" in caplog.text
 
 
 def test_a_volume_name_with_a_slash_is_one_segment(reads):

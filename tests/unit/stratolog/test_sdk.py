@@ -25,7 +25,7 @@ def test_every_name_is_that_of_the_sdk(name: str) -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'stratolog' has no attribute 'Nonsense'"):
-        _ = stratolog.Nonsense
+        _ = stratolog.Nonsense  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("statement", ["import stratolog.cli", "from stratolog import Client, AsyncClient"])

@@ -1,0 +1,53 @@
+"""Whether anybody listens where the brokers should be; asked before a Kafka client is made, which would try for long and say little.
+
+What belongs here: plain connections, and the addresses as librdkafka takes them (``host:port``, port 9092 by default, a protocol in front or not).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from producers.errors import NOT_CONNECTED, NotConnected
+
+PROBE_TIMEOUT_S = 1.0
+GRACE_S = 1.0
+"""How long it is tried again: brokers that are started at the same moment."""
+PAUSE_S = 0.1
+DEFAULT_PORT = 9092
+MAX_PROBES = 16
+"""Addresses that are tried at the same time."""
+
+
+def check_listening(bootstrap_servers: str, timeout_s: float) -> None:
+    """Return once somebody listens at one of the addresses; raises NotConnected after GRACE_S, or ``timeout_s`` if that is less."""
+    addresses = [_host_and_port(part) for part in bootstrap_servers.split(",") if part.strip()]
+    deadline_s = time.monotonic() + min(timeout_s, GRACE_S)
+    with ThreadPoolExecutor(max_workers=min(len(addresses), MAX_PROBES), thread_name_prefix="stratolog-probe") as pool:
+        while not any(pool.map(_listens, addresses)):
+            if time.monotonic() + PAUSE_S >= deadline_s:
+                raise NotConnected(NOT_CONNECTED, f"nobody listens at {bootstrap_servers}: is the stack running?")
+            time.sleep(PAUSE_S)
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Return both parts of an address.
+
+    >>> _host_and_port("PLAINTEXT://broker:9093"), _host_and_port("broker"), _host_and_port("[::1]:9093")
+    (('broker', '9093'), ('broker', '9092'), ('::1', '9093'))
+    """
+    place = address.strip().rpartition("://")[2]
+    host, colon, port = place.rpartition(":")
+    if not colon or place.endswith("]"):
+        host, port = place, str(DEFAULT_PORT)
+    return host.strip("[]"), port
+
+
+def _listens(address: tuple[str, str]) -> bool:
+    host, port = address
+    try:
+        with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S):
+            return True
+    except (OSError, ValueError, OverflowError):
+        return False
