@@ -1,18 +1,22 @@
 """Failover: from the SIGKILL of a shard's leader to the first write acknowledged by another, many times over.
 
     python -m benchmarks.failover [--kills 20] [--session-timeout-ms 2000] [--brokers 1]
+    python -m benchmarks.failover --kills 0 --hold-s 300 --busy 10     is anybody deposed falsely on a machine that is too busy?
 
 Everything is real: brokers, three node processes, writers that keep going. The time of a failover runs from the moment at which the
 leader's process is gone to the first answer to a request that was sent after it. Prints one JSON object for each kill
 (`failover_ms`), then one for all (`p50_ms`, `max_ms`, and what the writers' journals say of the data: `acknowledged`, `lost`,
-`executed_twice`). Exit status 1 if anything acknowledged is missing anywhere or was executed twice; no time is asserted.
+`executed_twice`). With ``--hold-s`` nobody is killed for so long, while ``--busy`` processes keep the processors busy: ``false_terms`` are the
+claims that were made all the same, ``load`` is the machine's load average at the end. Exit status 1 if anything acknowledged is missing anywhere or was executed twice; no time is asserted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -98,6 +102,20 @@ def wait_caught_up(stack: TestStack, node: str) -> None:
     )
 
 
+def hold(stack: TestStack, seconds: float, busy: int) -> dict[str, float]:
+    """Let the load go on with ``busy`` processes beside it; return how many claims there were, and the load average."""
+    term = stack.shard(stack.wait_leader(0), 0)["term"]
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        time.sleep(seconds)
+        load = os.getloadavg()[0]
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    return {"false_terms": stack.shard(stack.wait_leader(0), 0)["term"] - term, "load": round(load, 1)}
+
+
 def judge(stack: TestStack, writers: Writers) -> dict[str, int]:
     """Return what became of the acknowledged writes, on every replica and in the log."""
     stack.wait_converged()
@@ -119,6 +137,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--session-timeout-ms", type=int, default=2000)
     parser.add_argument("--brokers", type=int, default=1, choices=(1, 3))
+    parser.add_argument("--hold-s", type=float, default=0, help="seconds without a kill, beside --busy processes")
+    parser.add_argument("--busy", type=int, default=10)
     options = parser.parse_args()
     times_ms = []
     with tempfile.TemporaryDirectory(prefix="stratolog-failover-") as folder:
@@ -137,11 +157,12 @@ def main() -> int:
                 print(json.dumps({"kill": number, "leader": leader, "failover_ms": round(failover_ms)}), flush=True)
                 stack.start_node(leader)
                 wait_caught_up(stack, leader)
+            held = hold(stack, options.hold_s, options.busy) if options.hold_s else {}
             writers.stop()
             figures = judge(stack, writers)
     summary = {
         "kills": len(times_ms), "session_timeout_ms": options.session_timeout_ms,
-        "p50_ms": round(statistics.median(times_ms)), "max_ms": round(max(times_ms)),
+        "p50_ms": round(statistics.median(times_ms or [0])), "max_ms": round(max(times_ms, default=0)), **held,
         **figures, "failed_requests": len(writers.failures),
     }  # fmt: skip
     print(json.dumps(summary), flush=True)
