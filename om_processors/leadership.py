@@ -70,7 +70,7 @@ class Leadership:
         self._lock = threading.RLock()
         self._owned: set[int] = set()
         self._threads: dict[int, ShardThread] = {}
-        self._ending: dict[int, ShardThread] = {}
+        self._ending: list[ShardThread] = []
         self._loans: dict[int, Loan] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._moving: set[int] = set()
@@ -207,27 +207,38 @@ class Leadership:
 
     def _start_thread(self, shard: int) -> None:
         self._threads[shard] = ShardThread(
-            self._loops[shard], self._note, deposed=lambda: self._deposed(shard), unfit=lambda: self._unfit(shard),
-            fatal=self._fatal, patience=self._patience[shard], leaderless=lambda: shard in self._ends.leaderless,
+            self._loops[shard], self._note, deposed=lambda: self._deposed(shard),
+            failing=lambda: self._failing(shard), unfit=lambda: self._unfit(shard), fatal=self._fatal, patience=self._patience[shard], leaderless=lambda: shard in self._ends.leaderless,
         )  # fmt: skip
 
-    def _forget_ending(self, shard: int) -> None:
-        """Have a shard's thread, which calls this and ends now, lead it no more: one that is dead must not keep another from being started."""
+    def _forgets_ending(self, shard: int) -> bool:
+        """Forget a shard's thread, which calls this and ends now: one that is dead must not keep another from being started.
+
+        Returns False if it has been told to end already: whoever did so has seen to all that follows, and the shard may be another thread's.
+        """
         thread = self._threads.get(shard)
-        if thread is not None and thread.thread is threading.current_thread():
-            self._ending[shard] = self._threads.pop(shard)
+        if thread is None or thread.thread is not threading.current_thread():
+            return False
+        self._ending.append(self._threads.pop(shard))
+        return True
 
     def _deposed(self, shard: int) -> None:
         with self._lock:
-            self._forget_ending(shard)
-            if self._borrowed.pop(shard, None) is None:
+            if self._forgets_ending(shard) and self._borrowed.pop(shard, None) is None:
+                self._leave.set()
+
+    def _failing(self, shard: int) -> None:
+        """Have others try; a borrower gives up the loan and nothing else."""
+        with self._lock:
+            if self._forgets_ending(shard) and self._borrowed.pop(shard, None) is None:
+                self._out_until = time.monotonic() + UNFIT_WAIT_S
                 self._leave.set()
 
     def _unfit(self, shard: int) -> None:
         with self._lock:
-            self._forget_ending(shard)
+            if self._forgets_ending(shard):
+                self._borrowed.pop(shard, None)
             self._out_until = time.monotonic() + UNFIT_WAIT_S
-            self._borrowed.pop(shard, None)
             self._leave.set()
 
     def _end(self, shards: list[int], *, drain: bool) -> None:
@@ -236,7 +247,7 @@ class Leadership:
             ending = [self._threads.pop(shard) for shard in shards if shard in self._threads]
             for thread in ending:
                 thread.stop.set()
-                self._ending[thread.shard] = thread
+                self._ending.append(thread)
                 self._borrowed.pop(thread.shard, None)
         deadline = time.monotonic() + (DRAIN_S if drain else 0)
         for thread in ending:
@@ -251,7 +262,8 @@ class Leadership:
 
     def _signs(self) -> Signs:
         with self._lock:
-            self._ending = {shard: thread for shard, thread in self._ending.items() if thread.running}
+            self._ending = [thread for thread in self._ending if thread.running]
+            lingering = {thread.shard for thread in self._ending}
             shards = tuple(
                 ShardSigns(
                     shard=shard,
@@ -259,7 +271,7 @@ class Leadership:
                     lag_records=self._ends.lags[shard], leaderless=shard in self._ends.leaderless,
                     flagged=loop.replica.evidence is not None,
                     member=not loop.replica.state.replicas or self._config.node in loop.replica.state.replicas,
-                    lingering=shard in self._ending,
+                    lingering=shard in lingering,
                 )
                 for shard, loop in self._loops.items()
             )  # fmt: skip

@@ -39,13 +39,13 @@ class ClaimPatience:
 class ShardThread:
     """Claims and leads until it is told to stop, is deposed, or cannot.
 
-    ``deposed`` is called when another leads, ``unfit`` when this node had better not try again soon, ``fatal`` with anything that
-    must end the process. ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
+    ``deposed`` is called when another leads, ``failing`` when the shard cannot be claimed here, ``unfit`` when this node had better lead
+    nothing for a while, ``fatal`` with anything that must end the process. ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
     """
 
     def __init__(
         self, loop: LeaderLoop, note: Note, *,
-        deposed: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
+        deposed: Callable[[], None], failing: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
         patience: ClaimPatience, leaderless: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.shard = loop.replica.identity.shard
@@ -53,6 +53,7 @@ class ShardThread:
         self._loop = loop
         self._note = note
         self._deposed = deposed
+        self._failing = failing
         self._unfit = unfit
         self._fatal = fatal
         self._patience = patience
@@ -88,7 +89,7 @@ class ShardThread:
                         shard=self.shard,
                     )
                     self._patience.left += 1
-                    self._unfit()
+                    self._failing()
                     return
                 self._note(f"shard {self.shard}: {error}; trying again", shard=self.shard)
                 self.stop.wait(RETRY_S)

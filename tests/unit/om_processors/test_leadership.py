@@ -110,6 +110,32 @@ def test_a_deposed_borrower_loses_the_loan_and_nothing_else(leadership: Leadersh
     assert leadership.roles(0)["borrowed_from"] is None
 
 
+def test_a_borrower_that_is_deposed_while_it_gives_the_shard_back_stays_in_the_group(
+    leadership: Leadership, loop: Loop
+):
+    """Its loan is over, so it is not to be taken for an owner."""
+    leadership.borrow(0, "n1")
+    thread = leadership._threads[0]
+    with leadership._lock:  # its thread waits for this to say that it was deposed
+        loop.deposed.set()
+        assert wait_until(lambda: not loop.leading, DEADLINE_S, interval_s=0.001)
+        leadership._end([0], drain=False)
+    assert wait_until(lambda: not thread.running, DEADLINE_S, interval_s=0.001)
+    assert not leadership._leave.is_set()
+
+
+def test_a_borrower_that_cannot_claim_a_shard_loses_the_loan_and_nothing_else(leadership: Leadership, loop: Loop):
+    leadership.borrow(0, "n1")
+    thread = leadership._threads[0]
+    with leadership._lock:
+        thread.thread, itself = threading.current_thread(), thread.thread
+        leadership._failing(0)
+        thread.thread = itself
+    assert not leadership._leave.is_set()
+    assert leadership.roles(0)["borrowed_from"] is None
+    thread.stop.set()
+
+
 def test_a_deposed_borrower_may_borrow_again(leadership: Leadership, loop: Loop):
     leadership.borrow(0, "n1")
     ends(leadership, loop, loop.deposed)

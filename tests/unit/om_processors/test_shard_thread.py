@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, loop: Loop, **options: Any) -> list[str
     monkeypatch.setattr(shard_thread, "RETRY_S", 0.0)
     found = ShardThread(
         loop, lambda *_, **__: None,  # type: ignore[arg-type]
-        deposed=lambda: said.append("deposed"), unfit=lambda: said.append("unfit"), fatal=lambda error: said.append(repr(error)),
+        deposed=lambda: said.append("deposed"), failing=lambda: said.append("failing"), unfit=lambda: said.append("unfit"), fatal=lambda error: said.append(repr(error)),
         patience=options.pop("patience", ClaimPatience()), **options,
     )  # fmt: skip
     found.thread.join(DEADLINE_S)
@@ -68,7 +68,7 @@ def test_it_tries_again_while_the_brokers_do_not_answer(monkeypatch: pytest.Monk
 
 def test_it_leaves_the_group_after_a_while(monkeypatch: pytest.MonkeyPatch):
     loop = Loop(fails(), fails(MAX_FAILING_S + 1))
-    assert run(monkeypatch, loop) == ["unfit"]
+    assert run(monkeypatch, loop) == ["failing"]
 
 
 def test_what_failed_before_a_claim_was_won_is_over(monkeypatch: pytest.MonkeyPatch):
@@ -85,9 +85,9 @@ def test_another_node_could_do_no_better_with_a_partition_that_has_no_leader(mon
 
 def test_each_time_that_leaving_has_not_helped_it_is_more_patient(monkeypatch: pytest.MonkeyPatch):
     patience = ClaimPatience()
-    assert run(monkeypatch, Loop(fails(), fails(MAX_FAILING_S + 1)), patience=patience) == ["unfit"]
+    assert run(monkeypatch, Loop(fails(), fails(MAX_FAILING_S + 1)), patience=patience) == ["failing"]
     assert run(monkeypatch, Loop(fails(), fails(MAX_FAILING_S + 1)), patience=patience) == []
-    assert run(monkeypatch, Loop(fails(), fails(2 * MAX_FAILING_S + 1)), patience=patience) == ["unfit"]
+    assert run(monkeypatch, Loop(fails(), fails(2 * MAX_FAILING_S + 1)), patience=patience) == ["failing"]
     assert patience.lasts_s == 4 * MAX_FAILING_S
     patience.left = 1000
     assert patience.lasts_s == LONGEST_FAILING_S
