@@ -100,6 +100,21 @@ class AsyncClient:
         return self._pipeline
 
     @property
+    def client_id(self) -> bytes:
+        """The 16 random bytes that name this client."""
+        return self.pipeline.client_id
+
+    @property
+    def shards(self) -> int:
+        """The number of shards of the cluster."""
+        return self.pipeline.shards
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests without an outcome."""
+        return self.pipeline.in_flight
+
+    @property
     def positions(self) -> Mapping[int, int]:
         """The highest index that an answer carried, by shard."""
         return self.pipeline.positions()

@@ -159,7 +159,8 @@ def log_digest_base(
         index=number("index", index, 0),
         slots=arguments.numbers("slots", slots, 0, MAX_INT),
         sums=arguments.numbers("sums", sums, -MAX_LONG - 1, MAX_LONG),
-        basis=FORCED + given if force else given,
+        # Anything but False would do for "force": words such as "no", too.
+        basis=FORCED + given if arguments.typed("force", force, bool, "a bool") else given,
     )
 
 

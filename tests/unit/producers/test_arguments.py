@@ -67,7 +67,7 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
         {"shard": 0, "index": 1, "slots": [1], "sums": [2], "basis": "oracle"},
         {
             "shard": (*NO_COUNT, 1024), "index": NO_COUNT, "slots": (*NO_LIST, [-1], [1 << 31], ["a"]),
-            "sums": (*NO_LIST, [1 << 63], [1.5]), "basis": NO_TEXT, "force": (),
+            "sums": (*NO_LIST, [1 << 63], [1.5]), "basis": NO_TEXT, "force": (None, 1, "no"),
         },
     ),
     "volume_info": ({}, {"volume": NO_TEXT, "consistency": NO_CONSISTENCY}),
@@ -97,6 +97,15 @@ CASES = [
 
 def methods(kind) -> set[str]:
     return {name for name, value in vars(kind).items() if not name.startswith("_") and not isinstance(value, property)}
+
+
+def test_both_clients_have_the_same_properties():
+    of_client, of_async = (
+        {name for name, _ in inspect.getmembers(kind, lambda value: isinstance(value, property))}
+        for kind in (Client, AsyncClient)
+    )
+    # A client's pipeline is there from the start; the awaited one's when it is connected.
+    assert of_async - {"pipeline"} == of_client
 
 
 def arguments_of(kind, method):
