@@ -284,13 +284,15 @@ class Node:
 
     def ended(self, task: Task) -> None:
         """A task of this node has ended: by a crash in the store, by a stop, or as it should."""
-        if task is self.leading:
+        leads = task is self.leading
+        if leads:
             self.leading = None
         if task.dying or (task.error is None and not task.crashed):
             return
         self.seen["crash in a write"] += task.crashed
         self.crash()
-        if isinstance(task.error, StopProcess | OffsetOutOfRange):
+        # A candidate that meets a broker with an old end asks again: only a follower ends itself, after a while.
+        if isinstance(task.error, StopProcess) or (isinstance(task.error, OffsetOutOfRange) and not leads):
             self.watch.stopped(self, task.error)
         elif task.error is not None:
             raise task.error
