@@ -24,7 +24,8 @@ from confluent_kafka import OFFSET_END, Consumer, TopicPartition
 from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from om_processors.lending import LEND_TIMEOUT_S, RENEW_INTERVAL_S, Answer, Borrowed, Loan, gives_up, takes_back
-from om_processors.log_ends import ASK_TIMEOUT_S, LogEnds
+from om_processors.log_ends import ASK_TIMEOUT_S as ENDS_TIMEOUT_S
+from om_processors.log_ends import LogEnds
 from om_processors.membership import MembershipCheck
 from om_processors.shard_thread import ClaimPatience, ShardThread
 from om_processors.watchdog import Bounds, ShardSigns, Signs, reasons_not_to_join, reasons_to_leave
@@ -44,6 +45,9 @@ STATISTICS_MS = 2_000
 """How often librdkafka tells how it stands with the group."""
 WATCH_INTERVAL_S = RENEW_INTERVAL_S
 """How often the signs are looked at."""
+
+ASK_TIMEOUT_S = 2.0
+"""How long another node may take to answer."""
 
 MAX_JITTER_S = 1.0
 UNFIT_WAIT_S = 60.0
@@ -66,7 +70,8 @@ class Leadership:
             stall_ms=config.watchdog_ms,
             settle_ms=max(2 * SILENT_BROKER_MS, config.session_timeout_ms + SILENT_BROKER_MS),
         )
-        self._session_s = config.session_timeout_ms / 1000
+        # Loans are renewed behind a round of questions to the brokers, which may take its time.
+        self._loan_s = max(config.session_timeout_ms / 1000, 2 * (ENDS_TIMEOUT_S + WATCH_INTERVAL_S))
         self._lock = threading.RLock()
         self._owned: set[int] = set()
         self._threads: dict[int, ShardThread] = {}
@@ -430,7 +435,7 @@ class Leadership:
         """Renew what is lent, take back what is not led, give up what is not renewed."""
         with self._lock:
             loans, now_s = list(self._loans.values()), time.monotonic()
-            over = [(b, reason) for b in self._borrowed.values() if (reason := gives_up(b, now_s, self._session_s))]
+            over = [(b, reason) for b in self._borrowed.values() if (reason := gives_up(b, now_s, self._loan_s))]
         for borrowed, reason in over:
             self._note(f"shard {borrowed.shard}: {reason}; leading it no longer", shard=borrowed.shard)
             self._end([borrowed.shard], drain=True)
@@ -453,7 +458,7 @@ class Leadership:
                 return
             if answer is Answer.LEADS:
                 loan.heard_s = now_s
-            elif (reason := takes_back(loan, answer, now_s, self._session_s)) is not None:
+            elif (reason := takes_back(loan, answer, now_s, self._loan_s)) is not None:
                 self._note(f"shard {loan.shard}: {reason}; leading it again", shard=loan.shard)
                 del self._loans[loan.shard]
                 if loan.shard not in self._threads:

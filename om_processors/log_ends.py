@@ -10,8 +10,12 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from replicated_db.replica import Replica
 from schemas.topics import OM_LOG
 
-ASK_TIMEOUT_S = 2.0
-"""How long one round may take: what is asked behind it has no answer this time."""
+ASK_TIMEOUT_S = 1.0
+"""How long one round may take: what is asked behind it has no answer this time. Loans are renewed on the same thread: well within a session
+time-out."""
+
+ONE_TIMEOUT_S = ASK_TIMEOUT_S / 2
+"""How long one partition may take."""
 
 LEAST_WAIT_S = 0.1
 
@@ -31,16 +35,22 @@ class LogEnds:
         """Ask about all shards; ``seen`` is told each replica and its log's end."""
         deadline_s = time.monotonic() + ASK_TIMEOUT_S
         lags: dict[int, int | None] = dict.fromkeys(self._replicas)
+        failed: set[int] = set()
         for shard in self._order:
-            if (left_s := deadline_s - time.monotonic()) < LEAST_WAIT_S:
+            left_s = min(deadline_s - time.monotonic(), ONE_TIMEOUT_S)
+            if left_s < LEAST_WAIT_S:
                 break
             try:
                 end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=left_s)[1]
             except KafkaException:
-                continue  # unknown: no reason to leave, and none to join
+                failed.add(shard)  # unknown: no reason to leave, and none to join
+                continue
             lags[shard] = max(0, end - 1 - self._replicas[shard].read_offset)
             seen(self._replicas[shard], end)
-        self._order.sort(key=lambda shard: (lags[shard] is None, shard))
+        # Those that had no turn come first the next time, those that did not answer last.
+        answered = [shard for shard in self._order if lags[shard] is not None]
+        waiting = [shard for shard in self._order if lags[shard] is None and shard not in failed]
+        self._order = [*waiting, *answered, *(shard for shard in self._order if shard in failed)]
         self.leaderless = self._without_leader(consumer, lags) if None in lags.values() else frozenset()
         self.lags = lags
 

@@ -22,13 +22,13 @@ RETRY_S = 0.5
 class ClaimPatience:
     """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so that another may try.
 
-    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. A claim that
-    is won begins anew.
+    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. Once the
+    shard is led it begins anew.
     """
 
     def __init__(self) -> None:
         self.left = 0
-        """How often this node has left the group because of the shard since it last won a claim of it."""
+        """How often this node has left the group because of the shard since it last led it."""
 
     @property
     def lasts_s(self) -> float:
@@ -76,12 +76,14 @@ class ShardThread:
     def _lead(self) -> None:
         failing_since: float | None = None
         while not self.stop.is_set():
-            won = self._loop.claims_won
+            led = self._loop.times_led
             try:
-                reason = self._loop.lead(self.stop)
+                try:
+                    reason = self._loop.lead(self.stop)
+                finally:
+                    if self._loop.times_led > led:  # what failed before that is over
+                        failing_since, self._patience.left = None, 0
             except LogUnavailable as error:
-                if self._loop.claims_won > won:  # it has led: what failed before that is over
-                    failing_since, self._patience.left = None, 0
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > self._patience.lasts_s and not self._leaderless():
                     self._note(

@@ -136,7 +136,8 @@ class LeaderLoop:
         False when it has appended nothing for QUIET_MS, stands still, or leads no more. On the shard's thread, and on that of :meth:`look`."""
         self._rests = False
         self._appended_ms = 0
-        self.claims_won = 0
+        self.times_led = 0
+        """Claims that were won and served: one whose requests cannot be read helps nobody."""
         self.batches = 0
         self.requests = 0
 
@@ -203,7 +204,6 @@ class LeaderLoop:
         leader = self._claim(appender, stop)
         if leader is None:
             return "another candidate was faster"
-        self.claims_won += 1
         self._held = ()
         self.beat(ANSWER_WAIT_S)
         intake = self._intake(self._hint())
@@ -211,6 +211,7 @@ class LeaderLoop:
             with self._lock:
                 self._nonce = leader.nonce
                 self.leading = True
+            self.times_led += 1
             self._serve(leader, appender, intake, stop)
         except (Deposed, AppendRefused):
             self._resign()

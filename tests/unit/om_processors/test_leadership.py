@@ -27,7 +27,7 @@ class Loop:
             identity=SimpleNamespace(shard=0),
         )  # fmt: skip
         self.leading = False
-        self.claims_won = 0
+        self.times_led = 0
         self.deposed, self.unfit = threading.Event(), threading.Event()
 
     def beat(self) -> None:
@@ -37,7 +37,7 @@ class Loop:
         return 0
 
     def lead(self, stop: threading.Event) -> str:
-        self.claims_won += 1
+        self.times_led += 1
         self.leading = True
         try:
             while not stop.wait(0.001):
@@ -99,7 +99,7 @@ def test_a_borrower_that_led_no_more_leads_once_the_shard_is_its_own(leadership:
     ends(leadership, loop, getattr(loop, how))
     assign(leadership)
     assert leads(loop)
-    assert loop.claims_won == 2
+    assert loop.times_led == 2
 
 
 def test_a_deposed_borrower_loses_the_loan_and_nothing_else(leadership: Leadership, loop: Loop):
@@ -154,7 +154,7 @@ def test_a_deposed_owner_leaves_the_group(leadership: Leadership, loop: Loop):
 def test_a_borrower_that_is_assigned_the_shard_goes_on(leadership: Leadership, loop: Loop):
     leadership.borrow(0, "n1")
     assign(leadership)
-    assert loop.claims_won == 1
+    assert loop.times_led == 1
     assert loop.leading
     assert leadership.roles(0) == {"owner": True, "lent_to": None, "borrowed_from": None, "lag_records": 0}
 

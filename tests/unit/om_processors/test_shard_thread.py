@@ -20,7 +20,7 @@ class Loop:
 
     def __init__(self, *script: Callable[[Loop], str]) -> None:
         self.replica = SimpleNamespace(identity=SimpleNamespace(shard=3))
-        self.claims_won = 0
+        self.times_led = 0
         self.now_s = 1000.0
         self.turns = 0
         self._script = script
@@ -38,7 +38,7 @@ class Loop:
 
 def fails(after_s: float = 0.0, *, won: bool = False) -> Callable[[Loop], str]:
     def turn(loop: Loop) -> str:
-        loop.claims_won += won
+        loop.times_led += won
         loop.now_s += after_s
         raise LogUnavailable("no answer")
 
@@ -92,6 +92,18 @@ def test_each_time_that_leaving_has_not_helped_it_is_more_patient(monkeypatch: p
     patience.left = 1000
     assert patience.lasts_s == LONGEST_FAILING_S
     assert run(monkeypatch, Loop(fails(won=True)), patience=patience) == []
+    assert patience.lasts_s == MAX_FAILING_S
+
+
+def test_leading_in_order_gives_the_patience_back(monkeypatch: pytest.MonkeyPatch):
+    patience = ClaimPatience()
+    patience.left = 5
+
+    def leads(loop: Loop) -> str:
+        loop.times_led += 1
+        return "did not count"
+
+    assert run(monkeypatch, Loop(leads), patience=patience) == ["deposed"]
     assert patience.lasts_s == MAX_FAILING_S
 
 
