@@ -4,7 +4,7 @@ What belongs here: the shell around :class:`producers.stream_window.StreamWindow
 fails, and commits in the background. The rules:
 
 1. The caller's thread sends packets and takes acknowledgements; one commit with its watch at a time runs on the
-   ``background``. They meet in the window, under a lock.
+   block's own ``background`` thread, so that one which does not end keeps no other block waiting. They meet in the window, under a lock.
 2. A stream that fails is resumed from what all datanodes have acknowledged, without the datanodes that are known to
    fail: their replicas catch up by themselves through the log. While a majority of the pipeline lives, and attempts
    make progress, this goes on.
@@ -20,7 +20,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -72,7 +72,7 @@ class BlockWriter:
 
     def __init__(
         self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
-        background: Executor, *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
+        *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
         look_again: Callable[[], PipelineView] | None = None,
     ) -> None:  # fmt: skip
         """``still`` is told what is waited for, and may raise to end the wait; ``look_again`` says where the datanodes are now."""
@@ -82,14 +82,15 @@ class BlockWriter:
         self.resumed = 0
         """How often a stream was resumed."""
         self.stuck = False
-        """Whether a commit of it does not end, and keeps the ``background``."""
+        """Whether a commit of it does not end, and keeps its ``background``."""
         self._still = still
         self._look_again = look_again
         self._given_up = False
         """The block is salvaged: what a commit brings from now on changes nothing any more."""
         self._datanodes = datanodes
         self._options = options
-        self._background = background
+        self._background: ThreadPoolExecutor | None = None
+        """The thread on which the block is committed; there is none before the first commit."""
         members = random.sample(pipeline.members, len(pipeline.members))
         self._members = nearest_first(members, options.rack)
         self._failing = failing if failing is not None else set()
@@ -191,11 +192,14 @@ class BlockWriter:
             with self._lock:
                 self.window.give_up_asking()
             raise BlockFailed(error) from error
-        self._durable = self._background.submit(self._make_durable, length, checksums, committed)
+        self._submit(length, checksums, committed)
 
     def settle(self) -> BlockLocation:
         """Return the block as it is committed and watched, after :meth:`finish`."""
-        self._await_durable()
+        try:
+            self._await_durable()
+        finally:
+            self._end_background()
         return self._watched()
 
     def watched_location(self) -> BlockLocation | None:
@@ -417,7 +421,17 @@ class BlockWriter:
     def _begin_durable(self, length: int) -> None:
         with self._lock:
             checksums = self.window.ask(length)
-        self._durable = self._background.submit(self._make_durable, length, checksums, None)
+        self._submit(length, checksums, None)
+
+    def _submit(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
+        if self._background is None:
+            self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
+        self._durable = self._background.submit(self._make_durable, length, checksums, committed)
+
+    def _end_background(self) -> None:
+        """Have the thread end, at once or with what it does now."""
+        if self._background is not None:
+            self._background.shutdown(wait=False, cancel_futures=True)
 
     def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
         """Commit and watch, on the background. May outlive the block: then nothing of it counts."""
@@ -470,9 +484,12 @@ class BlockWriter:
         All bytes beyond it are in :meth:`unwatched`. A commit that is still under way, and perhaps ends well some day, changes neither.
         """
         self._close_stream()
-        if not self.stuck:
-            with suppress(BlockFailed):
-                self._await_durable()
+        try:
+            if not self.stuck:
+                with suppress(BlockFailed):
+                    self._await_durable()
+        finally:
+            self._end_background()
         if not self.stuck:
             self._commit_acknowledged(failure)
         with self._lock:
@@ -511,3 +528,4 @@ class BlockWriter:
     def abandon(self) -> None:
         """Let go of the block: nothing more is sent or committed."""
         self._close_stream()
+        self._end_background()

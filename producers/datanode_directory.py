@@ -52,6 +52,8 @@ class Directory:
         self._asked_at_s = float("-inf")
         self._failed_at_s = float("-inf")
         self._cluster = ""
+        self._confirmed: dict[str, tuple[str, float]] = {}
+        """Address of each datanode that could not be reached though it is where it was, and when the Object Manager said so (seconds)."""
 
     def pipeline(self, name: str) -> PipelineView:
         """Return a pipeline, asking the Object Manager if it is not known.
@@ -127,11 +129,30 @@ class Directory:
         An answer from before the call will not do; the next question is waited for if the last one was asked just now.
         """
         called_at_s = time.monotonic()
-        with self._lock, suppress(RetryableError, RequestFailed):
-            if self._asked_at_s < called_at_s and not self._silent():
-                time.sleep(max(self._asked_at_s + MIN_REFRESH_MS / 1000 - time.monotonic(), 0))
-                self._ask(TRY_MS)
+        while True:
+            with self._lock:
+                if self._asked_at_s >= called_at_s or self._silent():
+                    break
+                left_s = self._asked_at_s + MIN_REFRESH_MS / 1000 - time.monotonic()
+                if left_s <= 0:
+                    with suppress(RetryableError, RequestFailed):
+                        self._ask(TRY_MS)
+                    break
+            # Not under the lock: others may have what they need without asking.
+            time.sleep(left_s)
         return self.known(view)
+
+    def whereabouts(self, view: PipelineView, member: Member, *, again: bool) -> Member:
+        """Return a member of ``view`` as it is now, for a reader that could not reach it: as :meth:`current`, but one that is known to be
+        dead does not cost each read a question. Within SILENT_MS of an answer that it is where it was, only ``again`` asks.
+        """
+        address, confirmed_at_s = self._confirmed.get(member.datanode, ("", 0.0))
+        fresh = address == member.address and time.monotonic() - confirmed_at_s < SILENT_MS / 1000
+        now = self.known(view) if fresh and not again else self.current(view)
+        found = next((one for one in now.members if one.datanode == member.datanode), member)
+        if found.address == member.address and not fresh and not self._silent():
+            self._confirmed[member.datanode] = (member.address, time.monotonic())
+        return found
 
 
 def _view(value: dict[str, object]) -> PipelineView:

@@ -5,7 +5,7 @@ same awaited is in ``async_key_files``. A key that is written becomes visible, w
 exception, a file whose writing failed once, and one that is dropped without being closed, leave what was there before.
 
 A file that wraps another (``io.TextIOWrapper``) closes it whatever happened. Within ``with client.open(...)`` that commits nothing while an
-exception is on its way: the end of the block decides. Without that ``with``, a wrapper's close is a close.
+exception is on its way or being handled: the end of the block decides. Without that ``with``, a wrapper's close is a close.
 """
 
 from __future__ import annotations
@@ -95,10 +95,8 @@ class KeyOutput(io.BufferedIOBase):
         self._finishing = False
         self._within = False
         """Whether the file is in a ``with`` block of its own."""
-        self._handled: BaseException | None = None
-        """The exception that was being handled when that block began."""
         self._undecided = False
-        """Whether it was closed while an exception was on its way: the end of the block commits, or does not."""
+        """Whether it was closed while an exception was being handled: the end of the block commits, or does not."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -149,12 +147,11 @@ class KeyOutput(io.BufferedIOBase):
         """
         if self._undecided:
             return
-        if self._within and not self.closed:
-            on_its_way = sys.exc_info()[1]
-            if on_its_way is not None and on_its_way is not self._handled:
-                self._undecided = True
-                self._finish()
-                return
+        # The exception may be one that was handled when the block began: a bare ``raise`` sends the same object on its way again.
+        if self._within and not self.closed and sys.exc_info()[1] is not None:
+            self._undecided = True
+            self._finish()
+            return
         try:
             self._writer.close()
         finally:
@@ -177,7 +174,6 @@ class KeyOutput(io.BufferedIOBase):
         """Return the file itself."""
         self._check()
         self._within = True
-        self._handled = sys.exc_info()[1]
         return self
 
     def __exit__(

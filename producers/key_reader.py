@@ -153,7 +153,7 @@ class _BlockReader:
             pipeline = self._streams.directory.pipeline(self.location.pipeline)
             damaged: list[Member] = []
             for member in self._in_order(self._candidates(pipeline, attempt)):
-                error = self._ask_where_it_is(pipeline, member, cell, offset + wanted)
+                error = self._ask_where_it_is(pipeline, member, cell, offset + wanted, again=attempt > 0)
                 if error is None:
                     return
                 self._patience.still(error)
@@ -178,14 +178,17 @@ class _BlockReader:
         return members
 
     def _ask_where_it_is(
-        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, again: bool
     ) -> DatanodeError | None:
-        """As :meth:`_ask`; one that cannot be reached is asked once more if the Object Manager says that it is somewhere else by now."""
+        """As :meth:`_ask`; one that cannot be reached is asked once more if the Object Manager says that it is somewhere else by now.
+
+        ``again`` asks it even if it has just said where that one is: nobody else could answer.
+        """
         directory = self._streams.directory
         now = next((one for one in directory.known(pipeline).members if one.datanode == member.datanode), member)
         error = self._ask(pipeline, now, cell, wanted_end)
         if error is not None and error.status in NOT_REACHED:
-            found = next((one for one in directory.current(pipeline).members if one.datanode == now.datanode), now)
+            found = directory.whereabouts(pipeline, now, again=again)
             if found.address != now.address:
                 return self._ask(pipeline, found, cell, wanted_end)
         return error

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from producers.errors import (
     CLIENT_CLOSED,
     WRITE_FAILED,
     ClientClosed,
+    OutcomeUnknown,
     RequestFailed,
     RetryableError,
     StratologError,
@@ -83,7 +84,8 @@ class KeyWriter:
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
         self.path = "/".join(("", *place))
-        self._committing = False
+        self._committing = self._answered = False
+        """Whether CommitKey may have been sent, and whether ``_failure`` is what it was answered with."""
         self._failure: BaseException | None = None
         """What was raised first; the key is never committed then."""
         self._patience = Patience(f"writing {self.path}")
@@ -99,13 +101,14 @@ class KeyWriter:
         """Blocks in order that are committed and watched."""
         self._closing: BlockWriter | None = None
         self._current: BlockWriter | None = None
+        self._live: list[BlockWriter] = []
+        """Blocks that have neither ended well nor been salvaged: those two, and the one that is rescued or written anew."""
         self._excluded: list[str] = []
         self._failed_in_a_row = 0
         self._failed_blocks = self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
         self._ended = False
         self._failing_since_s = 0.0
-        self._background = _background()
 
     @property
     def written(self) -> int:
@@ -214,10 +217,17 @@ class KeyWriter:
                 size=self._written, blocks=blocks,
             )  # fmt: skip
             self._check_failure()
-            self._committing = True
-            self._client.submit(body).result()
+            self._commit(body)
             self._ended = True
         self._let_go()
+
+    def _commit(self, body: CommitKey) -> None:
+        self._committing = True
+        try:
+            self._client.submit(body).result()
+        except StratologError as error:
+            self._failure, self._answered = error, True
+            raise
 
     def abort(self) -> None:
         """Let go of the key without committing it; does nothing after :meth:`close`."""
@@ -227,9 +237,8 @@ class KeyWriter:
     def interrupt(self, reason: str) -> None:
         """Have the thread that is in a method of this writer fail soon, and the key with it: rule 5. May be called by any thread."""
         self._fail(RetryableError(WRITE_FAILED, reason))
-        for block in (self._closing, self._current):
-            if block is not None:
-                block.interrupt()
+        for block in list(self._live):
+            block.interrupt()
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -248,14 +257,16 @@ class KeyWriter:
 
     def _let_go(self) -> None:
         """Nothing more is sent or committed."""
-        for block in (self._closing, self._current):
-            if block is not None:
-                block.abandon()
-        self._background.shutdown(wait=False, cancel_futures=True)
+        for block in self._live:
+            block.abandon()
+        self._live.clear()
 
     def _check_open(self) -> None:
         if self._ended:
             raise ClientClosed(CLIENT_CLOSED, f"{self.path} is closed")
+        if self._failure is not None:
+            # It may have been interrupted by a thread that could not do this.
+            self._let_go()
         self._check_failure()
 
     def _check_failure(self) -> None:
@@ -263,8 +274,12 @@ class KeyWriter:
         error = self._failure
         if error is None:
             return
-        if self._committing and isinstance(error, StratologError):
+        if self._answered:
             raise error
+        if self._committing:
+            raise OutcomeUnknown(
+                WRITE_FAILED, f"{self.path} may be committed: CommitKey was not waited for: {str(error) or repr(error)}"
+            ) from error
         kind, status = (
             (type(error), error.status) if isinstance(error, StratologError) else (RetryableError, WRITE_FAILED)
         )
@@ -278,10 +293,12 @@ class KeyWriter:
         location = self._allocate()
         pipeline = self._streams.directory.pipeline(location.pipeline)
         self._blocks += 1
-        return BlockWriter(
-            location, pipeline, self._streams.datanodes, self._options, self._background, still=self._still,
+        block = BlockWriter(
+            location, pipeline, self._streams.datanodes, self._options, still=self._still,
             look_again=partial(self._streams.directory.current, pipeline),
         )  # fmt: skip
+        self._live.append(block)
+        return block
 
     def _still(self, what: object) -> None:
         """Told what is waited for; raises if the key has failed meanwhile."""
@@ -361,9 +378,6 @@ class KeyWriter:
             self._still(failure)
             location = block.salvage(failure)
             self._count(block)
-            if block.stuck:
-                self._background.shutdown(wait=False, cancel_futures=True)
-                self._background = _background()
             if location is not None:
                 self._done.append(location)
             failing_ms = (time.monotonic() - self._failing_since_s) * 1000
@@ -406,13 +420,10 @@ class KeyWriter:
         return None
 
     def _count(self, block: BlockWriter) -> None:
+        """Count what a block met that has ended."""
+        self._live.remove(block)
         self._resumed += block.resumed
         self._by_majority += block.watches_by_majority
-
-
-def _background() -> ThreadPoolExecutor:
-    """Return the thread on which blocks are committed."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
 
 
 def _with_offsets(locations: Iterable[BlockLocation]) -> list[BlockLocation]:

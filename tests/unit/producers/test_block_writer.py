@@ -1,7 +1,5 @@
 """What a block's writer believes of errors; streams and failures of all kinds are in ``test_key_files``."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from producers.block_writer import BlockWriter
@@ -26,13 +24,12 @@ def test_only_an_error_of_the_tree_says_what_all_replicas_have(status):
     )  # fmt: skip
     location = BlockLocation(container_id=1, local_id=1, offset=0, length=100 * CELL_BYTES, pipeline="pipeline-1")
     view = PipelineView(pipeline="pipeline-1", partition=1, state="OPEN", members=members)
-    with ThreadPoolExecutor(1) as background:
-        writer = BlockWriter(location, view, Datanodes(), StreamOptions(), background)
-        writer.put(memoryview(bytes(4 * CELL_BYTES)), keep=True)
-        for packet in writer.window.next_packets():
-            writer.window.was_sent(packet)
-        sent = writer.window.sent
-        writer._recover(DatanodeError(status, "as if", datanode="dn1", offset=sent))
-        all_have = sent if status == stream_errors.DOWNSTREAM_FAILED else 0
-        assert sent > 0
-        assert (writer.window.acknowledged, writer.window.sent) == (all_have, all_have)
+    writer = BlockWriter(location, view, Datanodes(), StreamOptions())
+    writer.put(memoryview(bytes(4 * CELL_BYTES)), keep=True)
+    for packet in writer.window.next_packets():
+        writer.window.was_sent(packet)
+    sent = writer.window.sent
+    writer._recover(DatanodeError(status, "as if", datanode="dn1", offset=sent))
+    all_have = sent if status == stream_errors.DOWNSTREAM_FAILED else 0
+    assert sent > 0
+    assert (writer.window.acknowledged, writer.window.sent) == (all_have, all_have)

@@ -11,7 +11,7 @@ import pytest
 
 from om_processors.errors import OMError
 from producers.async_client import AsyncClient
-from producers.errors import DatanodeError, RequestFailed, RetryableError, StratologError
+from producers.errors import DatanodeError, OutcomeUnknown, RequestFailed, RetryableError, StratologError
 from producers.key_writer import KeyWriter
 from schemas.messages import CommitKey
 from schemas.result_codes import QUOTA_EXCEEDED
@@ -178,6 +178,69 @@ def test_a_commit_that_is_refused_is_refused_again(make):
     unchanged(world)
 
 
+class _Waits:
+    """The future of a CommitKey that takes effect while whoever waits for its answer is interrupted."""
+
+    def __init__(self, future, ends):
+        self._future = future
+        self._ends = ends
+
+    def result(self):
+        return self._ends(self._future)
+
+
+@pytest.fixture
+def commit_waits(monkeypatch):
+    """Have the wait for the answer to CommitKey end as ``ends(future)`` does."""
+
+    def change(world, ends):
+        real = world.client.submit
+
+        def submit(body, **more):
+            found = real(body, **more)
+            return _Waits(found, ends) if isinstance(body, CommitKey) else found
+
+        monkeypatch.setattr(world.client, "submit", submit)
+
+    return change
+
+
+def test_after_an_interrupted_wait_for_the_commit_nobody_says_that_nothing_was_done(make, commit_waits):
+    world = make()
+
+    def interrupted(future):
+        future.result()
+        raise KeyboardInterrupt
+
+    commit_waits(world, interrupted)
+    file = world.client.open("/v/b/k", "wb")
+    file.write(b"new")
+    with pytest.raises(KeyboardInterrupt):
+        file.close()
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match=r"/v/b/k may be committed.*KeyboardInterrupt"):
+            file.close()
+    assert world.get() == b"new"
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_an_interrupt_during_the_commit_does_not_hide_its_answer(make, commit_waits, answered):
+    world = make()
+    refused = RequestFailed(QUOTA_EXCEEDED, "no room")
+
+    def interrupted(_future):
+        file.interrupt("the upload was cancelled")
+        raise refused if answered else KeyboardInterrupt
+
+    commit_waits(world, interrupted)
+    file = world.client.open("/v/b/k", "wb")
+    file.write(b"new")
+    with pytest.raises(RequestFailed if answered else KeyboardInterrupt):
+        file.close()
+    with pytest.raises(RequestFailed if answered else OutcomeUnknown):
+        file.close()
+
+
 # -- an exception of the caller's
 
 
@@ -220,7 +283,34 @@ def test_a_with_within_a_handler_commits(make):
         with world.client.open("/v/b/k", "wb") as file:
             file.write(b"again")
             file.close()
-            assert world.get() == b"again"
+            assert world.get() == b"instead", "the end of the block decides"
+        assert world.get() == b"again"
+
+
+@pytest.mark.parametrize("wrap", [lambda file: io.TextIOWrapper(file, "latin-1"), io.BufferedWriter])
+@pytest.mark.parametrize("inside", [True, False], ids=["handler within", "handler around"])
+def test_the_exception_that_was_being_handled_is_raised_again(make, wrap, inside):
+    """It is the same object as when the block began, so that the two cannot be told apart."""
+    world = make()
+
+    def write():
+        with world.client.open("/v/b/k", "wb") as file, wrap(file) as wrapper:
+            wrapper.write("half" if isinstance(wrapper, io.TextIOBase) else b"half")
+            raise  # noqa: PLE0704
+
+    def fail():
+        try:
+            raise ValueError("mine")
+        except ValueError as error:
+            if inside:
+                write()
+            with world.client.open("/v/b/k", "wb") as file, wrap(file) as wrapper:
+                wrapper.write("half" if isinstance(wrapper, io.TextIOBase) else b"half")
+                raise error  # noqa: TRY201
+
+    with pytest.raises(ValueError, match="mine"):
+        fail()
+    unchanged(world)
 
 
 @pytest.mark.parametrize("wrap", [lambda file: io.TextIOWrapper(file, "latin-1"), io.BufferedWriter])

@@ -4,7 +4,9 @@ import logging
 import random
 import socket
 import threading
+import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from producers import datanode_connection, datanode_directory, waiting
 from producers.block_commit import BlockCommitter
 from producers.block_writer import BlockWriter
 from producers.datanode_connection import UNREACHABLE, Connection, Datanodes
-from producers.errors import DatanodeError
+from producers.errors import DatanodeError, StratologError
 from producers.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
 from schemas.codec import encode
@@ -327,3 +329,114 @@ def test_a_commit_that_never_ends_keeps_no_other_block_waiting(make, monkeypatch
         assert not at_last.is_set()
     finally:
         at_last.set()
+
+
+def commit_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("stratolog-commit")]
+
+
+def until(condition):
+    for _ in range(3_000):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to pass")
+
+
+def test_a_stuck_commit_of_the_block_before_leaves_that_of_the_current_one_alone(make, monkeypatch):
+    """Both ran on one thread, and rescuing the one block shut it down under the other."""
+    world = make(pipelines=3, commit_timeout_ms=200, block_bytes=512 * KIB)
+    data = some_bytes(1400 * KIB)
+    stuck, at_last = threading.Event(), threading.Event()
+    real = BlockCommitter.make_durable
+
+    def make_durable(self, length, *arguments, **more):
+        if (
+            length == 512 * KIB and not stuck.is_set()
+        ):  # that of a whole block, whose watch goes on while the next is written
+            stuck.set()
+            at_last.wait(60)
+        return real(self, length, *arguments, **more)
+
+    monkeypatch.setattr(BlockCommitter, "make_durable", make_durable)
+    try:
+        with world.client.open("/v/b/k", "wb") as file:
+            for at in range(0, len(data), 50 * KIB):
+                file.write(data[at : at + 50 * KIB])
+        assert stuck.is_set()
+        assert file.statistics().failed_blocks == 1
+        assert world.get() == data
+    finally:
+        at_last.set()
+
+
+@pytest.mark.parametrize("ends", ["close", "abort", "fails", "interrupted"])
+def test_no_thread_of_a_block_outlives_it(make, ends):
+    world = make(pipelines=2, block_bytes=256 * KIB, flush_bytes=64 * KIB, window_bytes=64 * KIB, commit_timeout_ms=300)
+    before = set(commit_threads())
+    file = world.client.open("/v/b/k", "wb")
+    file.write(some_bytes(900 * KIB))
+    if ends == "fails":
+        for node in world.nodes.values():
+            node.stop()
+        with pytest.raises(DatanodeError):
+            file.write(some_bytes(900 * KIB))
+    elif ends == "interrupted":
+        file.interrupt("enough")
+        with pytest.raises(StratologError):
+            file.close()
+    else:
+        # One for the block that is written, and one for that before it.
+        until(lambda: len(set(commit_threads()) - before) <= 2)
+        getattr(file, ends)()
+    until(lambda: not set(commit_threads()) - before)
+
+
+def test_a_datanode_that_is_known_to_be_dead_costs_no_read_a_question(make):
+    world = make()
+    data = some_bytes(1000)
+    world.put(data)
+    dead = world.members()[0]
+    dead.stop()
+    directory = world.client.streams.directory
+    view = directory.pipeline("pipeline-1")
+    gone = next(member for member in view.members if member.datanode == dead.name)
+    asked = []
+    real = world.om.respond
+
+    def respond(target):
+        asked.append(target)
+        return real(target)
+
+    world.om.respond = respond
+    assert directory.whereabouts(view, gone, again=False) == gone
+    assert len(asked) == 1
+    for _ in range(20):
+        assert world.client.open("/v/b/k").read() == data
+        assert directory.whereabouts(view, gone, again=False) == gone
+    assert not [target for target in asked[1:] if target.startswith(datanode_directory.PATH)]
+    assert directory.whereabouts(view, gone, again=True) == gone
+    assert len([target for target in asked if target.startswith(datanode_directory.PATH)]) == 2
+
+
+def test_who_waits_to_ask_again_does_not_keep_others(make, monkeypatch):
+    world = make()
+    directory = world.client.streams.directory
+    view = directory.pipeline("pipeline-1") if directory.cluster_name() else None
+    held = []
+    real = time.sleep
+
+    def sleep(_seconds):
+        held.append(directory._lock.locked())
+        real(0.01)
+
+    directory.refresh()
+    monkeypatch.setattr(datanode_directory, "MIN_REFRESH_MS", 60_000)
+    waiter = threading.Thread(target=directory.current, args=(view,), daemon=True)
+    monkeypatch.setattr(datanode_directory, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    waiter.start()
+    until(lambda: held)
+    directory._asked_at_s = float("-inf")
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert not any(held)
