@@ -2,6 +2,7 @@
 
 What belongs here: ``GET /v1/pipelines`` with its cache. It is asked again for an unknown pipeline, and when a writer
 met a failure, but not more often than every MIN_REFRESH_MS; what is known stays known if nobody answers.
+A datanode that is dead where it was costs readers one question each SILENT_MS.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ STATUS_PATH = "/status"
 """Names the cluster, if the list of pipelines does not."""
 MIN_REFRESH_MS = 200
 SILENT_MS = 5_000
+"""So long nobody who met a failing datanode asks an Object Manager that did not answer, and no reader asks again after a datanode that has not moved."""
 TRY_MS = 2_000
 """How long a question may take that is asked because a datanode failed."""
 
