@@ -14,6 +14,7 @@ from datanode_processors.counters import Snapshot
 from datanode_processors.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
 from replicated_db.metrics import Metrics, family
+from schemas.features import LATEST
 
 Json = dict[str, Any]
 
@@ -67,7 +68,7 @@ class DatanodeStatus:
         return {
             "datanode": config.node, "cluster": config.cluster, "address": config.address,
             "http_address": config.http_address, "rack": config.rack, "pid": os.getpid(),
-            "upgrade_prepared": self._prepared(),
+            "upgrade_prepared": self._prepared(), "known_feature_level": LATEST,
             "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
             "copies": self._pipelines.upkeep.status(),
             "streams": {

@@ -11,7 +11,8 @@ Rules:
 from __future__ import annotations
 
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 
@@ -58,6 +59,8 @@ class BlockDeletion:
         self._lock = Lock()
         self._deleted: dict[bytes, set[Place]] = {}
         """By row: where its blocks have been deleted."""
+        self._parts: dict[tuple[bytes, Place], int] = {}
+        """Of rows that go in parts: how many of their blocks in a place are deleted."""
         self._after = b""
         """The last row that was looked at: rows that cannot go for now must not hide those behind them."""
         self._rest_until_ms = 0
@@ -102,12 +105,20 @@ class BlockDeletion:
             return set(self._deleted.get(key, ()))
 
     def _delete(self, picture: Picture, place: Place, found: list[tuple[bytes, BlockLocation]]) -> None:
-        """Have blocks deleted in one place: whole rows, as many as MAX_BLOCKS allows, but one at least."""
-        chosen: list[tuple[bytes, BlockLocation]] = []
-        for key, block in found:
-            if len(chosen) >= MAX_BLOCKS and key != chosen[-1][0]:
-                break
-            chosen.append((key, block))
+        """Have blocks deleted in one place: whole rows, as many as MAX_BLOCKS allows; a row with more by itself goes in parts."""
+        rows = [(key, [block for _, block in its]) for key, its in groupby(found, key=itemgetter(0))]
+        key, first = rows[0]
+        if len(first) > MAX_BLOCKS:
+            with self._lock:
+                begun = self._parts.get((key, place), 0)
+            blocks = first[begun : begun + MAX_BLOCKS]
+            rest = begun + len(blocks) if begun + len(blocks) < len(first) else 0
+            done = partial(self._part_was_deleted, place, key, rest)
+        else:
+            sizes = accumulate(len(its) for _, its in rows)
+            chosen = rows[: sum(size <= MAX_BLOCKS for size in sizes)]
+            blocks = [block for _, its in chosen for block in its]
+            done = partial(self._was_deleted, place, tuple(key for key, _ in chosen))
         partition, name, _ = place
         row = next((row for row in picture.pipelines if row.partition == partition), None)
         if name:
@@ -116,12 +127,21 @@ class BlockDeletion:
             member = None if row is None else placement.spokesman(picture, row)
         if member is None or member.heartbeat is None:
             return
-        named = [BlockId(container_id=block.container_id, local_id=block.local_id) for _, block in chosen]
+        named = [BlockId(container_id=block.container_id, local_id=block.local_id) for block in blocks]
         self._courier.send(
             ("delete", self._shard, *place), member.heartbeat.address,
             DeleteBlocks(partition=partition, blocks=named), datanode=member.name,
-            done=partial(self._was_deleted, place, tuple({key for key, _ in chosen})),
+            done=done,
         )  # fmt: skip
+
+    def _part_was_deleted(self, place: Place, key: bytes, rest: int, answer: Any) -> None:
+        """Remember how many blocks of a large row are deleted in a place; ``rest`` is 0 after the last of them."""
+        with self._lock:
+            self._parts.pop((key, place), None)
+            if rest and len(self._parts) < MAX_DONE:
+                self._parts[key, place] = rest
+        if not rest:
+            self._was_deleted(place, (key,), answer)
 
     def _was_deleted(self, place: Place, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
         with self._lock:

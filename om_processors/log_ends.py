@@ -34,8 +34,9 @@ class LogEnds:
     def ask(self, consumer: Consumer, seen: Callable[[Replica, int], None]) -> None:
         """Ask about all shards; ``seen`` is told each replica and its log's end."""
         deadline_s = time.monotonic() + ASK_TIMEOUT_S
-        lags: dict[int, int | None] = dict.fromkeys(self._replicas)
-        failed: set[int] = set()
+        lags: dict[int, int | None] = dict(self.lags)  # of those that get no turn this time, what was known before
+        answered: list[int] = []
+        failed: list[int] = []
         for shard in self._order:
             left_s = min(deadline_s - time.monotonic(), ONE_TIMEOUT_S)
             if left_s < LEAST_WAIT_S:
@@ -43,14 +44,15 @@ class LogEnds:
             try:
                 end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=left_s)[1]
             except KafkaException:
-                failed.add(shard)  # unknown: no reason to leave, and none to join
+                lags[shard] = None  # unknown: no reason to leave, and none to join
+                failed.append(shard)
                 continue
             lags[shard] = max(0, end - 1 - self._replicas[shard].read_offset)
+            answered.append(shard)
             seen(self._replicas[shard], end)
         # Those that had no turn come first the next time, those that did not answer last.
-        answered = [shard for shard in self._order if lags[shard] is not None]
-        waiting = [shard for shard in self._order if lags[shard] is None and shard not in failed]
-        self._order = [*waiting, *answered, *(shard for shard in self._order if shard in failed)]
+        waiting = [shard for shard in self._order if shard not in answered and shard not in failed]
+        self._order = [*waiting, *answered, *failed]
         self.leaderless = self._without_leader(consumer, lags) if None in lags.values() else frozenset()
         self.lags = lags
 

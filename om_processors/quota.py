@@ -76,16 +76,18 @@ def admit_open_key(view: ReadView, bucket: BucketInfo, key: str, size_bytes: int
 def admit_block(view: ReadView, bucket: BucketInfo, info: KeyInfo, length_bytes: int) -> int:
     """Return how many of ``length_bytes`` one more block of an open key may have; raises OMError QUOTA_EXCEEDED if none.
 
-    What the session has been given counts as if it were written: the size that CreateKey was admitted with (for the blocks that came with it), and
-    the whole length of every block since. All of it is read from the open key's row, so it is free again as soon as the row is gone.
+    What the session has been given counts as if it were written: of the blocks that came with CreateKey the size that it was admitted with, and the
+    whole length of every block since. Where a size was declared one block more is allowed: it may stand for one whose datanodes failed.
+    All of it is read from the open key's row, so it is free again as soon as the row is gone.
     """
     if bucket.quota_in_bytes == UNLIMITED:
         return length_bytes
     replaced = tables.get_key(view, tables.key_key(bucket.volume, bucket.bucket, info.key))
     used = read(view, tables.used_bytes_key(bucket.volume, bucket.bucket))
-    later = sum(block.length for block in info.blocks if not ids.came_with(info.object_id, block.local_id))
-    given = info.size + later
-    room = bucket.quota_in_bytes - used + (0 if replaced is None else replaced.size) - given
+    first = sum(block.length for block in info.blocks if ids.came_with(info.object_id, block.local_id))
+    given = sum(block.length for block in info.blocks) - first + min(info.size, first)
+    spare = length_bytes if info.size else 0
+    room = bucket.quota_in_bytes - used + (0 if replaced is None else replaced.size) - given + spare
     if room <= 0:
         raise OMError(
             QUOTA_EXCEEDED,

@@ -95,7 +95,12 @@ def _check_name(datanode: str) -> None:
 def _create(body: CreatePipeline, prepared: Prepared, tx: Transaction) -> None:
     before = tables.get_pipeline(tx, body.partition)
     members = body.members if before is None else _members_again(before, body, tx.feature_level)
-    if before is None and body.partition != (first := first_free(tables.pipelines(tx))):
+    # Below the level, what late validation has logged is executed as it was.
+    if (
+        before is None
+        and tx.feature_level >= PIPELINE_GENERATIONS
+        and body.partition != (first := first_free(tables.pipelines(tx)))
+    ):
         raise OMError(INVALID_REQUEST, f"partition {body.partition} is not the next one: that is {first}")
     for member in body.members:
         row = tables.get_datanode(tx, member.datanode)
@@ -114,7 +119,9 @@ def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int
     """Return the members of a pipeline's next generation, in the order of the first one's; raises PIPELINE_ALREADY_EXISTS."""
     name, asked = before.pipeline, {member.datanode: member for member in body.members}
     known = [member.datanode for member in before.members]
-    if before.state != CLOSED or feature_level < PIPELINE_GENERATIONS:
+    if feature_level < PIPELINE_GENERATIONS:
+        raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists: a partition is given to one pipeline only")
+    if before.state != CLOSED:
         raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists, and is {before.state}")
     if asked.keys() != set(known):
         raise OMError(

@@ -130,7 +130,7 @@ def finalize(
 ) -> None:
     """After an upgrade of all nodes: allow what the new software brought. The older software cannot be run after this.
 
-    Refused unless every node answers and knows the level.
+    Refused unless every node and datanode answers and knows the level.
     """
     settings = connected_settings_of(context)
     left = "some shards may be at the new level: give the command again; there is no way back for those"
@@ -150,22 +150,20 @@ def finalize(
 def finalize_shards(
     settings: Settings, client: Client, level: int | None, report: stack.Report
 ) -> list[dict[str, Any]]:
-    """Raise every shard's feature level; raises UserError if a node does not know it or does not answer."""
+    """Raise every shard's feature level; raises UserError if a node or datanode does not know it or does not answer."""
     from schemas.features import LATEST
     from schemas.messages import Finalize
 
     wanted = LATEST if level is None else level
-    for node in settings.nodes:
-        status: Any = stack.node_status(node.address)
+    members = [(node.name, node.address) for node in settings.nodes]
+    for name, address in [*members, *((node.name, node.http_address) for node in settings.datanodes)]:
+        status: Any = stack.node_status(address)
         if status is None:
             raise UserError(
-                f"{node.name} does not answer: every node must run software that knows feature level {wanted}"
+                f"{name} does not answer: every node and datanode must run software that knows feature level {wanted}"
             )
-        if status.get("known_feature_level", 1) < wanted:
-            known = status.get("known_feature_level", 1)
-            raise UserError(
-                f"{node.name} runs software that knows feature level {known}, not {wanted}: upgrade it first"
-            )
+        if (known := status.get("known_feature_level", 1)) < wanted:
+            raise UserError(f"{name} runs software that knows feature level {known}, not {wanted}: upgrade it first")
     done = []
     for shard in range(settings.shards):
         report(f"shard {shard}: finalize feature level {wanted}")

@@ -150,7 +150,7 @@ class Model:
             refuse_unless(again, "PIPELINE_ALREADY_EXISTS")
             names, generation = known, before + 1
         else:
-            refuse_unless(set(range(body.partition)) <= self.pipelines.keys(), "INVALID_REQUEST")
+            refuse_unless(self.level < 6 or set(range(body.partition)) <= self.pipelines.keys(), "INVALID_REQUEST")
         away = {name for name, state in self.datanodes.items() if state != "IN_SERVICE"}
         refuse_unless(not away & set(names), "INVALID_REQUEST")
         self.pipelines[body.partition] = (names, "OPEN", generation)
@@ -274,7 +274,9 @@ class Model:
         if self.level >= 5 and bucket.bytes_quota > 0:
             replaced = bucket.keys.get(body.key)
             others = bucket.used() - (replaced.size if replaced else 0)
-            room = bucket.bytes_quota - others - session.key.size - sum(session.lengths[session.first :])
+            first = sum(session.lengths[: session.first])
+            given = min(session.key.size, first) + sum(session.lengths[session.first :])
+            room = bucket.bytes_quota - others - given + (length if session.key.size else 0)
             refuse_unless(room > 0, "QUOTA_EXCEEDED")
             length = min(length, room)
         session.lengths.append(length)

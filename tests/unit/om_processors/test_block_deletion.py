@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from om_processors import block_deletion, tables
 from om_processors.block_deletion import BlockDeletion
 from om_processors.fleet import Fleet, Picture
@@ -199,3 +201,38 @@ def test_every_row_is_looked_at(monkeypatch):
         case.clock.elapsed += block_deletion.REST_MS
         seen |= {key for key, _ in case.deletion._next_rows()}
     assert seen == set(case.rows())
+
+
+def until_purged(case: Case, turns: int) -> list[int]:
+    """Take turns, answer all that is asked, purge what is proposed, and return how many blocks each request named."""
+    sizes: list[int] = []
+    for _ in range(turns):
+        case.turn()
+        sizes += [len(request.blocks) for _, _, request, _ in case.post.sent]
+        case.post.answer()
+        for key in [key for purge in case.post.proposed for key in purge.rows]:
+            case.world.tables.tables[DELETED_TABLE].pop(key, None)
+    return sizes
+
+
+def test_no_request_names_more_blocks_than_a_datanode_takes(monkeypatch: pytest.MonkeyPatch):
+    """Rows went in whole: 334 of three blocks were 1,002, which is refused, each time anew, and nothing in the page was ever deleted."""
+    monkeypatch.setattr(block_deletion, "MAX_BLOCKS", 3)
+    case = Case()
+    for number in range(4):
+        case.key(f"k{number}", blocks=6)  # two on each of three pipelines
+    assert max(until_purged(case, 10)) == 2
+    assert case.rows() == []
+
+
+def test_a_row_with_more_blocks_than_a_datanode_takes_goes_in_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(block_deletion, "MAX_BLOCKS", 2)
+    case = Case()
+    case.key("large", blocks=15)  # five on each
+    case.turn()
+    case.post.sent.pop()  # an answer is lost: that part is asked for again
+    case.post.answer()
+    assert case.post.proposed == []
+    assert max(until_purged(case, 10)) == 2
+    assert case.rows() == []
+    assert case.deletion._parts == {}

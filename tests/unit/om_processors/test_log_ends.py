@@ -46,7 +46,7 @@ def ask(monkeypatch: pytest.MonkeyPatch, brokers: Any, rounds: int) -> LogEnds:
 
 @pytest.mark.parametrize("silent", [set(), {0}, {3}, {7}, {0, 1}, {0, 1, 2, 3}])
 def test_partitions_that_do_not_answer_keep_no_others_answer_away(monkeypatch: pytest.MonkeyPatch, silent: set[int]):
-    ends = ask(monkeypatch, Brokers(silent, silent), 4)
+    ends = ask(monkeypatch, Brokers(silent, silent), 6)
     assert {shard for shard, lag in ends.lags.items() if lag is None} == silent
     assert ends.leaderless == silent
     assert all(lag == 9 - shard for shard, lag in ends.lags.items() if lag is not None)

@@ -119,7 +119,9 @@ def test_blocks_that_came_with_the_key_count_as_the_size_that_was_admitted():
     world = with_quota(60)
     session = opened(world, size=5)
     assert [block.length for block in session.blocks] == [100]
-    assert [world.block(allocate(session)).block.length] == [55]
+    assert [world.block(allocate(session)).block.length for _ in range(2)] == [100, 55], (
+        "one block more than the quota has room for"
+    )
     assert world.refusal(allocate(session)).status == "QUOTA_EXCEEDED"
 
 
@@ -213,3 +215,22 @@ def test_without_datanodes_nothing_needs_an_index():
     session = opened(world, size=150)
     world.do(commit(session, [], size=150))
     world.do(commit(opened(world, "l", 10), [], "l", 10))
+
+
+def test_a_declared_size_of_more_blocks_than_come_with_the_key_fits_where_it_was_admitted():
+    """CreateKey gives 64 blocks at most: the others were counted twice, once as the declared size and once as they came."""
+    blocks = 80
+    world = with_quota(blocks * BLOCK_SIZE_BYTES)
+    session = opened(world, size=blocks * BLOCK_SIZE_BYTES)
+    given = len(session.blocks)
+    while given < blocks:
+        world.block(AllocateBlock(**PLACE, key="k", session_id=session.session_id))
+        given += 1
+
+
+def test_a_block_whose_datanodes_failed_may_be_replaced_in_a_bucket_that_is_nearly_full():
+    world = with_quota(BLOCK_SIZE_BYTES)
+    session = opened(world, size=BLOCK_SIZE_BYTES)
+    replaced = world.block(AllocateBlock(**PLACE, key="k", session_id=session.session_id)).block
+    assert replaced.length == BLOCK_SIZE_BYTES
+    assert world.refusal(AllocateBlock(**PLACE, key="k", session_id=session.session_id)).status == "QUOTA_EXCEEDED"

@@ -191,3 +191,16 @@ def test_a_request_with_two_hosts_is_refused(server: Server):
         connection.sendall(text.encode())
         answer = connection.makefile("rb").read()
     assert answer.split()[1] in (b"400", b"403")
+
+
+def test_followers_of_older_software_may_ask_for_a_read_index():
+    guard = HttpGuard(None)
+    assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1"}) is None
+    for target in (
+        "/v1/shards/3/read-index?x",
+        "/v1/shards/3/renew",
+        "/x/v1/shards/3/read-index",
+        "/v1/shards/3/read-index/",
+    ):
+        assert guard.refusal("POST", target, {"Host": "127.0.0.1:1"}) is not None
+    assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1", "Origin": "http://a.b"}) is not None
