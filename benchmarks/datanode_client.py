@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -95,7 +94,6 @@ class Client:
     def __init__(self, cluster: str, bootstrap_servers: str) -> None:
         self._waits = Waits()
         self._datanodes = CountingDatanodes(self._waits, cluster)
-        self._background = ThreadPoolExecutor(max_workers=1)
         self._bootstrap_servers = bootstrap_servers
         self._pieces = [os.urandom(PIECE_BYTES) for _ in range(PIECES)]
         self._producer: Producer | None = None
@@ -121,7 +119,7 @@ class Client:
             length=command["block_bytes"], pipeline=pipeline.pipeline,
         )  # fmt: skip
         options = StreamOptions(**command["options"])
-        return BlockWriter(location, pipeline, self._datanodes, options, self._background)
+        return BlockWriter(location, pipeline, self._datanodes, options)
 
     def _put(self, writer: BlockWriter, size: int) -> None:
         done = 0

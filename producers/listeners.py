@@ -1,5 +1,8 @@
 """Whether anybody listens where the brokers should be; asked before a Kafka client is made, which would try for long and say little.
 
+Only what is certain counts: a connection that is refused, a name that nobody knows. An address that is slow to answer, or a network that
+loses a packet, is left to the Kafka client and to the time that it was given.
+
 What belongs here: plain connections, and the addresses as librdkafka takes them (``host:port``, port 9092 by default, a protocol in front or not).
 """
 
@@ -21,11 +24,14 @@ MAX_PROBES = 16
 
 
 def check_listening(bootstrap_servers: str, timeout_s: float) -> None:
-    """Return once somebody listens at one of the addresses; raises NotConnected after GRACE_S, or ``timeout_s`` if that is less."""
+    """Return once somebody may listen at one of the addresses, for all that is known.
+
+    Raises NotConnected if nobody does for GRACE_S, or ``timeout_s`` if that is less.
+    """
     addresses = [_host_and_port(part) for part in bootstrap_servers.split(",") if part.strip()]
     deadline_s = time.monotonic() + min(timeout_s, GRACE_S)
     with ThreadPoolExecutor(max_workers=min(len(addresses), MAX_PROBES), thread_name_prefix="stratolog-probe") as pool:
-        while not any(pool.map(_listens, addresses)):
+        while not any(pool.map(_may_listen, addresses)):
             if time.monotonic() + PAUSE_S >= deadline_s:
                 raise NotConnected(NOT_CONNECTED, f"nobody listens at {bootstrap_servers}: is the stack running?")
             time.sleep(PAUSE_S)
@@ -44,10 +50,15 @@ def _host_and_port(address: str) -> tuple[str, str]:
     return host.strip("[]"), port
 
 
-def _listens(address: tuple[str, str]) -> bool:
+def _may_listen(address: tuple[str, str]) -> bool:
+    """Say whether a connection is taken, or not refused at least; a name may stand for several places."""
     host, port = address
     try:
-        with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S):
+        with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S, all_errors=True):
             return True
-    except (OSError, ValueError, OverflowError):
+    except (socket.gaierror, ValueError, OverflowError):
         return False
+    except ExceptionGroup as tried:
+        # Without IPv6, localhost is refused at one place and not to be reached at the other: nobody listens there.
+        kinds = [type(error) for error in tried.exceptions]
+        return TimeoutError in kinds or ConnectionRefusedError not in kinds

@@ -6,13 +6,15 @@ What belongs here: which addresses are asked, in which order, and when they are 
 2. Without given addresses they are looked for at the first read, and again after nobody answered, at most every
    FIND_AGAIN_MS: a node that came back at another address is found there.
 3. What was found stays known if looking again finds nobody, or reaches no broker: those nodes may answer all the same.
+4. One thread looks for nodes at a time. Others go on with those that are known; only while there are none do they wait for it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import httpx
 
@@ -51,13 +53,16 @@ class NodeAddresses:
     def in_order(self, timeout_s: float) -> list[str]:
         """Return the addresses; raises NotConnected if there are none."""
         if self._find is not None:
-            self._look_for_nodes(self._find, min(timeout_s, FIND_TIMEOUT_MS / 1000))
+            self._look_for_nodes(self._find, timeout_s)
         if not self._addresses:
             raise NotConnected(NOT_CONNECTED, "the client was given no node to read from (read_from)")
         return sorted(self._addresses, key=lambda one: one != self._preferred)
 
     def _look_for_nodes(self, find: Find, timeout_s: float) -> None:
-        with self._lock:
+        deadline_s = time.monotonic() + timeout_s
+        with self._turn(timeout_s) as is_ours:
+            if not is_ours:
+                return
             rests = time.monotonic() - self._looked_at_s < FIND_AGAIN_MS / 1000
             if self._addresses and (rests or not self._look):
                 return
@@ -65,14 +70,32 @@ class NodeAddresses:
                 # Threads that waited meanwhile do not ask again one after the other.
                 raise NotConnected(self._failure.status, self._failure.message)
             try:
-                self._addresses, self._failure = [address_of(one) for one in find(timeout_s)], None
+                left_s = max(0.0, deadline_s - time.monotonic())
+                found = find(min(left_s, FIND_TIMEOUT_MS / 1000))
+                self._addresses, self._failure = [address_of(one) for one in found], None
             except RetryableError as error:
-                self._failure = error
+                # Not the error itself: its traceback holds what the look was made with, a client of Kafka too.
+                self._failure = NotConnected(error.status, error.message)
                 if not self._addresses:
                     raise
             finally:
                 self._looked_at_s = time.monotonic()
             self._look = False
+
+    @contextmanager
+    def _turn(self, timeout_s: float) -> Iterator[bool]:
+        """Take the turn to look; False if somebody else has it and nodes are known. Raises NotConnected after ``timeout_s``."""
+        if self._addresses:
+            is_ours = self._lock.acquire(blocking=False)
+        else:
+            is_ours = self._lock.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+        if not is_ours and not self._addresses:
+            raise NotConnected(NOT_CONNECTED, "the brokers have not told yet which nodes there are")
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._lock.release()
 
     def answered(self, address: str) -> None:
         """Ask this one first from now on."""

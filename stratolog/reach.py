@@ -58,7 +58,7 @@ def broker_addresses(settings: Settings) -> list[str]:
 
 def check_brokers(settings: Settings) -> None:
     """Raise Unavailable if nobody listens at any broker's address."""
-    check_reachable(settings, broker_addresses(settings), BROKER)
+    _check_reachable(settings, {address: address for address in broker_addresses(settings)}, BROKER)
 
 
 def await_broker(addresses: Sequence[str], tell: Callable[[str], None], timeout_s: float = BROKER_WAIT_S) -> None:
@@ -106,14 +106,16 @@ def _all_stopped(settings: Settings, kind: str) -> bool:
 
 def check_nodes(settings: Settings, names: Collection[str] | None = None) -> None:
     """Raise Unavailable if nobody listens at any node's address, or at those of the nodes named."""
-    chosen = [node.address for node in settings.nodes if names is None or node.name in names]
-    check_reachable(settings, chosen, NODE)
+    chosen = {
+        node.address: f"{node.address} ({node.name})" for node in settings.nodes if names is None or node.name in names
+    }
+    _check_reachable(settings, chosen, NODE)
 
 
-def check_reachable(settings: Settings, addresses: Sequence[str], kind: str) -> None:
-    """Raise Unavailable if nobody listens at any of the addresses of processes of one kind."""
-    if not listening(addresses):
-        raise Unavailable(f"nobody listens at {', '.join(addresses)}{_why(settings, kind)}")
+def _check_reachable(settings: Settings, places: Mapping[str, str], kind: str) -> None:
+    """Raise Unavailable if nobody listens at any of the addresses of processes of one kind; ``places`` has what to call them."""
+    if not listening(list(places)):
+        raise Unavailable(f"nobody listens at {', '.join(places.values())}{_why(settings, kind)}")
 
 
 def _why(settings: Settings, kind: str) -> str:

@@ -94,8 +94,13 @@ def down(
         print_json({"data_dir": str(settings.data_dir), "stopped": names, "data_removed": remove_data})
         return
     said = f"stopped: {', '.join(names)}" if names else "nothing was running"
+    if remove_data:
+        stays = settings.data_dir.exists()  # something else is in it, or it is a mount point
+        end = f"; its data is deleted{', the directory itself stays' if stays else ''}"
+    else:
+        end = ""
     console.print(
-        f"{said} (stack in {settings.data_dir}){'; its data is deleted' if remove_data else ''}",
+        f"{said} (stack in {settings.data_dir}){end}",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
 

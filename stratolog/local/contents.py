@@ -22,9 +22,12 @@ def unreadable_file(data_dir: Path) -> Path:
 
 
 def has_stack(data_dir: Path) -> bool:
-    """Say whether a directory holds a stack, or what is left of one."""
-    names = (*FOLDERS, state.SETTINGS_FILE, state.STATE_FILE)
-    return any((data_dir / name).exists() for name in names)
+    """Say whether a directory holds a stack, or what is left of one: by the files that only a stack has.
+
+    Its folders say nothing: other programs, too, have one that is called ``logs``.
+    """
+    files = (data_dir / state.SETTINGS_FILE, state.state_file(data_dir), unreadable_file(data_dir))
+    return any(file.exists() for file in files)
 
 
 def remove_if_empty(data_dir: Path) -> None:
@@ -36,14 +39,23 @@ def remove_if_empty(data_dir: Path) -> None:
 
 
 def remove_contents(data_dir: Path) -> None:
-    """Delete what a stack made in its data directory, and nothing else that may be there; raises OSError if it cannot."""
+    """Delete what a stack made in its data directory, and nothing else that may be there; raises OSError if it cannot.
+
+    Deletes nothing where there never was a stack. What tells that there is one goes last, so that what failed can be tried again. The
+    directory itself stays if something else is in it, or if it cannot be deleted (a mount point).
+    """
+    if not has_stack(data_dir):
+        remove_if_empty(data_dir)
+        return
     for folder in (data_dir / name for name in FOLDERS):
         if not wait_until(partial(_is_removed, folder), REMOVE_TIMEOUT_S):
             shutil.rmtree(folder)  # for the error that says why
-    for name in (state.SETTINGS_FILE, SECRET_FILE, state.LOCK_FILE, state.DRILL_LOCK_FILE):
+    for name in (SECRET_FILE, state.DRILL_LOCK_FILE, state.STATE_FILE):
         (data_dir / name).unlink(missing_ok=True)
     unreadable_file(data_dir).unlink(missing_ok=True)
-    if not any(data_dir.iterdir()):
+    for name in (state.SETTINGS_FILE, state.LOCK_FILE):
+        (data_dir / name).unlink(missing_ok=True)
+    with suppress(OSError):
         data_dir.rmdir()
 
 

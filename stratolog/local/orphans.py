@@ -1,8 +1,9 @@
 """The processes of a stack whose state file cannot be read, found by what they were started with.
 
 What belongs here: a search of this machine's processes (``/proc``) for those that name the stack's own files: brokers by their
-properties file, the audit by its configuration, nodes and datanodes by the settings file in their environment. Only processes of the
-same user are looked at (root looks at all), and a file of the stack's own directory must be named, so nobody else's are found.
+properties file, the audit by its module and configuration, nodes and datanodes by the settings file in their environment. Only processes
+of the same user are looked at, for root too, and a file of the stack's own directory must be named by its absolute path, as ``up`` names
+it, so nobody else's are found: a relative path is one from the directory of that process, not of ours.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, 
 from stratolog.settings import CONFIG_VARIABLE
 
 _PROC = Path("/proc")
+_AUDIT_MODULE = "spark_streaming.jobs.audit_stream"
+"""Without the package ``stratolog``, below which the wheel has it."""
 
 
 def find_orphans(data_dir: Path) -> StackState:
@@ -34,7 +37,7 @@ def _members(data_dir: Path) -> Iterator[Member]:
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
         try:
-            if folder.stat().st_uid != os.geteuid() != 0:
+            if folder.stat().st_uid != os.geteuid():
                 continue
             words = (folder / "cmdline").read_bytes().decode(errors="surrogateescape").split("\0")
             variables = (folder / "environ").read_bytes().decode(errors="surrogateescape").split("\0")
@@ -52,12 +55,12 @@ def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tu
     """Return what a process is to the stack in ``data_dir``, by its command line and environment; None = nothing."""
     for word in words:
         # As files, not as texts: a directory may have been reached by another path then.
-        if word.endswith("/server.properties") and "kafka.Kafka" in words:
+        if word.startswith("/") and word.endswith("/server.properties") and "kafka.Kafka" in words:
             home = Path(os.path.realpath(word)).parent
             if home.parent == Path(os.path.realpath(data_dir / "kafka")):
                 return BROKER, home.name
-        if word.endswith("/audit.json") and _is_same(word, data_dir / "audit" / "audit.json"):
-            return AUDIT, AUDIT
+    if _is_audit(words) and any(_is_same(word, data_dir / "audit" / "audit.json") for word in words[3:]):
+        return AUDIT, AUDIT
     given = next((one.partition("=")[2] for one in variables if one.startswith(f"{CONFIG_VARIABLE}=")), "")
     if not given or not _is_same(given, data_dir / SETTINGS_FILE) or words[1:3] != ["-m", "stratolog"]:
         return None
@@ -69,5 +72,9 @@ def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tu
     return None
 
 
+def _is_audit(words: list[str]) -> bool:
+    return words[1:2] == ["-m"] and any(f".{module}".endswith(f".{_AUDIT_MODULE}") for module in words[2:3])
+
+
 def _is_same(one: str, other: Path) -> bool:
-    return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.isabs(one) and os.path.realpath(one) == os.path.realpath(other)

@@ -94,9 +94,9 @@ def down(settings: Settings, *, remove_data: bool = False, report: Report = lamb
         if running:
             report(f"stopping {', '.join(member.name for member in running)}")
         _stop(running)
-        states.state_file(settings.data_dir).unlink(missing_ok=True)
         if remove_data:
             remove_contents(settings.data_dir)
+        states.state_file(settings.data_dir).unlink(missing_ok=True)
     return running
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import KafkaError
@@ -44,6 +45,37 @@ def test_where_nobody_listens_is_told_with_the_addresses(address):
     with pytest.raises(NotConnected) as caught:
         check_listening(address, 0.1)
     assert f"nobody listens at {address}" in str(caught.value)
+
+
+@pytest.fixture
+def silent():
+    """A listener that takes no more connections: packets to it get no answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, ExitStack() as queued:
+        address = server.getsockname()
+        try:
+            for _ in range(16):
+                queued.enter_context(socket.create_connection(address, 0.2))
+        except TimeoutError:
+            pass
+        else:
+            pytest.skip("this system takes more connections than it was told to")
+        yield f"127.0.0.1:{address[1]}"
+
+
+def test_a_broker_that_is_slow_to_answer_is_not_taken_for_none(silent):
+    check_listening(silent, 0.5)
+    check_listening(f"{free_address()},{silent}", 5)
+
+
+def test_a_client_of_a_slow_broker_takes_the_time_that_it_was_given(silent):
+    """It gave up after a second, whatever ``connect_timeout_ms`` said."""
+    with pytest.raises(NotConnected, match=f"brokers {silent}"):
+        Client(silent, connect_timeout_ms=2_500)
+
+
+def test_a_name_that_nobody_knows_is_told():
+    with pytest.raises(NotConnected, match="nobody listens at no.such.host.invalid"):
+        check_listening("no.such.host.invalid:9092", 0.1)
 
 
 def test_a_listener_that_is_just_starting_is_found():

@@ -1,6 +1,8 @@
 """The nodes that reads ask: given ones, or found ones, which may move."""
 
+import gc
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +15,8 @@ from schemas.leader_names import member_name, node_and_address
 
 from .memory import MemoryCluster, volume_row
 from .nodes import Node
+
+PATIENCE_S = 10.0
 
 
 class Brokers:
@@ -105,6 +109,79 @@ def test_what_is_known_is_kept_while_the_brokers_tell_nothing(cluster):
     addresses.none_answered()
     assert addresses.in_order(1) == known
     node.close()
+
+
+class SlowBrokers(Brokers):
+    """Brokers whose answer is held back."""
+
+    def __init__(self, *addresses: str):
+        super().__init__(*addresses)
+        self.asking = threading.Event()
+        self.may_answer = threading.Event()
+
+    def find(self, timeout_s):
+        self.asking.set()
+        assert self.may_answer.wait(PATIENCE_S)
+        return super().find(timeout_s)
+
+
+def test_others_go_on_with_the_nodes_that_are_known_while_one_looks():
+    """A shard without a leader had its readers look for nodes, and all other reads wait for that."""
+    brokers = SlowBrokers("x:1")
+    brokers.may_answer.set()
+    addresses = NodeAddresses([], brokers.find)
+    known = addresses.in_order(1)
+    brokers.may_answer.clear()
+    brokers.asking.clear()
+    addresses._looked_at_s = float("-inf")
+    addresses.none_answered()
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        looking = pool.submit(addresses.in_order, PATIENCE_S)
+        assert brokers.asking.wait(PATIENCE_S)
+        try:
+            assert pool.submit(addresses.in_order, PATIENCE_S).result(PATIENCE_S / 2) == known
+            assert not looking.done()
+        finally:
+            brokers.may_answer.set()
+        assert looking.result(PATIENCE_S) == known
+
+
+def test_who_knows_no_node_waits_for_the_look_no_longer_than_it_may():
+    brokers = SlowBrokers("x:1")
+    addresses = NodeAddresses([], brokers.find)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        looking = pool.submit(addresses.in_order, PATIENCE_S)
+        assert brokers.asking.wait(PATIENCE_S)
+        try:
+            waiting = pool.submit(addresses.in_order, 0.01)
+            with pytest.raises(NotConnected, match="have not told yet"):
+                waiting.result(PATIENCE_S / 2)
+        finally:
+            brokers.may_answer.set()
+        assert looking.result(PATIENCE_S) == ["http://x:1"]
+
+
+def test_a_failed_look_keeps_nothing_of_what_it_was_made_with():
+    """The error's traceback held the client of Kafka, with its threads and sockets, until the next look."""
+
+    class Held:
+        """Stands for what a look is made with."""
+
+    held = []
+
+    def find(_timeout_s):
+        local = Held()
+        held.append(weakref.ref(local))
+        raise NotConnected(NOT_CONNECTED, "no node is in the group")
+
+    addresses = NodeAddresses([], find)
+    with pytest.raises(NotConnected, match="no node is in the group"):
+        addresses.in_order(1)
+    gc.collect()
+    assert [one() for one in held] == [None]
+    with pytest.raises(NotConnected, match="no node is in the group"):
+        addresses.in_order(1)
+    assert len(held) == 1
 
 
 def test_nobody_is_told_at_the_deadline():

@@ -26,7 +26,9 @@ from stratolog.errors import (
     UsageError,
     UserError,
 )
+from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 1_000_650_000
@@ -143,12 +145,14 @@ def test_down_says_what_could_not_be_deleted(open_path: Path) -> None:
     data = open_path / "data"
     (data / "kafka" / "broker-1").mkdir(parents=True)
     (data / "kafka" / "broker-1" / "file").write_text("x")
+    (data / "stack.toml").write_text("")
     data.chmod(0o755)
     (data / "kafka").chmod(0o555)
     done = as_nobody("down", "--remove-data", folder=open_path, data=data)
     assert done.returncode == EXIT_FAILED
     assert "Permission denied" in done.stderr
     assert "Traceback" not in done.stderr
+    assert (data / "stack.toml").exists()  # so that it can be tried again
     (data / "kafka").chmod(0o755)
 
 
@@ -226,9 +230,36 @@ def test_down_removes_its_data_and_nothing_else(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for name in ("kafka", "nodes", "mine"):
         (data / name).mkdir(parents=True)
+    (data / "stack.toml").write_text("")
     done = stratolog("down", "--remove-data", folder=tmp_path, STRATOLOG_DATA_DIR=str(data))
     assert done.returncode == 0
+    assert done.stdout.endswith("; its data is deleted, the directory itself stays\n")
     assert os.listdir(data) == ["mine"]
+
+
+def test_down_deletes_nothing_where_there_never_was_a_stack(tmp_path: Path) -> None:
+    """A data_dir that was set to a project's directory lost the project's own logs."""
+    data = tmp_path / "project"
+    for name in ("kafka", "nodes", "datanodes", "audit", "logs", "drills"):
+        (data / name).mkdir(parents=True)
+    done = stratolog("down", "--remove-data", folder=tmp_path, STRATOLOG_DATA_DIR=str(data))
+    assert done.returncode == EXIT_UNAVAILABLE
+    assert f"there is no stack in {data}" in done.stderr
+    assert stack.down(load_settings(environment={"STRATOLOG_DATA_DIR": str(data)}), remove_data=True) == ()
+    assert len(os.listdir(data)) == 6
+
+
+@pytest.mark.parametrize("name", ["stack.toml", "stack.json", "stack.unreadable"])
+def test_a_data_directory_that_cannot_go_itself_is_emptied(name: str, tmp_path: Path) -> None:
+    """A mount point, or a link: it ended as an error although all was deleted."""
+    volume = tmp_path / "volume"
+    (volume / "nodes").mkdir(parents=True)
+    (volume / name).write_text("")
+    (tmp_path / "data").symlink_to(volume)
+    done = stratolog("down", "--remove-data", folder=tmp_path, STRATOLOG_DATA_DIR=str(tmp_path / "data"))
+    assert done.returncode == 0
+    assert done.stdout.endswith("; its data is deleted, the directory itself stays\n")
+    assert os.listdir(volume) == []
 
 
 def test_no_java(tmp_path: Path) -> None:
