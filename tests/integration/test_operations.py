@@ -105,7 +105,9 @@ def test_until_finalize_the_cluster_stays_at_its_level(stack: TestStack, client:
         client.call(AddNode(shard=0, node="om4"))
     follower = bystander(stack)
     stack.stop_node(follower)
-    with pytest.raises(UserError, match=f"{follower} does not answer: every node must run software that knows"):
+    with pytest.raises(
+        UserError, match=f"{follower} does not answer: every node and datanode must run software that knows"
+    ):
         finalize_shards(stack.settings, client, None, print)
     assert feature_levels(stack) == {INITIAL}
     stack.start_node(follower)
