@@ -30,9 +30,9 @@ from crc32c import crc32c
 from rich.console import Console
 from rich.table import Table
 
-from datanode_processors.block_store import BlockStore
-from datanode_processors.fsync import CLOSE, FSYNC_POLICIES, NEVER, PACKET
-from schemas.packets import CELL_BYTES
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, NEVER, PACKET
+from schemas.records.packets import CELL_BYTES
 
 MIB = 1024 * 1024
 MAX_SYNCED_PACKETS = 256

@@ -44,9 +44,9 @@ from rich.console import Console
 from rich.table import Table
 
 from datanode_processors.errors import BlockError
-from datanode_processors.peer import Peer
-from replicated_db.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
-from schemas.datanode import BlockId, DeleteBlocks
+from datanode_processors.wire.peer import Peer
+from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_BYTES
+from schemas.records.datanode import BlockId, DeleteBlocks
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.datanodes import CLUSTER, Block, Datanodes, create_topics

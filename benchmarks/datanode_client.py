@@ -22,14 +22,14 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from producers.block_writer import BlockWriter
-from producers.datanode_connection import Answer, Connection, Datanodes
-from producers.datanode_directory import PipelineView
+from producers.blocks.block_writer import BlockWriter
+from producers.blocks.datanode_connection import Answer, Connection, Datanodes
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
-from producers.stream_options import StreamOptions
-from schemas.datanode import Member, PutBlock
-from schemas.packets import FrameHeader
-from schemas.rows import BlockLocation
+from schemas.records.datanode import Member, PutBlock
+from schemas.records.packets import FrameHeader
+from schemas.records.rows import BlockLocation
 
 PIECE_BYTES = 4 * 1024 * 1024
 """What is given to the writer at once, and a message of the plain producer: a chunk of the old way."""

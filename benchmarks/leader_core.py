@@ -20,15 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from om_processors.context import Contexts
-from om_processors.gateway import Gateway, Received
-from om_processors.service import OM_FAMILIES, OMService
-from replicated_db.leader import Leader, Limits, Proposal, claim_for
-from replicated_db.memory import ManualClock, MemoryLog, SequenceIds
-from replicated_db.replica import Identity, Replica
-from replicated_db.rocks import RocksStore
-from schemas.codec import decode, encode
-from schemas.messages import (
+from om_processors.execution.service import OM_FAMILIES, OMService
+from om_processors.leading.gateway import Gateway, Received
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.leading.leader import Leader, Limits, Proposal, claim_for
+from replicated_db.core.tables.memory import ManualClock, MemoryLog, SequenceIds
+from replicated_db.shell.rocks import RocksStore
+from schemas.codecs.codec import decode, encode
+from schemas.privilege import MIN_SECRET_BYTES, ClusterSecret
+from schemas.records.messages import (
     CommitKey,
     CreateBucket,
     CreateKey,
@@ -38,7 +39,6 @@ from schemas.messages import (
     RequestBody,
     Response,
 )
-from schemas.privilege import MIN_SECRET_BYTES, ClusterSecret
 
 CLIENT = b"benchmark-client"
 

@@ -25,8 +25,8 @@ from rich.console import Console
 from rich.table import Table
 
 from producers import Client
-from schemas.log import LEADER_MODE, REQUEST_MODES
-from stratolog.commands.modes import set_modes
+from schemas.records.log import LEADER_MODE, REQUEST_MODES
+from stratolog.cluster.request_modes import set_modes
 from stratolog.local.kafka import LONG_RUN_JVM
 from tests.support.stack import LocalKafka, TestStack
 
@@ -91,7 +91,7 @@ class System:
         """Run the load generator in a process of its own and return its figures with the system's."""
         cpu_before, counts_before = self.cpu_s(), self.leader_counts()
         command = [
-            sys.executable, "-m", "producers.load", "--json",
+            sys.executable, "-m", "producers.bulk.load", "--json",
             "--bootstrap-servers", self.stack.settings.bootstrap_servers, "--volume", VOLUME, "--bucket", BUCKET,
             "--in-flight", str(spec.in_flight), "--seconds", str(spec.seconds),
             "--warm-up-seconds", str(spec.warm_up_seconds), "--pairs", str(spec.pairs),

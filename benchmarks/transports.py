@@ -4,7 +4,7 @@
 
 Four processes on this machine, files on its disk. Every way is run once a round, round after round, so that all see the same machine;
 a way's figure is its median. Prints tables, and one JSON object a line with `way`, `packet_kib`, `mb_per_second`, `cpu_s_per_gib` (all
-processes, system time included). `server` is the real thing: `datanode_processors.server` with its block store, the others do the same
+processes, system time included). `server` is the real thing: `datanode_processors.wire.server` with its block store, the others do the same
 work with as little around it as possible: an acknowledgement each ACK_PACKETS, relayed upward, and nothing else. `tcp` has no checksum
 and no file: what the sockets alone cost. Nothing is asserted.
 
@@ -40,7 +40,7 @@ from crc32c import crc32c
 from rich.console import Console
 from rich.table import Table
 
-from schemas.packets import HEADER_BYTES, Kind, decode_header, encode_frame, encode_header
+from schemas.records.packets import HEADER_BYTES, Kind, decode_header, encode_frame, encode_header
 
 ROOT = Path(__file__).parents[1]
 KIB, MIB, GIB = 1024, 1024 * 1024, 1024**3

@@ -1,7 +1,7 @@
 """Datanodes: blocks streamed over TCP to every replica while they are received, and committed through the pipeline's log.
 
 What belongs here: the stream server and the state of one stream, block files with their checksums, the replica of each pipeline's
-database, and the process that holds them together. The framing of the wire is in ``schemas.packets``, because clients need it too.
+database, and the process that holds them together. The framing of the wire is in ``schemas.records.packets``, because clients need it too.
 
 How a block is written
     1. A client opens a stream at one datanode of the pipeline (``server``, ``connection``). The OPEN frame carries a spanning tree; each
@@ -18,5 +18,7 @@ What holds (design, sections 8 and 10)
     - Every error that a client sees is a code of ``schemas.stream_errors`` and a message that names the input.
     - Streams, connections, payloads, windows and waits have named limits.
 
-``stream`` has no I/O, no clock and no threads. Imports ``replicated_db`` and ``schemas`` only.
+Rooms: ``wire`` (TCP), ``blocks`` (the disk), ``pipeline`` (one pipeline's replica and leadership), ``repair`` (what makes bytes right
+again); ``node`` is the process. What is in a folder ``core`` has no I/O, no clock and no threads. Imports ``replicated_db`` and
+``schemas`` only.
 """

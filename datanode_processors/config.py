@@ -1,4 +1,4 @@
-"""What one datanode needs to know, as one frozen object; made by ``stratolog.settings`` and by tests.
+"""What one datanode needs to know, as one frozen object; made by ``stratolog.configuration.settings`` and by tests.
 
 Nothing here is read from the environment: whoever starts a datanode says everything.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from datanode_processors.fsync import CLOSE, FSYNC_POLICIES
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from schemas.privilege import ClusterSecret
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")

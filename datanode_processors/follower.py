@@ -1,4 +1,4 @@
-"""The follower of a datanode: ``replicated_db.follower`` on ``dn.log`` and ``dn.audit``, for the pipelines that this node is a member of.
+"""The follower of a datanode: ``replicated_db.shell.follower`` on ``dn.log`` and ``dn.audit``, for the pipelines that this node is a member of.
 
 Every other partition stays paused. A pipeline that is opened later begins where its partition begins, for partitions are not used again;
 its partition may have been added since this process started.
@@ -12,12 +12,12 @@ from typing import Any
 import faust
 
 from datanode_processors.config import DatanodeConfig
-from replicated_db import follower
-from replicated_db.http_guard import HttpGuard
-from replicated_db.leader_loop import LeaderLoop, Publisher
-from replicated_db.logs import Note
-from replicated_db.ports import Log
-from replicated_db.replica import Replica
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import Log
+from replicated_db.shell import follower
+from replicated_db.shell.leader_loop import LeaderLoop, Publisher
+from replicated_db.shell.logs import Note
+from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import DN_AUDIT, DN_LOG
 
 FLOWING_WAIT_MS = 2

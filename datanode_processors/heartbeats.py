@@ -9,15 +9,15 @@ import os
 import threading
 from collections.abc import Callable
 
-from datanode_processors.block_service import PARTITIONS
-from datanode_processors.block_store import BlockStore
+from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import PARTITIONS
 from datanode_processors.pipelines import Pipelines
-from replicated_db.ports import Clock
-from schemas.block_rows import block_of_key
-from schemas.codec import encode
-from schemas.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat
+from replicated_db.core.ports import Clock
+from schemas.codecs.block_rows import block_of_key
+from schemas.codecs.codec import encode
+from schemas.records.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat
 from schemas.topics import DN_HEARTBEATS
 
 MIN_INTERVAL_S = 0.05

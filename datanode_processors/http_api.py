@@ -17,11 +17,11 @@ from faust.web import View
 
 from datanode_processors.errors import BlockError
 from datanode_processors.status import DatanodeStatus
-from replicated_db import shard_pages
-from replicated_db.errors import StoreFailure
-from replicated_db.metrics import CONTENT_TYPE
-from replicated_db.replica import Replica
-from replicated_db.scan_threads import ScansBusy
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.web import shard_pages
+from replicated_db.shell.web.metrics import CONTENT_TYPE
+from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.stream_errors import INVALID_REQUEST, OVERLOADED
 
 Json = dict[str, Any]

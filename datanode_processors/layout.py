@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from schemas.record import record
+from schemas.records.record import record
 
 LAYOUT_VERSION = 1
 """Layout that this software reads and writes."""

@@ -18,32 +18,32 @@ from typing import Any
 import faust
 import mode.loop
 
-from datanode_processors.block_reports import BlockReports
-from datanode_processors.block_service import PARTITIONS
-from datanode_processors.block_store import BlockStore
+from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
-from datanode_processors.counters import Snapshot
 from datanode_processors.errors import BlockError
 from datanode_processors.follower import Follower, follow, make_app, place_group
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.http_api import HttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
-from datanode_processors.limits import Limits
+from datanode_processors.pipeline.core.block_service import PARTITIONS
 from datanode_processors.pipelines import Pipelines
-from datanode_processors.scrubber import CURSOR_FILE, Scrubber
-from datanode_processors.server import StreamServer
+from datanode_processors.repair.block_reports import BlockReports
+from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.status import DatanodeStatus
-from replicated_db import logs
-from replicated_db.errors import StopProcess
-from replicated_db.logs import Notes
-from replicated_db.ports import LogUnavailable
-from replicated_db.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
-from replicated_db.reports import AuditReports
-from replicated_db.startup import Topics, WrongSetting, check_topics
-from replicated_db.system import SystemClock
+from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.counters import Snapshot
+from datanode_processors.wire.server import StreamServer
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.shell import logs
+from replicated_db.shell.logs import Notes
+from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
+from replicated_db.shell.reports import AuditReports
+from replicated_db.shell.startup import Topics, WrongSetting, check_topics
+from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
-from schemas.datanode import ClosePipeline
-from schemas.reference import validate_schemas
+from schemas.codecs.reference import validate_schemas
+from schemas.records.datanode import ClosePipeline
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
 
 PREPARE_TIMEOUT_S = 60.0

@@ -17,7 +17,10 @@ from heapq import merge
 from operator import itemgetter
 from typing import Any
 
-from datanode_processors.block_service import (
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import (
     LOG_REQUESTS,
     PARTITIONS,
     block_row,
@@ -30,31 +33,28 @@ from datanode_processors.block_service import (
     containers_of,
     is_closed,
 )
-from datanode_processors.block_store import BlockStore
-from datanode_processors.config import DatanodeConfig
-from datanode_processors.copies import Copies
-from datanode_processors.copy_sources import SOURCES_FILE
-from datanode_processors.copy_upkeep import CopyUpkeep
-from datanode_processors.errors import BlockError
-from datanode_processors.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
-from datanode_processors.pipeline import Pipeline
-from datanode_processors.ports import Readable
-from datanode_processors.registry import REGISTRY, read_registry, write_registry
-from datanode_processors.scrubber import Place
-from datanode_processors.verifier import Verifier
-from replicated_db.errors import StopProcess
-from replicated_db.leader_loop import LeaderLoop, Publisher
-from replicated_db.logs import Note
-from replicated_db.ports import Clock, Log, LogUnavailable
-from replicated_db.position import Position
-from replicated_db.process import when_brokers_answer
-from replicated_db.replica import Outcome, Replica
-from replicated_db.startup import check_replica
+from datanode_processors.pipeline.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
+from datanode_processors.pipeline.pipeline import Pipeline
+from datanode_processors.pipeline.registry import REGISTRY, read_registry, write_registry
+from datanode_processors.repair.copies import Copies
+from datanode_processors.repair.copy_sources import SOURCES_FILE
+from datanode_processors.repair.copy_upkeep import CopyUpkeep
+from datanode_processors.repair.scrubber import Place
+from datanode_processors.repair.verifier import Verifier
+from datanode_processors.wire.ports import Readable
+from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.log.position import Position
+from replicated_db.core.ports import Clock, Log, LogUnavailable
+from replicated_db.shell.leader_loop import LeaderLoop, Publisher
+from replicated_db.shell.logs import Note
+from replicated_db.shell.process import when_brokers_answer
+from replicated_db.shell.startup import check_replica
 from schemas import stream_errors as codes
-from schemas.block_rows import block_key, encode_block_row
-from schemas.codec import decode_as
+from schemas.codecs.block_rows import block_key, encode_block_row
+from schemas.codecs.codec import decode_as
 from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE
-from schemas.datanode import (
+from schemas.records.datanode import (
     Accepted,
     BlockInfo,
     BlockRow,
@@ -75,8 +75,8 @@ from schemas.datanode import (
     WatchBlock,
     WriteChunk,
 )
-from schemas.log import Barrier, Batch, Merge, Put
-from schemas.packets import CELL_BYTES
+from schemas.records.log import Barrier, Batch, Merge, Put
+from schemas.records.packets import CELL_BYTES
 
 LOOK_INTERVAL_S = 0.05
 """How often elections and ticks are looked at."""

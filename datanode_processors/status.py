@@ -8,12 +8,12 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from datanode_processors.block_store import BlockStore
+from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
-from datanode_processors.counters import Snapshot
-from datanode_processors.pipeline import Pipeline
+from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
-from replicated_db.metrics import Metrics, family
+from datanode_processors.wire.counters import Snapshot
+from replicated_db.shell.web.metrics import Metrics, family
 from schemas.features import LATEST
 
 Json = dict[str, Any]

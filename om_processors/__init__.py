@@ -1,6 +1,10 @@
 """The Object Manager: what the tables mean, how requests are executed, and the node that does it.
 
-What belongs here: pure request execution (``execute``, ``requests/``, ``tables``, ``quota``, ``names``, ``ids``) and queries
-(``queries``, ``views``); the shells around them: gateway, leader, follower, node, HTTP. The pure modules have no I/O,
-clock, randomness or threads. Imports ``replicated_db`` and ``schemas`` only.
+    namespace   rows of volumes, buckets, keys and the fleet; quota, names, ids. Pure
+    execution   requests to operations, once, by the leader. Pure
+    leading     who leads a shard, and how requests reach the leader
+    fleet       datanodes: heartbeats, placement, background work
+    serving     reads and state over HTTP
+
+``node`` is the process that holds them together; begin there. Imports ``replicated_db`` and ``schemas`` only.
 """

@@ -1,4 +1,4 @@
-"""The follower of an Object Manager node: ``replicated_db.follower`` on ``om.log`` and ``om.audit``, with a replica of every shard."""
+"""The follower of an Object Manager node: ``replicated_db.shell.follower`` on ``om.log`` and ``om.audit``, with a replica of every shard."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import faust
 
 from om_processors.config import NodeConfig
-from replicated_db import follower
-from replicated_db.http_guard import HttpGuard
-from replicated_db.leader_loop import LeaderLoop, Publisher
-from replicated_db.logs import Note
-from replicated_db.ports import Log
-from replicated_db.replica import Replica
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import Log
+from replicated_db.shell import follower
+from replicated_db.shell.leader_loop import LeaderLoop, Publisher
+from replicated_db.shell.logs import Note
+from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import OM_AUDIT, OM_LOG
 
 

@@ -18,46 +18,46 @@ from typing import Any
 import faust
 import mode.loop
 
-from om_processors.backlog import Backlog
 from om_processors.config import NodeConfig
-from om_processors.consistency import Consistency
-from om_processors.context import Allocation, Contexts
-from om_processors.datanode_client import Courier
-from om_processors.fleet_api import FleetApi
-from om_processors.flusher import Flusher
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES, OMService
+from om_processors.fleet.datanode_client import Courier
+from om_processors.fleet.heartbeats import NOTHING, FleetView
+from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
+from om_processors.fleet.placement_loop import PlacementLoop
+from om_processors.fleet.proposer import Proposer
 from om_processors.follower import Follower, make_app, place_group
-from om_processors.gateway import Gateway
-from om_processors.heartbeats import NOTHING, FleetView
-from om_processors.http_api import HttpApi
-from om_processors.intake import RequestIntake
-from om_processors.late import OMExecutor
-from om_processors.leadership import Leadership
-from om_processors.leadership_api import LeadershipApi
-from om_processors.node_status import NodeStatus
-from om_processors.open_key_cleanup import OpenKeyCleanupLoop
-from om_processors.outbox import KafkaOutbox
-from om_processors.placement_loop import PlacementLoop
-from om_processors.proposer import Proposer
-from om_processors.pulse import Pulse
-from om_processors.request_metrics import RequestMetrics
-from om_processors.service import OM_FAMILIES, OMService
+from om_processors.leading.core.backlog import Backlog
+from om_processors.leading.flusher import Flusher
+from om_processors.leading.gateway import Gateway
+from om_processors.leading.intake import RequestIntake
+from om_processors.leading.leadership import Leadership
+from om_processors.leading.outbox import KafkaOutbox
+from om_processors.leading.pulse import Pulse
+from om_processors.namespace.context import Allocation, Contexts
+from om_processors.serving.consistency import Consistency
+from om_processors.serving.fleet_api import FleetApi
+from om_processors.serving.http_api import HttpApi
+from om_processors.serving.leadership_api import LeadershipApi
+from om_processors.serving.node_status import NodeStatus
+from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.write_audit import WriteAudit
 from om_processors.startup import allowed_session_timeout_ms, check_topics
-from om_processors.write_audit import WriteAudit
-from replicated_db import logs
-from replicated_db.errors import StopProcess
-from replicated_db.follower import rest_while_leading
-from replicated_db.kafka_log import KafkaLog
-from replicated_db.leader import Effective, Limits
-from replicated_db.leader_loop import LeaderLoop
-from replicated_db.logs import Notes
-from replicated_db.ports import LogUnavailable
-from replicated_db.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
-from replicated_db.replica import Identity, Outcome, Replica
-from replicated_db.rocks import RocksStore
-from replicated_db.startup import check_replica
-from replicated_db.system import SystemClock, SystemIds
-from schemas.log import Batch, RequestBatch
-from schemas.reference import validate_schemas
+from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.leading.leader import Effective, Limits
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.shell import logs
+from replicated_db.shell.follower import rest_while_leading
+from replicated_db.shell.kafka.kafka_log import KafkaLog
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.logs import Notes
+from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
+from replicated_db.shell.rocks import RocksStore
+from replicated_db.shell.startup import check_replica
+from replicated_db.shell.system import SystemClock, SystemIds
+from schemas.codecs.reference import validate_schemas
+from schemas.records.log import Batch, RequestBatch
 from schemas.sharding import SYSTEM_SHARD
 from schemas.topics import OM_LOG
 

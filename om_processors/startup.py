@@ -1,6 +1,6 @@
 """Checks before an Object Manager node takes part: the broker's and the topics' settings, and the number of shards.
 
-What every log has in common is checked in ``replicated_db.startup``.
+What every log has in common is checked in ``replicated_db.shell.startup``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from om_processors.config import NodeConfig
-from replicated_db import startup
-from replicated_db.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
+from replicated_db.shell import startup
+from replicated_db.shell.startup import MIN_SESSION_TIMEOUT, Topics, WrongSetting
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, REQUEST_SETTINGS, UNCOMPRESSED
 
 

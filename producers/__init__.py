@@ -2,10 +2,16 @@
 
 What belongs here: everything that a program needs in order to *use* a cluster (design, sections 2, 4 and 5).
 It imports ``schemas`` alone, and installs without Spark, Faust or RocksDB. Start with :class:`Client`.
+
+    requests   calls over Kafka        reads   lookups and listings over HTTP
+    blocks     bytes to datanodes      files   keys as files              bulk   trees, loads
 """
 
 from producers.async_client import AsyncClient
-from producers.async_key_files import AsyncKeyFile
+from producers.blocks.stream_options import (
+    CommitWay,
+    StreamOptions,
+)
 from producers.client import Client
 from producers.errors import (
     ClientClosed,
@@ -20,11 +26,12 @@ from producers.errors import (
     StratologError,
     TooManyInFlight,
 )
-from producers.key_files import (
+from producers.files.async_key_files import AsyncKeyFile
+from producers.files.key_files import (
     KeyInput,
     KeyOutput,
 )
-from producers.read_views import (
+from producers.reads.read_views import (
     BucketView,
     KeyView,
     ListedBucket,
@@ -32,12 +39,9 @@ from producers.read_views import (
     View,
     VolumeView,
 )
-from producers.reads import Consistency
-from producers.stream_options import (
-    CommitWay,
-    StreamOptions,
-)
-from schemas.messages import (
+from producers.reads.reads import Consistency
+from schemas.privilege import ClusterSecret
+from schemas.records.messages import (
     UNLIMITED,
     AllocateBlock,
     CommitKey,
@@ -55,8 +59,7 @@ from schemas.messages import (
     SetBucketProperty,
     SetVolumeProperty,
 )
-from schemas.privilege import ClusterSecret
-from schemas.rows import (
+from schemas.records.rows import (
     BlockLocation,
     BucketInfo,
     KeyInfo,

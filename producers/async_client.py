@@ -14,22 +14,22 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from producers import arguments, bodies
-from producers.async_key_files import AsyncKeyFile
-from producers.calls import Outcome
+from producers.blocks.stream_options import StreamOptions
 from producers.client import CLOSE_TIMEOUT_MS, MODES, Client, logger
 from producers.errors import StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput, check_open
-from producers.keys import block_of, session_of
-from producers.leaders_group import find_nodes
-from producers.pipeline import Pipeline, Settings, make_settings
-from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
-from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
-from producers.stream_options import StreamOptions
-from producers.transport import common_settings
-from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
+from producers.files.async_key_files import AsyncKeyFile
+from producers.files.key_files import KeyInput, KeyOutput, check_open
+from producers.reads.leaders_group import find_nodes
+from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
+from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.requests import arguments, bodies
+from producers.requests.core.calls import Outcome
+from producers.requests.keys import block_of, session_of
+from producers.requests.pipeline import Pipeline, Settings, make_settings
+from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.rows import BlockLocation, KeyInfo
+from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
+from schemas.records.rows import BlockLocation, KeyInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more files than that share them."""
@@ -124,7 +124,7 @@ class AsyncClient:
     async def submit(self, body: RequestBody) -> asyncio.Future[Response]:
         """Send a request, waiting for room if need be, and return the future of its response.
 
-        >>> from schemas.messages import CreateVolume
+        >>> from schemas.records.messages import CreateVolume
         >>> future = await client.submit(CreateVolume(volume="vol1"))  # doctest: +SKIP
         """
         bodies.request(body)
@@ -141,7 +141,7 @@ class AsyncClient:
     async def call(self, body: RequestBody) -> Response:
         """Send a request and wait for its response; raises one of ``producers.errors``.
 
-        >>> from schemas.messages import CreateVolume
+        >>> from schemas.records.messages import CreateVolume
         >>> (await client.call(CreateVolume(volume="vol1"))).index  # doctest: +SKIP
         17
         """

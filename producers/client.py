@@ -2,7 +2,7 @@
 
 What belongs here: what a user calls. Each method blocks until its request is answered and raises one of
 ``producers.errors``; :meth:`Client.submit` sends the same requests without waiting, thousands at a time. Retries,
-deadlines and lingering are the pipeline's; reads over HTTP are :class:`producers.reads.Reads`.
+deadlines and lingering are the pipeline's; reads over HTTP are :class:`producers.reads.reads.Reads`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from functools import partial
 from types import TracebackType
 from typing import Literal, Self, overload
 
-from producers import arguments, bodies
-from producers.calls import Done, Outcome
+from producers.blocks.stream_options import StreamOptions
 from producers.errors import StratologError, closed_unanswered
-from producers.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
-from producers.key_streams import KeyStreams
-from producers.keys import block_of, session_of
-from producers.leaders_group import find_nodes
-from producers.pipeline import Pipeline, make_settings
-from producers.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
-from producers.reads import DEFAULT_CONSISTENCY, Consistency, Reads
-from producers.stream_options import StreamOptions
-from producers.transport import common_settings
-from schemas.messages import UNLIMITED, KeySession, RequestBody, Response
+from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
+from producers.files.key_streams import KeyStreams
+from producers.reads.leaders_group import find_nodes
+from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
+from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.requests import arguments, bodies
+from producers.requests.core.calls import Done, Outcome
+from producers.requests.keys import block_of, session_of
+from producers.requests.pipeline import Pipeline, make_settings
+from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.rows import BlockLocation, KeyInfo
+from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
+from schemas.records.rows import BlockLocation, KeyInfo
 
 logger = logging.getLogger("stratolog.client")
 
@@ -135,9 +135,9 @@ class Client:
 
         The future's exception is one of ``producers.errors``; it cannot be cancelled. Requests of one volume are
         executed in the order of their submission unless one of them has to be sent again. Raises as
-        :meth:`producers.pipeline.Pipeline.submit` does.
+        :meth:`producers.requests.pipeline.Pipeline.submit` does.
 
-        >>> from schemas.messages import CreateVolume
+        >>> from schemas.records.messages import CreateVolume
         >>> futures = [client.submit(CreateVolume(volume=f"vol{n}")) for n in range(9)]  # doctest: +SKIP
         >>> [future.result().status for future in futures]  # doctest: +SKIP
         """
@@ -159,7 +159,7 @@ class Client:
 
         ``done`` runs on the client's own thread: it must be quick and must not block, but may submit.
 
-        >>> from schemas.messages import DeleteVolume
+        >>> from schemas.records.messages import DeleteVolume
         >>> client.submit_with(DeleteVolume(volume="vol1"), print)  # doctest: +SKIP
         """
         self.pipeline.submit(bodies.request(body), done)
@@ -167,7 +167,7 @@ class Client:
     def call(self, body: RequestBody) -> Response:
         """Send a request and wait for its response; raises one of ``producers.errors``.
 
-        >>> from schemas.messages import CreateVolume
+        >>> from schemas.records.messages import CreateVolume
         >>> client.call(CreateVolume(volume="vol1")).index  # doctest: +SKIP
         17
         """
@@ -383,14 +383,14 @@ class Client:
     # Reads
 
     def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
-        """Read a volume; as :meth:`producers.reads.Reads.volume_info`.
+        """Read a volume; as :meth:`producers.reads.reads.Reads.volume_info`.
 
         >>> client.volume_info("vol1").info.owner  # doctest: +SKIP
         """
         return self.reads.volume_info(volume, consistency=consistency)
 
     def bucket_info(self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> BucketView:
-        """Read a bucket; as :meth:`producers.reads.Reads.bucket_info`.
+        """Read a bucket; as :meth:`producers.reads.reads.Reads.bucket_info`.
 
         >>> client.bucket_info("vol1", "bucket1").usage["used_bytes"]  # doctest: +SKIP
         """
@@ -399,7 +399,7 @@ class Client:
     def key_info(
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
-        """Read a key; as :meth:`producers.reads.Reads.key_info`.
+        """Read a key; as :meth:`producers.reads.reads.Reads.key_info`.
 
         >>> client.key_info("vol1", "bucket1", "a/b.txt", consistency="session").info.size  # doctest: +SKIP
         """
@@ -409,7 +409,7 @@ class Client:
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[ListedVolume]:  # fmt: skip
-        """Iterate over volumes by name; as :meth:`producers.reads.Reads.list_volumes`.
+        """Iterate over volumes by name; as :meth:`producers.reads.reads.Reads.list_volumes`.
 
         >>> [found.volume for found in client.list_volumes(prefix="vol")]  # doctest: +SKIP
         """
@@ -419,7 +419,7 @@ class Client:
         self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[ListedBucket]:  # fmt: skip
-        """Iterate over a volume's buckets by name; as :meth:`producers.reads.Reads.list_buckets`.
+        """Iterate over a volume's buckets by name; as :meth:`producers.reads.reads.Reads.list_buckets`.
 
         >>> [(found.bucket, found.usage["used_bytes"]) for found in client.list_buckets("vol1")]  # doctest: +SKIP
         """
@@ -431,7 +431,7 @@ class Client:
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[KeyInfo]:  # fmt: skip
-        """Iterate over a bucket's keys by name; as :meth:`producers.reads.Reads.list_keys`.
+        """Iterate over a bucket's keys by name; as :meth:`producers.reads.reads.Reads.list_keys`.
 
         The iterator reads page after page. To show one page at a time, give ``limit``, and as ``start_after`` the last name of the
         page before.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from schemas.messages import (
+from schemas.records.messages import (
     FleetRequest,
     LeaderRequest,
     LogDigestBase,
@@ -159,7 +159,7 @@ class ClientClosed(StratologError):
 def describe(body: RequestBody) -> str:
     """Name a request for people: its type and the path that it is about.
 
-    >>> from schemas.messages import DeleteBucket
+    >>> from schemas.records.messages import DeleteBucket
     >>> describe(DeleteBucket(volume="v1", bucket="b1"))
     'DeleteBucket /v1/b1'
     """

@@ -5,11 +5,11 @@ leader. No word of volumes or keys: a service brings its column families, its me
 that turns a proposal into operations.
 
 How to use it
-    1. Open a store with the service's :class:`~replicated_db.column_families.Families`.
-    2. Feed every record of the shard's log, in order, to :class:`~replicated_db.replica.Replica`. It follows the
+    1. Open a store with the service's :class:`~replicated_db.core.tables.column_families.Families`.
+    2. Feed every record of the shard's log, in order, to :class:`~replicated_db.core.applying.replica.Replica`. It follows the
        reading rule (``reading``), applies what counts as one atomic write (``apply``), and says what to publish.
-    3. To write, lead: :class:`~replicated_db.leader.Leader` executes proposals serially against an overlay and says
-       what to append, when a record is effective, and what to reply. :mod:`~replicated_db.database` does all three
+    3. To write, lead: :class:`~replicated_db.core.leading.leader.Leader` executes proposals serially against an overlay and says
+       what to append, when a record is effective, and what to reply. :mod:`~replicated_db.shell.database` does all three
        for a service in one process: ``open(column families, merge operators)``, ``submit(operations)``, reads.
 
 What holds (design, sections 3, 4 and 10)
@@ -18,8 +18,6 @@ What holds (design, sections 3, 4 and 10)
     - Replicas at one position have equal digests; a replica that differs says at which key.
     - An answer leaves only when the batch that holds it is effective and applied.
 
-The core (everything but ``rocks``, ``kafka_log``, ``system``, ``leader_loop``, ``database``, and what a process that hosts replicas
-shares with others of its kind: ``faust_transport``, ``follower``, ``reports``, ``shard_pages``, ``startup``, ``process``,
-``logs``) has no I/O, no clock, no
-randomness and no threads. Those come in through ``ports``, each with an in-memory twin in ``memory``.
+``core`` has no I/O, no clock, no randomness and no threads: those come in through ``core.ports``, each with an in-memory twin in
+``core.tables.memory``. ``shell`` is what has them: RocksDB, Kafka, threads, the web, the process.
 """

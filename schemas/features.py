@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schemas.messages import (
+from schemas.records.messages import (
     AddNode,
     CancelPrepare,
     CreatePipeline,
@@ -33,22 +33,22 @@ INITIAL = 1
 
 OPERATIONS = 2
 """Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level.
-Retry rows are removed early, with a floor for each client (``replicated_db/retry.py``)."""
+Retry rows are removed early, with a floor for each client (``replicated_db/core/execution/retry.py``)."""
 
 DATANODES = 3
 """Blocks have a committed index; pipelines and datanodes' states are rows of shard 0; requests that make, change and purge them; the
 audit's verdicts say of which log they are. Column families pipelineTable and datanodeTable: a log that was created before names fewer
-(``replicated_db/replica.py``)."""
+(``replicated_db/core/applying/replica.py``)."""
 
 OPEN_KEY_EXPIRY = 4
-"""The leader of a shard has open keys of vanished clients expire (``om_processors/open_key_cleanup.py``)."""
+"""The leader of a shard has open keys of vanished clients expire (``om_processors/fleet/open_key_cleanup.py``)."""
 
 SESSION_QUOTA = 5
-"""AllocateBlock gives an open key no more than its bucket's quota has room for (``om_processors/quota.py``). Rows of deletedTable have no
+"""AllocateBlock gives an open key no more than its bucket's quota has room for (``om_processors/namespace/quota.py``). Rows of deletedTable have no
 metadata. Requests that late validation logged at a lower level are executed as they were."""
 
 PIPELINE_GENERATIONS = 6
-"""A closed pipeline is opened again, as its next generation, once its members are back (``om_processors/pipeline_making.py``). Datanodes of older
+"""A closed pipeline is opened again, as its next generation, once its members are back (``om_processors/fleet/core/pipeline_making.py``). Datanodes of older
 software refuse a second generation."""
 
 LATEST = PIPELINE_GENERATIONS

@@ -7,7 +7,7 @@ the brokers' addresses alone, and a node that comes back at another address is f
 from __future__ import annotations
 
 SEPARATOR = "@"
-"""Between name and address; neither may hold it (names: ``stratolog.settings_values``)."""
+"""Between name and address; neither may hold it (names: ``stratolog.configuration.settings_values``)."""
 
 
 def member_name(node: str, address: str) -> str:

@@ -1,7 +1,7 @@
 from collections.abc import Mapping
 
-from schemas.compiler import Encoder, Schema
-from schemas.decompiler import Decoder
+from schemas.codecs.compiler import Encoder, Schema
+from schemas.codecs.decompiler import Decoder
 
 def compile_encoder(schema: Schema, classes: Mapping[str, type]) -> Encoder: ...
 def compile_decoder(schema: Schema, classes: Mapping[str, type]) -> Decoder: ...

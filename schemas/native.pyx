@@ -3,7 +3,7 @@
 
 The same functions with the same contract: ``compile_encoder`` and ``compile_decoder`` make of a parsed schema a tree of codecs, one node for
 each type in it, and return a callable around its root. The bytes are the same, and so is what is refused; only the message and the kind of the
-error may differ (a property holds the two together). ``schemas.codec`` takes this module where it could be built, the other two elsewhere.
+error may differ (a property holds the two together). ``schemas.codecs.codec`` takes this module where it could be built, the other two elsewhere.
 
 Writing goes into one growing buffer for each value, reading never looks beyond the end of the data.
 """

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hmac
 from typing import Any, NoReturn
 
-from schemas.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
+from schemas.records.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
 
 PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS))
 """Request types for members and operators alone."""

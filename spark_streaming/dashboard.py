@@ -16,8 +16,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from schemas.codec import Undecodable, decode_as
-from schemas.messages import Verdict
+from schemas.codecs.codec import Undecodable, decode_as
+from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
 
 MAX_ROWS = 4096

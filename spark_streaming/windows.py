@@ -33,14 +33,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.query import StreamingQuery
 
+from schemas.codecs.registry import MARKER, registry
 from schemas.column_families import BLOCK_TABLE
-from schemas.registry import MARKER, registry
-from spark_streaming import sources
-from spark_streaming.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
-from spark_streaming.jobs.config import AuditConfig
-from spark_streaming.jobs.queries import kafka_sources
-from spark_streaming.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
-from spark_streaming.transforms import REPORT
+from spark_streaming.config import AuditConfig
+from spark_streaming.queries import kafka_sources
+from spark_streaming.records import sources
+from spark_streaming.records.core.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
+from spark_streaming.records.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
+from spark_streaming.records.transforms import REPORT
 
 WATERMARK_SECONDS = 5
 """How long a window stays open for records of other partitions."""
@@ -51,7 +51,7 @@ LOGGED = "LOGGED"
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
 _ACCURACY = 1000
 _TOMBSTONE = b"\xff" * 8
-"""Begins a row of blockTable whose block is deleted (schemas/block_rows.py)."""
+"""Begins a row of blockTable whose block is deleted (schemas/codecs/block_rows.py)."""
 
 
 def samples(log: DataFrame, reports: DataFrame) -> DataFrame:

@@ -57,3 +57,9 @@ def check_extras(extras: Collection[str]) -> None:
         raise Unavailable(
             f"not installed: {named}; a stack needs stratolog with its extras: pip install 'stratolog[{','.join(missing)}]'{without}"
         )
+
+
+def check_spark() -> None:
+    """Raise Unavailable if Spark is not installed."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise Unavailable("pyspark is not installed: install stratolog with the extra 'spark'")

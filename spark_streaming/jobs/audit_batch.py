@@ -40,22 +40,24 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-from schemas.codec import decode_as
+from schemas.codecs.codec import decode_as
 from schemas.column_families import BLOCK_TABLE
-from schemas.datanode import BlockReport
-from schemas.messages import Verdict
-from spark_streaming import digests, oracle, sources
-from spark_streaming.decode import RECORD_TYPE, column_of, decoded
-from spark_streaming.jobs.config import AuditConfig, load_config
-from spark_streaming.jobs.queries import start
-from spark_streaming.logs import AuditedLog, existing
-from spark_streaming.matching import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
-from spark_streaming.reading import GENESIS, MEMBERS
-from spark_streaming.scans import ScanVerdict, against_log
-from spark_streaming.session import build_session
-from spark_streaming.sinks import FindingSink
-from spark_streaming.state import sums_from
-from spark_streaming.transforms import BLOCK_REPORT, without_fields
+from schemas.records.datanode import BlockReport
+from schemas.records.messages import Verdict
+from spark_streaming.batch import oracle
+from spark_streaming.config import AuditConfig, load_config
+from spark_streaming.queries import start
+from spark_streaming.records import sources
+from spark_streaming.records.core.reading import GENESIS, MEMBERS
+from spark_streaming.records.decode import RECORD_TYPE, column_of, decoded
+from spark_streaming.records.logs import AuditedLog, existing
+from spark_streaming.records.session import build_session
+from spark_streaming.records.transforms import BLOCK_REPORT, without_fields
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.core.matching import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
+from spark_streaming.verdicts.core.scans import ScanVerdict, against_log
+from spark_streaming.verdicts.sinks import FindingSink
+from spark_streaming.verdicts.state import sums_from
 
 Partition = tuple[str, int]
 """A partition of a log, by the log's name."""

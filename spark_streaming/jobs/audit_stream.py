@@ -18,12 +18,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
-from schemas.messages import Verdict
-from spark_streaming.jobs.config import AuditConfig, load_config
+from schemas.records.messages import Verdict
+from spark_streaming.config import AuditConfig, load_config
 from spark_streaming.jobs.health import Health
-from spark_streaming.jobs.queries import start
-from spark_streaming.session import build_session
-from spark_streaming.sinks import FindingSink
+from spark_streaming.queries import start
+from spark_streaming.records.session import build_session
+from spark_streaming.verdicts.sinks import FindingSink
 
 POLL_SECONDS = 0.5
 MAX_REASON_CHARACTERS = 2_000

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from schemas.messages import Verdict
+from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 
 MAX_VERDICTS = 4096

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -17,19 +16,27 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 from confluent_kafka import KafkaException
 
-from schemas.block_rows import block_of_key
+from schemas.codecs.block_rows import block_of_key
 from spark_streaming import dashboard
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json, print_table, progress
-from stratolog.commands.waiting import interruptible
+from stratolog.cluster.reach import check_brokers
+from stratolog.cluster.verdicts import VerdictReader
+from stratolog.commands.common.common import (
+    JsonOption,
+    connected_settings_of,
+    console,
+    print_json,
+    print_table,
+    progress,
+)
+from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
+from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import log_tail
-from stratolog.reach import check_brokers
-from stratolog.verdicts import VerdictReader
 
 if TYPE_CHECKING:
-    from schemas.messages import Verdict
-    from stratolog.settings import Settings
+    from schemas.records.messages import Verdict
+    from stratolog.configuration.settings import Settings
 
 BATCH_JOB = "spark_streaming.jobs.audit_batch"
 BATCH_TIMEOUT_S = 3600.0
@@ -88,12 +95,6 @@ def command(
         print_result(result)
     if not result["ok"]:
         raise typer.Exit(EXIT_FAILED)
-
-
-def check_spark() -> None:
-    """Raise Unavailable if Spark is not installed."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise Unavailable("pyspark is not installed: install stratolog with the extra 'spark'")
 
 
 def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bool = False) -> Json:

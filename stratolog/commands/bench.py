@@ -1,4 +1,4 @@
-"""``stratolog bench``: the load generator (``producers.load``) against a running stack.
+"""``stratolog bench``: the load generator (``producers.bulk.load``) against a running stack.
 
 ``make bench`` is another thing: ``benchmarks.om_write`` starts a stack of its own and also measures its processes.
 """
@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
+from producers.bulk.load import LoadResult, LoadSpec, run_load
 from producers.client import Client
-from producers.keys import ensure_places
-from producers.load import LoadResult, LoadSpec, run_load
-from schemas.log import LEADER_MODE, REQUEST_MODES
+from producers.requests.keys import ensure_places
+from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from schemas.sharding import shard_of
-from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table, progress
-from stratolog.commands.modes import set_modes
-from stratolog.commands.waiting import interruptible
-from stratolog.connection import client_of
+from stratolog.cluster.connection import client_of
+from stratolog.cluster.request_modes import set_modes
+from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, print_table, progress
+from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, UsageError
 
 MAX_IN_FLIGHT = 100_000

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, print_json, settings_of
-from stratolog.commands.names import datanode_names
-from stratolog.commands.waiting import interruptible
+from stratolog.cluster.reach import await_broker, broker_addresses
+from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, settings_of
+from stratolog.commands.common.names import datanode_names
+from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.extras import libraries_of
-from stratolog.reach import await_broker, broker_addresses
 
 PREPARE_TIMEOUT_S = 180.0
 """How long closing all containers and pipelines may take."""
@@ -53,7 +53,7 @@ def run(context: typer.Context, name: Name = None, *, node: OldName = None) -> N
         raise UsageError(str(error)) from error
     with libraries_of("datanode"):
         from datanode_processors import node as datanode
-        from replicated_db import logs
+        from replicated_db.shell import logs
     logs.configure(config.node, config.log_level, config.log_format)
     with interruptible("the datanode had not begun"):
         await_broker(broker_addresses(settings), logs.log.warning)

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import httpx
 import typer
 
-from replicated_db.errors import StopProcess
-from replicated_db.ports import Entry
-from replicated_db.reading import Reading
-from schemas.codec import decode_as
-from schemas.log import Batch, LogRecord, Mode, RequestBatch
-from schemas.messages import PreparedRequest
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import Entry
+from schemas.codecs.codec import decode_as
+from schemas.records.log import Batch, LogRecord, Mode, RequestBatch
+from schemas.records.messages import PreparedRequest
 from schemas.result_codes import OK
 from schemas.topics import OM_LOG
-from stratolog.commands.common import JsonOption, connected_settings_of, print_json, print_table
-from stratolog.commands.names import node_names
+from stratolog.cluster.leadership import check_shard
+from stratolog.cluster.reach import check_brokers, check_nodes
+from stratolog.cluster.shard_log import read_judged
+from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, print_table
+from stratolog.commands.common.names import node_names
+from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
-from stratolog.leadership import check_shard
-from stratolog.reach import check_brokers, check_nodes
-from stratolog.settings import Settings
-from stratolog.shard_log import read_judged
 
 if TYPE_CHECKING:
     from stratolog.commands.late_replay import Replay

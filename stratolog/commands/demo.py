@@ -2,7 +2,7 @@
 
 The stack is the local stack of ``stratolog up``, in a data directory of its own (``DATA_DIR/demo``), made anew each time.
 Without ``--keep`` its processes are tethered to this one: however it ends, they end too. The questions are in
-``stratolog.checks``; exit status 0 only if every one is answered with yes.
+``stratolog.cluster.checks``; exit status 0 only if every one is answered with yes.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Annotated, Any
 
 import typer
 
-from producers.ingest import MAX_IN_FLIGHT, IngestSummary
-from producers.placement import Placement
-from stratolog import checks
-from stratolog.checks import Check, Replica
-from stratolog.commands.audit import check_spark
-from stratolog.commands.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
+from producers.bulk.placement import Placement
+from stratolog.cluster import checks
+from stratolog.cluster.checks import Check, Replica
+from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
+from stratolog.commands.common.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from stratolog.commands.common.tables import yes_or_no
+from stratolog.commands.common.waiting import interruptible
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
 from stratolog.commands.stack import check_installed
-from stratolog.commands.tables import yes_or_no
-from stratolog.commands.waiting import interruptible
+from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.errors import EXIT_FAILED, UserError
+from stratolog.extras import check_spark
 from stratolog.local import stack, state
-from stratolog.settings import Settings, default_datanodes
-from stratolog.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
 
 SCRUB_INTERVAL_MS = 10_000
 """Replicas of the demo scan themselves in full this often, so that the last verdict rests on a scan too."""

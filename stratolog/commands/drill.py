@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
-from stratolog.commands.tables import yes_or_no
-from stratolog.commands.waiting import interruptible
-from stratolog.drills import registry
-from stratolog.drills.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
+from stratolog.cluster.leadership import check_shard
+from stratolog.cluster.reach import check_brokers
+from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.tables import yes_or_no
+from stratolog.commands.common.waiting import interruptible
+from stratolog.drills.kit import registry
+from stratolog.drills.kit.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
-from stratolog.leadership import check_shard
-from stratolog.reach import check_brokers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stratolog.drills.cluster import Cluster
-    from stratolog.drills.session import Session
-    from stratolog.settings import Settings
+    from stratolog.configuration.settings import Settings
+    from stratolog.drills.kit.cluster import Cluster
+    from stratolog.drills.kit.session import Session
 
 ShardOption = Annotated[int, typer.Option("--shard", min=0, help="The shard that the drill is about.")]
 ReportOption = Annotated[
@@ -123,7 +123,7 @@ def point_in_time(
     report: ReportOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     from stratolog.drills import point_in_time as drill
-    from stratolog.drills.cluster import Cluster
+    from stratolog.drills.kit.cluster import Cluster
 
     settings = connected_settings_of(context)
     if (index is None) == (time is None):
@@ -149,7 +149,7 @@ def point_in_time(
 
 def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
     from stratolog.drills import rolling_upgrade as drill
-    from stratolog.drills.cluster import Cluster
+    from stratolog.drills.kit.cluster import Cluster
 
     settings = connected_settings_of(context)
     _check_file(report)
@@ -175,7 +175,7 @@ def _run(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Run a drill about one shard, print and write its report, and end with its exit status."""
-    from stratolog.drills.cluster import Cluster
+    from stratolog.drills.kit.cluster import Cluster
 
     settings = connected_settings_of(context)
     check_shard(settings, shard)
@@ -199,7 +199,7 @@ def _told(
     settings: Settings, name: str, shard: int | None, drill: Callable[[Session], None], as_json: bool
 ) -> Report:  # fmt: skip
     """Run a drill with its steps printed as they go."""
-    from stratolog.drills.session import Session, run
+    from stratolog.drills.kit.session import Session, run
 
     with _ended_in_order(), _telling(as_json) as (tell, begin):
         session = Session(tell, begin)

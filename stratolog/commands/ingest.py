@@ -1,4 +1,4 @@
-"""``stratolog ingest DIR``: the files of a directory tree become keys (``producers.ingest``), with a progress bar."""
+"""``stratolog ingest DIR``: the files of a directory tree become keys (``producers.bulk.ingest``), with a progress bar."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from producers.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
-from producers.ingest import Progress as Step
-from producers.placement import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
-from stratolog.commands.addresses import Address, bucket_address, shown_size
-from stratolog.commands.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
-from stratolog.commands.waiting import waiting
-from stratolog.connection import client_of
+from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
+from producers.bulk.ingest import Progress as Step
+from producers.bulk.placement import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
+from stratolog.cluster.connection import client_of
+from stratolog.commands.common.addresses import Address, bucket_address, shown_size
+from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.waiting import waiting
 from stratolog.errors import EXIT_FAILED, UsageError
 
 if TYPE_CHECKING:
-    from stratolog.settings import Settings
+    from stratolog.configuration.settings import Settings
 
 LINE_INTERVAL_S = 5.0
 """Where there is no terminal, progress is a line at most this often."""
@@ -93,7 +93,7 @@ def run_ingest(
 ) -> IngestSummary:  # fmt: skip
     """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
 
-    Raises as ``producers.ingest`` does.
+    Raises as ``producers.bulk.ingest`` does.
     """
     last: list[Step] = []
 

@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import typer
 
-from stratolog.commands.common import JsonOption, console, print_json, progress, settings_of
-from stratolog.commands.waiting import interruptible
+from stratolog.commands.common.common import JsonOption, console, print_json, progress, settings_of
+from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import Unavailable
 from stratolog.local.jars import kafka_jars, spark_jars
 from stratolog.local.kafka import make_class_archive

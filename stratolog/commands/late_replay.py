@@ -5,14 +5,14 @@ The log of late validation holds requests, not answers: who wants to see which w
 
 from __future__ import annotations
 
-from om_processors.context import Contexts
-from om_processors.late import OMExecutor
-from om_processors.service import OM_FAMILIES
-from replicated_db.memory import MemoryStore
-from replicated_db.replica import Identity, Replica
-from schemas.codec import decode_as
-from schemas.log import LogRecord, RequestBatch
-from schemas.messages import Response
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.tables.memory import MemoryStore
+from schemas.codecs.codec import decode_as
+from schemas.records.log import LogRecord, RequestBatch
+from schemas.records.messages import Response
 
 
 class Replay:

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common import settings_of
-from stratolog.commands.names import node_names
-from stratolog.commands.waiting import interruptible
+from stratolog.cluster.reach import await_broker, broker_addresses
+from stratolog.commands.common.common import settings_of
+from stratolog.commands.common.names import node_names
+from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import UsageError
 from stratolog.extras import libraries_of
-from stratolog.reach import await_broker, broker_addresses
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +36,7 @@ def run(
         raise UsageError(str(error)) from error
     with libraries_of("om"):
         from om_processors import node
-        from replicated_db import logs
+        from replicated_db.shell import logs
     logs.configure(config.node, config.log_level, config.log_format)
     with interruptible("the node had not begun"):
         await_broker(broker_addresses(settings), logs.log.warning)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands.common import (
+from stratolog.commands.common.common import (
     JsonOption,
     connected_settings_of,
     console,
@@ -17,14 +17,14 @@ from stratolog.commands.common import (
     progress,
     settings_of,
 )
-from stratolog.commands.waiting import interruptible
+from stratolog.commands.common.waiting import interruptible
+from stratolog.configuration.settings import Settings, default_datanodes
+from stratolog.configuration.settings_values import MAX_DATANODES, DatanodeAddress
 from stratolog.errors import EXIT_FAILED, Unavailable
 from stratolog.extras import check_extras
 from stratolog.local import stack, state
 from stratolog.local.contents import has_stack
 from stratolog.local.ports import WANTED
-from stratolog.settings import Settings, default_datanodes
-from stratolog.settings_values import MAX_DATANODES, DatanodeAddress
 
 SHARD_COLUMNS = {
     "shard": "shard", "role": "role", "leader": "leader", "term": "term",
@@ -106,7 +106,7 @@ def down(
 
 
 def _nor_above(settings: Settings) -> str:
-    """Say where else a stack was looked for (stratolog.places)."""
+    """Say where else a stack was looked for (stratolog.configuration.places)."""
     given = "data_dir" in settings.explicit
     return "" if given else ", nor in a directory above it (STRATOLOG_DATA_DIR names another one)"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from stratolog.commands.common import JsonOption, connected_settings_of, console, print_json
-from stratolog.commands.waiting import waiting
+from stratolog.cluster.reach import check_brokers
+from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.common.waiting import waiting
 from stratolog.errors import UsageError
 from stratolog.local.stack import topic_plan
 from stratolog.local.state import read_state
 from stratolog.local.topics import ensure_topics
-from stratolog.reach import check_brokers
 
 
 def register(app: typer.Typer) -> None:

@@ -15,25 +15,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from om_processors.service import OM_FAMILIES
+from om_processors.execution.service import OM_FAMILIES
 from producers.client import Client
-from replicated_db.errors import StoreFailure
-from replicated_db.rocks import RocksStore
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import BUCKETS, KEY_TABLE
-from schemas.log import Batch, Delete, Merge, Put, RequestBatch
-from schemas.messages import Verdict
+from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
+from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
-from stratolog.drills import judgement
-from stratolog.drills.cluster import Cluster
+from stratolog.cluster.leadership import move
+from stratolog.cluster.verdicts import DIVERGED, EQUAL, VerdictReader
 from stratolog.drills.kill_follower import follower_of, offset_in
-from stratolog.drills.load import BUCKET, client_of, put_key, removed, volume_name
-from stratolog.drills.logview import Digest, Sums, differing, records_of, survey
-from stratolog.drills.rebuild import scratch
-from stratolog.drills.report import CouldNotRun, StepFailed
-from stratolog.drills.session import Session
-from stratolog.drills.taps import SCRUBBED, ReportTap, sums_of
-from stratolog.leadership import move
-from stratolog.verdicts import DIVERGED, EQUAL, VerdictReader
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
+from stratolog.drills.kit.logview import Digest, Sums, differing, records_of, survey
+from stratolog.drills.kit.rebuild import scratch
+from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
 
 KEYS = 8
 AUDIT_TIMEOUT_S = 120.0

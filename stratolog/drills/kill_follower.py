@@ -6,17 +6,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from om_processors.service import OM_FAMILIES
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.position import POSITION_KEY, Position
-from replicated_db.rocks import RocksStore
-from stratolog.drills import judgement
-from stratolog.drills.aftermath import judge_load
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.load import own_load
-from stratolog.drills.report import CouldNotRun
-from stratolog.drills.session import Session
-from stratolog.drills.taps import ReportTap
+from om_processors.execution.service import OM_FAMILIES
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.shell.rocks import RocksStore
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.report import CouldNotRun
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 20
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-from stratolog.drills import judgement
-from stratolog.drills.aftermath import judge_load
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.load import own_load
-from stratolog.drills.session import Session
-from stratolog.drills.taps import ReportTap
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import ReportTap
 
 WRITES = 20
 

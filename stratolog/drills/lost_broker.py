@@ -8,13 +8,13 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from schemas.topics import OM_LOG
-from stratolog.drills import judgement
-from stratolog.drills.aftermath import judge_load
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.load import own_load
-from stratolog.drills.report import CouldNotRun, StepFailed
-from stratolog.drills.session import Session
-from stratolog.drills.taps import ReportTap
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import own_load
+from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import ReportTap
 from stratolog.local.processes import wait_until
 from stratolog.local.state import BROKER
 

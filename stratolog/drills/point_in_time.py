@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.log import Batch, RequestBatch
-from stratolog import state_directory
-from stratolog.drills import judgement
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.logview import Digest, LogEntry, survey, total
-from stratolog.drills.rebuild import FOLDER, bases_for, checkpoints_of, copy_base, rebuild
-from stratolog.drills.report import CouldNotRun
-from stratolog.drills.session import Session
-from stratolog.state_directory import ShardPosition
+from schemas.records.log import Batch, RequestBatch
+from stratolog.configuration import state_directory
+from stratolog.configuration.state_directory import ShardPosition
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.logview import Digest, LogEntry, survey, total
+from stratolog.drills.kit.rebuild import FOLDER, bases_for, checkpoints_of, copy_base, rebuild
+from stratolog.drills.kit.report import CouldNotRun
+from stratolog.drills.kit.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,10 @@ from confluent_kafka import KafkaException, Message, Producer
 
 from producers.errors import StratologError
 from schemas import result_codes as codes
-from schemas.codec import encode, header_of
+from schemas.codecs.codec import encode, header_of
+from schemas.codecs.registry import FINGERPRINT_BYTES, MARKER
 from schemas.column_families import BUCKETS
-from schemas.messages import (
+from schemas.records.messages import (
     CreateBucket,
     CreateKey,
     CreatePipeline,
@@ -30,16 +31,15 @@ from schemas.messages import (
     RetirePipeline,
     SetDatanodeState,
 )
-from schemas.registry import FINGERPRINT_BYTES, MARKER
 from schemas.topics import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, OM_REQUESTS
-from stratolog.drills import judgement
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.judgement import Answered, Rejection, Standing
-from stratolog.drills.load import client_of, volume_name
-from stratolog.drills.logview import Sums, differing, survey, unsigned
-from stratolog.drills.report import CouldNotRun, StepFailed
-from stratolog.drills.session import Session
-from stratolog.drills.taps import AnswerTap, RejectedTap, now_ms
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.judgement import Answered, Rejection, Standing
+from stratolog.drills.kit.load import client_of, volume_name
+from stratolog.drills.kit.logview import Sums, differing, survey, unsigned
+from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import AnswerTap, RejectedTap, now_ms
 from stratolog.local.processes import wait_until
 from stratolog.local.state import NODE
 
@@ -50,7 +50,7 @@ ATTEMPTS = 20
 OWN_REQUESTS = frozenset(
     kind.__name__ for kind in (CreatePipeline, RetirePipeline, SetDatanodeState, PurgeBlocks, ExpireOpenKeys)
 )
-"""Types of requests that nodes make by themselves (om_processors/proposer.py)."""
+"""Types of requests that nodes make by themselves (om_processors/fleet/proposer.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stratolog.drills import judgement
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.logview import Digest, Sums, Survey, survey, unsigned
-from stratolog.drills.rebuild import Rebuilt, Taken, bases_for, checkpoints_of, copy_base, rebuild, scratch
-from stratolog.drills.report import CouldNotRun, StepFailed
-from stratolog.drills.session import Session
-from stratolog.drills.taps import INCREMENTAL, ReportTap
-from stratolog.spark_oracle import open_oracle
+from stratolog.cluster.spark_oracle import open_oracle
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.logview import Digest, Sums, Survey, survey, unsigned
+from stratolog.drills.kit.rebuild import Rebuilt, Taken, bases_for, checkpoints_of, copy_base, rebuild, scratch
+from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import INCREMENTAL, ReportTap
 
 REPORTS_SLACK_MS = 60_000
 """Reports of a barrier are looked for from so long before its append time on."""

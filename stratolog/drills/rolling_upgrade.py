@@ -15,15 +15,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from om_processors.service import OM_FAMILIES
+from om_processors.execution.service import OM_FAMILIES
 from schemas import result_codes as codes
-from stratolog.drills import judgement
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.judgement import Mixed
-from stratolog.drills.logview import differing, slot_of
-from stratolog.drills.rebuild import scratch
-from stratolog.drills.session import Session
-from stratolog.drills.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.judgement import Mixed
+from stratolog.drills.kit.logview import differing, slot_of
+from stratolog.drills.kit.rebuild import scratch
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
 
 ODD = "om3"
 

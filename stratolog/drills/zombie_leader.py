@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import httpx
 
 from producers.errors import StratologError
-from schemas.messages import Response, SetBucketProperty
-from stratolog.drills import judgement
-from stratolog.drills.aftermath import judge_load
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.judgement import Read
-from stratolog.drills.load import BUCKET, DEADLINE_MS, Load, own_load
-from stratolog.drills.logview import VoidRecord, survey
-from stratolog.drills.report import CouldNotRun
-from stratolog.drills.session import Session
-from stratolog.drills.taps import AnswerTap, ReportTap
+from schemas.records.messages import Response, SetBucketProperty
+from stratolog.drills.kit import judgement
+from stratolog.drills.kit.aftermath import judge_load
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.judgement import Read
+from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load, own_load
+from stratolog.drills.kit.logview import VoidRecord, survey
+from stratolog.drills.kit.report import CouldNotRun
+from stratolog.drills.kit.session import Session
+from stratolog.drills.kit.taps import AnswerTap, ReportTap
 
 ATTEMPTS = 4
 BURST = 600

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from stratolog.configuration.settings import SECRET_FILE
 from stratolog.local import state
 from stratolog.local.processes import wait_until
-from stratolog.settings import SECRET_FILE
 
 FOLDERS = ("kafka", "nodes", "datanodes", "audit", "logs", "drills")
 REMOVE_TIMEOUT_S = 2.0

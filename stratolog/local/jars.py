@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
+from stratolog.configuration.places import expanded, is_homeless
 from stratolog.errors import Unavailable, UsageError, UserError
-from stratolog.places import expanded, is_homeless
 
 KAFKA_VERSION = "4.3.1"
 SPARK_VERSION = "4.0.0"

@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from stratolog.configuration.settings import CONFIG_VARIABLE
 from stratolog.errors import UserError
 from stratolog.local.processes import Process
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
-from stratolog.settings import CONFIG_VARIABLE
 
 _PROC = Path("/proc")
 _AUDIT_MODULE = "spark_streaming.jobs.audit_stream"

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from stratolog.configuration.settings import Settings, default_datanodes
+from stratolog.configuration.settings_values import MAX_PORT, DatanodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local.processes import free_ports, is_port_free
-from stratolog.settings import Settings, default_datanodes
-from stratolog.settings_values import MAX_PORT, DatanodeAddress
 
 WANTED = "wanted_port"
 """In a member's ``extra`` (stratolog.local.state): the port that it was to have, if that was taken."""

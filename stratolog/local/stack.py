@@ -3,7 +3,7 @@
 Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
 
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
-    cluster-secret                       what members and operators prove to have (stratolog.cluster_secret)
+    cluster-secret                       what members and operators prove to have (stratolog.configuration.cluster_secret)
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
@@ -27,7 +27,9 @@ from typing import Any
 
 import httpx
 
-from stratolog.cluster_secret import make_secret
+from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
+from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.errors import Unavailable, UsageError
 from stratolog.local import state as states
 from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
@@ -38,8 +40,6 @@ from stratolog.local.ports import WANTED, Moved, free_datanodes, with_free_ports
 from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
-from stratolog.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
-from stratolog.settings_values import DatanodeAddress, NodeAddress
 
 Report = Callable[[str], None]
 """Told in words what is going on."""
@@ -374,7 +374,7 @@ def audit_folder(settings: Settings) -> Path:
 
 
 def audit_command(settings: Settings) -> list[str]:
-    """Write the configuration of the Spark audit (``spark_streaming.jobs.config``) and return its process's command."""
+    """Write the configuration of the Spark audit (``spark_streaming.config``) and return its process's command."""
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stratolog.configuration.settings import NAMES, Settings, load_settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
-from stratolog.settings import NAMES, Settings, load_settings
 
 STATE_FILE = "stack.json"
 SETTINGS_FILE = "stack.toml"

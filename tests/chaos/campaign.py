@@ -22,7 +22,7 @@ from threading import Event
 from typing import Any
 
 from producers import Client
-from producers.keys import ensure_places
+from producers.requests.keys import ensure_places
 from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
 from stratolog.local.processes import Process, log_tail, spawn
 from tests.chaos.journal import Journal, Tail

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from producers.errors import RetryableError, StratologError
-from producers.key_files import KeyOutput
-from tests.support.key_world import KIB, MIB, KeyWorld
+from producers.files.key_files import KeyOutput
+from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 
 SLOTS = 4
 """Keys of a client's own."""

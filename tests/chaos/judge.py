@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from schemas.column_families import KEY_TABLE
-from schemas.log import Batch, Delete, DigestBase, Put
+from schemas.records.log import Batch, Delete, DigestBase, Put
 from schemas.sharding import shard_of
 from tests.chaos.journal import Journal
 from tests.support.judged_log import Judged, LogReader, add_claims, unsigned

@@ -17,10 +17,10 @@ from pathlib import Path
 from types import FrameType
 
 from producers import Client
-from producers.calls import Outcome
 from producers.errors import NotConnected, OutcomeUnknown, StratologError
-from producers.keys import fit_blocks, session_of
-from schemas.messages import CommitKey, CreateKey, DeleteKey, RequestBody, Response
+from producers.requests.core.calls import Outcome
+from producers.requests.keys import fit_blocks, session_of
+from schemas.records.messages import CommitKey, CreateKey, DeleteKey, RequestBody, Response
 from tests.chaos import journal
 from tests.chaos.journal import COMMIT, CREATE, DELETE
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from fastavro import schemaless_reader, schemaless_writer
 
-from schemas import reference
-from schemas.codec import decode, encode
-from schemas.registry import MARKER, registry
+from schemas.codecs import reference
+from schemas.codecs.codec import decode, encode
+from schemas.codecs.registry import MARKER, registry
 from tests.golden.avro_values import Schema, examples, from_json, to_json
 
 FOLDER = Path(__file__).parent / "codec"

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from datanode_processors.checksums import checksums_of
-from datanode_processors.digests import container_digest
-from schemas.codec import decode, encode
-from schemas.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
-from schemas.log import Barrier
-from schemas.messages import AuditReport
-from schemas.packets import CELL_BYTES
+from datanode_processors.blocks.core.checksums import checksums_of
+from datanode_processors.blocks.core.digests import container_digest
+from schemas.codecs.codec import decode, encode
+from schemas.records.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
+from schemas.records.log import Barrier
+from schemas.records.messages import AuditReport
+from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT, DN_LOG
+from spark_streaming.config import config_from
 from spark_streaming.jobs.audit_batch import audit_once
-from spark_streaming.jobs.config import config_from
-from spark_streaming.logs import PIPELINES
+from spark_streaming.records.logs import PIPELINES
 from stratolog.local.jars import spark_jars
 from tests.support.datanodes import CLUSTER, Block, Datanodes
 from tests.support.spark import spark

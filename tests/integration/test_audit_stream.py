@@ -20,15 +20,15 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from rich.console import Console
 
-from schemas.block_rows import block_key
-from schemas.codec import decode_as, encode
-from schemas.datanode import BlockReport
-from schemas.messages import AuditReport, Verdict
+from schemas.codecs.block_rows import block_key
+from schemas.codecs.codec import decode_as, encode
+from schemas.records.datanode import BlockReport
+from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_LOG
+from spark_streaming.config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
 from spark_streaming.jobs.audit_batch import audit_once
-from spark_streaming.jobs.config import AuditConfig, config_from
-from spark_streaming.logs import KNOWN_LOGS
+from spark_streaming.records.logs import KNOWN_LOGS
 from stratolog.local.jars import spark_jars
 from tests.support.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex
 from tests.support.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.codec import decode_as, encode
+from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import DN_COLUMN_FAMILIES, OM_COLUMN_FAMILIES
-from schemas.datanode import BlockReport
-from schemas.log import Merge, Operation, Put
-from schemas.messages import AuditReport
+from schemas.records.datanode import BlockReport
+from schemas.records.log import Merge, Operation, Put
+from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming import oracle, windows
-from spark_streaming.audit import log_row, report
-from spark_streaming.logs import KNOWN_LOGS
-from spark_streaming.transforms import log_rows, report_rows
+from spark_streaming import windows
+from spark_streaming.batch import oracle
+from spark_streaming.records.logs import KNOWN_LOGS
+from spark_streaming.records.transforms import log_rows, report_rows
+from spark_streaming.verdicts.audit import log_row, report
 from tests.support import auditmodel
 from tests.support.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
 from tests.support.pipelinelog import PipelineLog, ordinary_pipeline

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
-from producers.key_copy import put_file
+from producers.bulk.key_copy import put_file
 from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.integration

@@ -20,18 +20,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from om_processors.names import MAX_KEY_NAME_BYTES
+from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from producers import Client
-from producers.keys import fit_blocks, session_of
-from producers.placement import Placement
-from schemas.messages import CommitKey, CreateKey
+from producers.bulk.placement import Placement
+from producers.requests.keys import fit_blocks, session_of
+from schemas.records.messages import CommitKey, CreateKey
 from schemas.sharding import shard_of
-from stratolog import checks
 from stratolog.cli import build_app, exit_code_of
+from stratolog.cluster import checks
+from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.processes import Process, free_ports, wait_until
 from stratolog.local.stack import node_status
-from stratolog.verdicts import VerdictReader
 from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.integration

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from producers.key_files import KeyInput, KeyOutput
-from producers.key_reader import KeyReader
-from schemas.packets import CELL_BYTES
+from producers.files.key_files import KeyInput, KeyOutput
+from producers.files.key_reader import KeyReader
+from schemas.records.packets import CELL_BYTES
 from tests.support.datanodes import Datanodes
-from tests.support.key_world import KIB, MIB, KeyWorld, block_of
+from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
+from datanode_processors.blocks.space import GRANT_BYTES
 from datanode_processors.errors import BlockError
-from datanode_processors.space import GRANT_BYTES
-from producers.key_files import KeyOutput
+from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
-from schemas.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks
-from schemas.packets import CELL_BYTES
+from schemas.records.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks
+from schemas.records.packets import CELL_BYTES
 from tests.support.datanode_faults import Ledger, paused, settle, unhealthy, until
 from tests.support.datanodes import Block, Datanodes
-from tests.support.key_world import MIB, KeyWorld
+from tests.support.sdk.key_world import MIB, KeyWorld
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration

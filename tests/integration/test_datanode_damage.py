@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.copy_sources import SOURCES_FILE
 from datanode_processors.errors import BlockError
-from datanode_processors.peer import Peer
+from datanode_processors.repair.copy_sources import SOURCES_FILE
+from datanode_processors.wire.peer import Peer
 from producers.errors import DatanodeError
 from schemas import stream_errors as codes
-from schemas.datanode import (
+from schemas.records.datanode import (
     BlockId,
     CloseContainer,
     DeleteBlocks,
@@ -31,10 +31,10 @@ from schemas.datanode import (
     OpenPipeline,
     SalvageBlock,
 )
-from schemas.packets import CELL_BYTES
+from schemas.records.packets import CELL_BYTES
 from tests.support.datanode_faults import Ledger, settle, unhealthy
 from tests.support.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
-from tests.support.key_world import KIB, MIB, KeyWorld, block_of
+from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration

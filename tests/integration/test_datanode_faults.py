@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
-from datanode_processors.wire import WireClosed
-from producers.datanode_connection import SILENCE_MS
-from producers.key_files import KeyOutput
+from datanode_processors.wire.wire import WireClosed
+from producers.blocks.datanode_connection import SILENCE_MS
+from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
-from schemas.packets import CELL_BYTES, Kind
+from schemas.records.packets import CELL_BYTES, Kind
 from tests.support.datanode_faults import (
     Ledger,
     client_bytes,
@@ -31,7 +31,7 @@ from tests.support.datanode_faults import (
     streams_of,
 )
 from tests.support.datanodes import CLUSTER, Datanodes
-from tests.support.key_world import KIB, MIB, KeyWorld
+from tests.support.sdk.key_world import KIB, MIB, KeyWorld
 from tests.support.stack import LocalKafka
 from tests.support.streams import Client, Proxy
 

@@ -15,8 +15,9 @@ from crc32c import crc32c
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
-from schemas.codec import decode
-from schemas.datanode import (
+from schemas.codecs.codec import decode
+from schemas.privilege import ClusterSecret
+from schemas.records.datanode import (
     BlockCommitted,
     BlockId,
     BlockReport,
@@ -31,8 +32,7 @@ from schemas.datanode import (
     Route,
     WriteChunk,
 )
-from schemas.packets import CELL_BYTES
-from schemas.privilege import ClusterSecret
+from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT
 from tests.support.datanodes import Block, Datanodes
 from tests.support.secret import SECRET

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
-from datanode_processors.peer import Peer
+from datanode_processors.wire.peer import Peer
 from producers.client import Client
-from schemas.datanode import BlockId, ReadBlock
-from schemas.messages import RetirePipeline, SetDatanodeState
+from schemas.records.datanode import BlockId, ReadBlock
+from schemas.records.messages import RetirePipeline, SetDatanodeState
 from schemas.stream_errors import CHECKSUM_MISMATCH
-from stratolog.connection import client_of
+from stratolog.cluster.connection import client_of
 from stratolog.local.processes import free_ports
 from tests.support.stack import TestStack
 

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from om_processors.block_deletion import partition_of
-from om_processors.placement_loop import GROW_PARTITIONS
+from om_processors.fleet.block_deletion import partition_of
+from om_processors.fleet.placement_loop import GROW_PARTITIONS
 from producers import Client, StreamOptions
-from schemas.codec import decode
-from schemas.datanode import Member
-from schemas.messages import AuditReport, CreatePipeline, RetirePipeline
+from schemas.codecs.codec import decode
+from schemas.records.datanode import Member
+from schemas.records.messages import AuditReport, CreatePipeline, RetirePipeline
 from schemas.topics import DN_AUDIT, DN_LOG
 from stratolog.local import topics
 from tests.support.faults import Tap

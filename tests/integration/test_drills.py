@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from producers.keys import ensure_places
-from schemas.codec import decode_as
+from producers.requests.keys import ensure_places
+from schemas.codecs.codec import decode_as
 from schemas.column_families import KEY_TABLE
-from schemas.messages import CancelPrepare, Prepare, SetDatanodeState
-from schemas.rows import KeyInfo
+from schemas.records.messages import CancelPrepare, Prepare, SetDatanodeState
+from schemas.records.rows import KeyInfo
 from stratolog.cli import build_app
+from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills import (
     corrupt_replica,
     kill_follower,
@@ -32,17 +34,15 @@ from stratolog.drills import (
     replay,
     zombie_leader,
 )
-from stratolog.drills.cluster import Cluster
-from stratolog.drills.load import BUCKET, client_of, put_key, volume_name
-from stratolog.drills.logview import survey
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.load import BUCKET, client_of, put_key, volume_name
+from stratolog.drills.kit.logview import survey
+from stratolog.drills.kit.report import COULD_NOT_RUN, FAILED, PASSED, Report, StepFailed
+from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
-from stratolog.drills.report import COULD_NOT_RUN, FAILED, PASSED, Report, StepFailed
-from stratolog.drills.session import Session, run
 from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError
 from stratolog.local import stack
 from stratolog.local.processes import free_ports
-from stratolog.settings import Settings, load_settings
-from stratolog.settings_values import NodeAddress
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(400)]
 SHARDS = 2

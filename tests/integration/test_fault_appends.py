@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from om_processors.backlog import Backlog
-from om_processors.context import Contexts
-from om_processors.gateway import Gateway
-from om_processors.intake import RequestIntake
-from om_processors.outbox import KafkaOutbox
-from om_processors.service import OM_FAMILIES, OMService
-from replicated_db import kafka_log
-from replicated_db.kafka_log import KafkaAppender, KafkaLog
-from replicated_db.leader import Limits
-from replicated_db.leader_loop import LeaderLoop
-from replicated_db.ports import DeliveryReport
-from replicated_db.reading import Reading
-from replicated_db.replica import Identity, Replica
-from replicated_db.rocks import RocksStore
-from replicated_db.system import SystemClock, SystemIds
+from om_processors.execution.service import OM_FAMILIES, OMService
+from om_processors.leading.core.backlog import Backlog
+from om_processors.leading.gateway import Gateway
+from om_processors.leading.intake import RequestIntake
+from om_processors.leading.outbox import KafkaOutbox
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.leading.leader import Limits
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import DeliveryReport
+from replicated_db.shell.kafka import kafka_log
+from replicated_db.shell.kafka.kafka_log import KafkaAppender, KafkaLog
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.rocks import RocksStore
+from replicated_db.shell.system import SystemClock, SystemIds
 from schemas import result_codes as codes
-from schemas.codec import decode, decode_as, encode
-from schemas.log import Batch
-from schemas.messages import (
+from schemas.codecs.codec import decode, decode_as, encode
+from schemas.records.log import Batch
+from schemas.records.messages import (
     CommitKey,
     CreateBucket,
     CreateKey,

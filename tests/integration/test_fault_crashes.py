@@ -13,14 +13,14 @@ import httpx
 import pytest
 
 from producers import Client
-from producers.keys import session_of
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.position import POSITION_KEY, Position
-from replicated_db.reading import Reading
-from schemas.codec import decode_as
-from schemas.envelopes import responses_in
-from schemas.log import LeaderClaim
-from schemas.messages import CreateKey, Response
+from producers.requests.keys import session_of
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from schemas.codecs.codec import decode_as
+from schemas.codecs.envelopes import responses_in
+from schemas.records.log import LeaderClaim
+from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
 from tests.support.faults import (
     Load,

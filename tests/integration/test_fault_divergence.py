@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from producers import Client
-from schemas.codec import decode_as, encode
+from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import BUCKETS, KEY_TABLE
-from schemas.log import Put
-from schemas.messages import AuditReport
-from schemas.rows import KeyInfo
+from schemas.records.log import Put
+from schemas.records.messages import AuditReport
+from schemas.records.rows import KeyInfo
 from tests.support.faults import (
     AuditTap,
     assert_log_agrees,

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from producers import Client
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.position import POSITION_KEY, Position
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from schemas import result_codes as codes
-from schemas.codec import decode_as, encode
-from schemas.log import LATE_MODE, LEADER_MODE, DigestBase, RequestBatch
-from schemas.messages import CreateKey, DeleteKey, Request, Response
+from schemas.codecs.codec import decode_as, encode
+from schemas.records.log import LATE_MODE, LEADER_MODE, DigestBase, RequestBatch
+from schemas.records.messages import CreateKey, DeleteKey, Request, Response
+from stratolog.cluster.request_modes import request_types, set_modes
+from stratolog.commands.admin.replica_base import log_base
 from stratolog.commands.late_replay import Replay
-from stratolog.commands.modes import request_types, set_modes
-from stratolog.commands.replica_base import log_base
 from tests.support.faults import RawClient, database, fresh_volume, put_key
 from tests.support.judged_log import read_log
 from tests.support.stack import TestStack

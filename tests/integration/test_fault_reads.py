@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from producers import Client
-from schemas.log import Barrier, LeaderClaim, Tick
+from schemas.records.log import Barrier, LeaderClaim, Tick
 from schemas.sharding import shard_of
 from tests.support.faults import (
     bystander,

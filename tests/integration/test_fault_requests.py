@@ -12,14 +12,16 @@ import pytest
 from confluent_kafka import Producer
 
 from producers import Client, RequestFailed
-from producers.keys import fit_blocks
-from replicated_db.retry import REQUEST_LIFETIME_MS
+from producers.requests.keys import fit_blocks
+from replicated_db.core.execution.retry import REQUEST_LIFETIME_MS
 from schemas import result_codes as codes
-from schemas.codec import decode_as, encode
+from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.envelopes import MAX_ENVELOPE_MESSAGES, enveloped_requests
+from schemas.codecs.registry import MARKER
 from schemas.column_families import RETRY_TABLE
-from schemas.datanode import Member
-from schemas.envelopes import MAX_ENVELOPE_MESSAGES, enveloped_requests
-from schemas.messages import (
+from schemas.privilege import ClusterSecret
+from schemas.records.datanode import Member
+from schemas.records.messages import (
     AddNode,
     CreateBucket,
     CreateKey,
@@ -34,8 +36,6 @@ from schemas.messages import (
     SetDatanodeState,
     SetRequestMode,
 )
-from schemas.privilege import ClusterSecret
-from schemas.registry import MARKER
 from schemas.topics import MAX_REQUEST_BYTES, OM_AUDIT, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, OM_VERDICTS
 from tests.support.faults import (
     RawClient,

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from producers import Client
-from replicated_db.process import EXIT_FATAL
+from replicated_db.shell.process import EXIT_FATAL
 from schemas.topics import LOG_SETTINGS, OM_LOG, OM_REQUESTS, REQUEST_SETTINGS
 from stratolog.errors import EXIT_USAGE
 from stratolog.local.processes import wait_until

@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewTopic, OffsetSpec
 
-from replicated_db.follower import make_app, place_group
-from replicated_db.process import when_brokers_answer
+from replicated_db.shell.follower import make_app, place_group
+from replicated_db.shell.process import when_brokers_answer
 from stratolog.local.processes import free_ports, wait_until
 from tests.support.odd_records import append_with_bad_header
 from tests.support.stack import LocalKafka

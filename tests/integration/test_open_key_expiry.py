@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from om_processors import tables
+from om_processors.namespace import tables
 from producers import Client, RequestFailed
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
 from tests.support.stack import TestStack

@@ -17,29 +17,29 @@ import pytest
 from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
-from om_processors.service import OM_FAMILIES
-from om_processors.write_audit import FILE_NAME
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.serving.write_audit import FILE_NAME
 from producers import Client
 from producers.errors import RequestFailed
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.digests import FIRST_CHAIN, next_chain
-from replicated_db.position import POSITION_KEY, Position
-from replicated_db.process import EXIT_FATAL
-from replicated_db.rocks import RocksStore
-from schemas.codec import decode_as, encode, encode_at
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain
+from replicated_db.shell.process import EXIT_FATAL
+from replicated_db.shell.rocks import RocksStore
+from schemas.codecs.codec import decode_as, encode, encode_at
 from schemas.features import INITIAL, LATEST
-from schemas.log import Genesis, LeaderClaim
-from schemas.messages import AddNode, CreateVolume, Response
+from schemas.records.log import Genesis, LeaderClaim
+from schemas.records.messages import AddNode, CreateVolume, Response
 from schemas.result_codes import OK, OVERLOADED, PREPARED, retry_after_ms
 from schemas.topics import OM_LOG
-from stratolog.commands.members import log_members
-from stratolog.commands.upgrades import cancel_prepare, finalize_shards, prepare_shards
+from stratolog.cluster.leadership import move, shard_views
+from stratolog.commands.admin.members import log_members
+from stratolog.commands.admin.upgrades import cancel_prepare, finalize_shards, prepare_shards
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import Unavailable, UserError
-from stratolog.leadership import move, shard_views
 from stratolog.local.processes import free_ports
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
-from stratolog.settings_values import NodeAddress
 from tests.support import hanging_node
 from tests.support.faults import (
     PATIENCE_S,

@@ -11,17 +11,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from replicated_db.fresh_consumer import FreshConsumer
-from replicated_db.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
-from replicated_db.leader import Leader, Limits, claim_for
-from replicated_db.memory import MemoryStore
-from replicated_db.ports import Appender, AppendRefused, LogUnavailable, OffsetOutOfRange
-from replicated_db.replica import Identity, Replica
-from schemas.codec import encode
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.leading.leader import Leader, Limits, claim_for
+from replicated_db.core.ports import Appender, AppendRefused, LogUnavailable, OffsetOutOfRange
+from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
+from replicated_db.shell.kafka.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
+from schemas.codecs.codec import encode
 from schemas.topics import LOG_SETTINGS
+from tests.support.replicated.kit import CLUSTER, FAMILIES, NODES, Kit, propose, put, rows
+from tests.support.replicated.port_suites import LogSuite, read_all, read_until_refused, settle
 from tests.support.stack import LocalKafka
-from tests.unit.replicated_db.kit import CLUSTER, FAMILIES, NODES, Kit, propose, put, rows
-from tests.unit.replicated_db.port_suites import LogSuite, read_all, read_until_refused, settle
 
 pytestmark = pytest.mark.integration
 
@@ -88,7 +88,7 @@ def test_what_a_stranger_appends_is_seen(kafka_broker: LocalKafka, topic: str, l
 def test_a_reader_that_hears_nothing_is_made_anew_and_goes_on_where_it_was(
     kafka_broker: LocalKafka, topic: str, log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("replicated_db.fresh_consumer.SILENT_BROKER_MS", 500)
+    monkeypatch.setattr("replicated_db.shell.kafka.fresh_consumer.SILENT_BROKER_MS", 500)
     reader = FreshConsumer(consumer_settings(kafka_broker.bootstrap_servers))
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     reader.assign(TopicPartition(topic, 0, 0))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from om_processors.block_deletion import partition_of
+from om_processors.fleet.block_deletion import partition_of
 from producers import StreamOptions
 from stratolog.local.stack import node_answer
 from tests.support.stack import TestStack

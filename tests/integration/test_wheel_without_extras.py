@@ -42,11 +42,11 @@ SDK = tuple(
     f"stratolog.{name}"
     for name in (
         "schemas",
-        "schemas.codec",
+        "schemas.codecs.codec",
         "producers",
-        "producers.load",
-        "producers.ingest",
-        "producers.listing",
+        "producers.bulk.load",
+        "producers.bulk.ingest",
+        "producers.bulk.listing",
     )
 )
 NODES = tuple(
@@ -54,7 +54,7 @@ NODES = tuple(
     for name in (
         "om_processors.node",
         "datanode_processors.node",
-        "replicated_db.follower",
+        "replicated_db.shell.follower",
         "spark_streaming.jobs.audit_stream",
         "spark_streaming.jobs.audit_batch",
         "local.stack",
@@ -184,7 +184,7 @@ def test_the_sdist_can_build_without_the_repository(wheel: Path) -> None:
     (sdist,) = wheel.parent.glob("stratolog-*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "build_tools/backend.py", "schemas/native.pyx", "schemas/codec.py"} <= names
+    assert {"pyproject.toml", "build_tools/backend.py", "schemas/native.pyx", "schemas/codecs/codec.py"} <= names
 
 
 def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_others: Path) -> None:
@@ -220,7 +220,7 @@ def test_the_environment_is_consistent(environment: Path) -> None:
 def test_the_command_and_the_load_generator_start(environment: Path) -> None:
     assert "Usage: stratolog" in ran(environment / "bin" / "stratolog", "--help", cwd=environment)
     assert "--in-flight" in ran(
-        environment / "bin" / "python", "-m", "stratolog.producers.load", "--help", cwd=environment
+        environment / "bin" / "python", "-m", "stratolog.producers.bulk.load", "--help", cwd=environment
     )
 
 

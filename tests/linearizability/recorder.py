@@ -19,9 +19,9 @@ import httpx
 
 from producers import Client
 from producers.errors import OutcomeUnknown, RequestFailed, RetryableError
-from producers.keys import fit_blocks, session_of
-from schemas import messages as m
-from schemas.rows import BlockLocation
+from producers.requests.keys import fit_blocks, session_of
+from schemas.records import messages as m
+from schemas.records.rows import BlockLocation
 from tests.linearizability.history import History, Operation
 
 BUCKETS = ("alpha", "beta")

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import TopicCollection
 
 from schemas.topics import OM_LOG
+from stratolog.configuration.settings_values import NodeAddress
 from stratolog.local.kafka import Listener
-from stratolog.settings_values import NodeAddress
 from tests.linearizability.campaign import Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History

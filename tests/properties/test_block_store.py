@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from datanode_processors.block_store import BlockStore
-from datanode_processors.block_writer import BlockWriter
-from datanode_processors.checksums import MIN_CELL_BYTES, checksums_of
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.core.checksums import MIN_CELL_BYTES, checksums_of
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER
 

@@ -8,7 +8,7 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datanode_processors.checksums import (
+from datanode_processors.blocks.core.checksums import (
     MIN_CELL_BYTES,
     CellChecksums,
     cell_range,

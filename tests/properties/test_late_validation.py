@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from om_processors import ids, tables
-from om_processors.requests import LATE_REQUEST_TYPES
-from schemas import messages as m
-from schemas.codec import decode, decode_as
+from om_processors.execution.requests import LATE_REQUEST_TYPES
+from om_processors.namespace import ids, tables
+from schemas.codecs.codec import decode, decode_as
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
-from schemas.datanode import Member
 from schemas.datanode_states import DATANODE_STATES
-from schemas.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
-from schemas.messages import Response
+from schemas.records import messages as m
+from schemas.records.datanode import Member
+from schemas.records.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
+from schemas.records.messages import Response
 from tests.support.late_world import NODES, LateNode, LateWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])

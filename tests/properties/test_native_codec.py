@@ -17,8 +17,8 @@ from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import codec, compiler, decompiler
-from schemas.registry import registry
+from schemas.codecs import codec, compiler, decompiler
+from schemas.codecs.registry import registry
 from tests.golden.avro_values import Schema, data
 from tests.properties.test_replicated_codec import SCHEMAS, value_of
 

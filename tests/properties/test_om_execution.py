@@ -9,15 +9,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from om_processors import queries, tables
 from om_processors.errors import OMError
-from replicated_db.merge import decode_int64
-from schemas import messages as m
-from schemas.codec import decode, encode
+from om_processors.namespace import tables
+from om_processors.serving import queries
+from replicated_db.core.tables.merge import decode_int64
+from schemas.codecs.codec import decode, encode
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
-from schemas.datanode import Member
 from schemas.datanode_states import DATANODE_STATES
-from schemas.rows import BlockLocation
+from schemas.records import messages as m
+from schemas.records.datanode import Member
+from schemas.records.rows import BlockLocation
 from tests.support.om_model import Model, Refusal
 from tests.support.om_world import World
 

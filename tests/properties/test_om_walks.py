@@ -11,16 +11,16 @@ from collections.abc import Callable
 from random import Random
 
 from om_processors.errors import OMError
-from om_processors.execute import execute
-from replicated_db.column_families import families
-from replicated_db.memory import MemoryStore
-from replicated_db.merge import ADD_INT64
-from replicated_db.overlay import Overlay
-from replicated_db.shard_state import ShardState
-from replicated_db.transaction import Transaction
-from schemas import messages as m
+from om_processors.execution.execute import execute
+from replicated_db.core.execution.shard_state import ShardState
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.tables.column_families import families
+from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.core.tables.merge import ADD_INT64
+from replicated_db.core.tables.overlay import Overlay
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
+from schemas.records import messages as m
 from tests.properties.test_om_execution import Execution
 from tests.support.dict_transaction import DictTransaction
 from tests.support.om_world import World, request_of

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from om_processors import pipeline_making, placement
-from om_processors.pipeline_making import MANY_PIPELINES, PIPELINES_PER_DATANODE
+from om_processors.fleet.core import pipeline_making, placement
+from om_processors.fleet.core.pipeline_making import MANY_PIPELINES, PIPELINES_PER_DATANODE
 from schemas.datanode_states import (
     CLOSED,
     DECOMMISSIONED,

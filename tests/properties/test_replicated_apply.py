@@ -8,15 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicated_db.apply import plan_batch
-from replicated_db.digests import MASK, Digests, digest_of_rows, row_hash
-from replicated_db.folding import BatchOperations
-from replicated_db.memory import MemoryStore
-from replicated_db.overlay import Overlay
-from replicated_db.ports import Write
-from replicated_db.transaction import Transaction
-from schemas.log import Delete, Merge, Operation, Put
-from tests.unit.replicated_db.kit import FAMILIES, batch
+from replicated_db.core.applying.apply import plan_batch
+from replicated_db.core.execution.folding import BatchOperations
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.ports import Write
+from replicated_db.core.tables.digests import MASK, Digests, digest_of_rows, row_hash
+from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.core.tables.overlay import Overlay
+from schemas.records.log import Delete, Merge, Operation, Put
+from tests.support.replicated.kit import FAMILIES, batch
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b""])
 CFS = st.sampled_from(["things", "counters"])

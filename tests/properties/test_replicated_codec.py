@@ -11,10 +11,10 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import reference
-from schemas.codec import HEADER_BYTES, Undecodable, decode, encode
+from schemas.codecs import reference
+from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode, encode
+from schemas.codecs.registry import MARKER, registry
 from schemas.features import VERSIONS
-from schemas.registry import MARKER, registry
 from tests.golden.avro_values import Schema, data, from_json, to_json
 
 SCHEMAS = {version.name: Schema(version.parsed) for version in registry}

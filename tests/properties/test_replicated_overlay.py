@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from replicated_db.memory import MemoryStore
-from replicated_db.overlay import Overlay
-from replicated_db.transaction import Transaction
-from tests.unit.replicated_db.kit import FAMILIES
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.core.tables.overlay import Overlay
+from tests.support.replicated.kit import FAMILIES
 
 KEYS = st.binary(max_size=2)
 VALUES = st.binary(max_size=2)

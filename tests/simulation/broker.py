@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from xxhash import xxh3_128_digest
 
-from om_processors.gateway import Received
-from replicated_db.ports import AppendRefused, DeliveryReport, Entry, OffsetOutOfRange
-from schemas.log import RequestPosition
+from om_processors.leading.gateway import Received
+from replicated_db.core.ports import AppendRefused, DeliveryReport, Entry, OffsetOutOfRange
+from schemas.records.log import RequestPosition
 from tests.simulation.scheduler import Scheduler
 from tests.support.secret import SECRET
 

@@ -1,16 +1,16 @@
-"""Clients of a simulated cluster: the SDK's real core (``producers.calls``) over a network that loses, repeats and delays."""
+"""Clients of a simulated cluster: the SDK's real core (``producers.requests.core.calls``) over a network that loses, repeats and delays."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from producers.calls import Calls, Outcome, Policy
-from producers.keys import fit_blocks
-from schemas.codec import decode
-from schemas.datanode import Member
+from producers.requests.core.calls import Calls, Outcome, Policy
+from producers.requests.keys import fit_blocks
+from schemas.codecs.codec import decode
 from schemas.datanode_states import DATANODE_STATES
-from schemas.messages import (
+from schemas.records.datanode import Member
+from schemas.records.messages import (
     AllocateBlock,
     CommitKey,
     CreateBucket,
@@ -29,7 +29,7 @@ from schemas.messages import (
     SetDatanodeState,
     SetVolumeProperty,
 )
-from schemas.rows import BlockLocation
+from schemas.records.rows import BlockLocation
 from tests.support.secret import SECRET
 
 MAX_IN_FLIGHT = 10

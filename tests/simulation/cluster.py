@@ -12,26 +12,26 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
-from om_processors import ids as object_ids
-from om_processors.context import Allocation, Contexts
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.follower import Follower
-from om_processors.gateway import Gateway, resume_offset
-from om_processors.intake import RESUME_BACK_MS
-from om_processors.late import OMExecutor
-from om_processors.service import OM_FAMILIES, OMService
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.digests import Digests
-from replicated_db.errors import StopProcess
-from replicated_db.faust_transport import BEYOND_END_WAIT_S
-from replicated_db.leader import Limits, Proposal, Reply
-from replicated_db.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
-from replicated_db.memory import MemoryStore
-from replicated_db.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
-from replicated_db.position import POSITION_KEY, Position
-from replicated_db.replica import Identity, Outcome, Replica
-from replicated_db.startup import check_replica
-from schemas.codec import encode
-from schemas.log import RequestPosition
+from om_processors.leading.gateway import Gateway, resume_offset
+from om_processors.leading.intake import RESUME_BACK_MS
+from om_processors.namespace import ids as object_ids
+from om_processors.namespace.context import Allocation, Contexts
+from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.leading.leader import Limits, Proposal, Reply
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.digests import Digests
+from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
+from replicated_db.shell.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
+from replicated_db.shell.startup import check_replica
+from schemas.codecs.codec import encode
+from schemas.records.log import RequestPosition
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
 from tests.support.secret import SECRET
@@ -367,7 +367,7 @@ class Node:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, nodes: dict[str, Node], done: Callable[[Node, str], None]) -> None:
-        """A linearizable read through this node, as ``om_processors.consistency`` does it."""
+        """A linearizable read through this node, as ``om_processors.serving.consistency`` does it."""
         if self.ready:
             self._start("read", lambda: done(self, self._read(nodes)))
 

@@ -10,12 +10,12 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from om_processors.requests import LATE_REQUEST_TYPES
-from replicated_db.merge import decode_int64, encode_int64
-from schemas.codec import decode, encode, encode_at
+from om_processors.execution.requests import LATE_REQUEST_TYPES
+from replicated_db.core.tables.merge import decode_int64, encode_int64
+from schemas.codecs.codec import decode, encode, encode_at
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, OPEN_KEY_TABLE, USAGE_TABLE
-from schemas.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
-from schemas.messages import (
+from schemas.records.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
+from schemas.records.messages import (
     AddNode,
     CancelPrepare,
     CommitKey,

@@ -19,12 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replicated_db.column_families import RETRY_EXPIRY
-from replicated_db.leader import Reply
-from replicated_db.ports import OffsetOutOfRange
-from replicated_db.replica import MAX_COUNTED, Outcome
-from schemas.codec import decode
-from schemas.log import Batch
+from replicated_db.core.applying.replica import MAX_COUNTED, Outcome
+from replicated_db.core.leading.leader import Reply
+from replicated_db.core.ports import OffsetOutOfRange
+from replicated_db.core.tables.column_families import RETRY_EXPIRY
+from schemas.codecs.codec import decode
+from schemas.records.log import Batch
 from schemas.result_codes import PREPARED, REQUEST_TOO_LARGE
 from tests.simulation.cluster import LIMITS, Node, Watch
 from tests.simulation.truth import Moment, Truth, Violation

@@ -11,13 +11,16 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from replicated_db import apply, leader, reading, replica, retry
-from replicated_db.leader import Leader, Reply
-from replicated_db.leader_loop import LeaderLoop, ReadIndex
-from replicated_db.overlay import Overlay
-from replicated_db.ports import View
-from replicated_db.reading import Reading, judge
-from schemas.codec import decode
+from replicated_db.core.applying import apply, replica
+from replicated_db.core.execution import retry
+from replicated_db.core.leading import leader
+from replicated_db.core.leading.leader import Leader, Reply
+from replicated_db.core.log import reading
+from replicated_db.core.log.reading import Reading, judge
+from replicated_db.core.ports import View
+from replicated_db.core.tables.overlay import Overlay
+from replicated_db.shell.leader_loop import LeaderLoop, ReadIndex
+from schemas.codecs.codec import decode
 from tests.simulation.cluster import Node
 
 MUTANTS: dict[str, Callable[[], Any]] = {}

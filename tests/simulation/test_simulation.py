@@ -11,8 +11,8 @@ from typing import get_args
 
 import pytest
 
-from om_processors.requests import LATE_REQUEST_TYPES
-from schemas.messages import RequestBody
+from om_processors.execution.requests import LATE_REQUEST_TYPES
+from schemas.records.messages import RequestBody
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told

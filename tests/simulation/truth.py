@@ -17,18 +17,18 @@ from typing import Any
 
 from xxhash import xxh64_intdigest
 
-from om_processors.context import Contexts
-from om_processors.late import OMExecutor
-from om_processors.service import OM_FAMILIES
-from replicated_db.column_families import RETRY_EXPIRY
-from replicated_db.late import derive_batch
-from replicated_db.ports import Entry
-from replicated_db.retry import expiry_row, floors_row
-from replicated_db.shard_state import ShardState
-from schemas.codec import decode
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.late import derive_batch
+from replicated_db.core.execution.retry import expiry_row, floors_row
+from replicated_db.core.execution.shard_state import ShardState
+from replicated_db.core.ports import Entry
+from replicated_db.core.tables.column_families import RETRY_EXPIRY
+from schemas.codecs.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.datanode import PipelineRow
-from schemas.log import (
+from schemas.records.datanode import PipelineRow
+from schemas.records.log import (
     LATE_MODE,
     Barrier,
     Batch,
@@ -45,7 +45,7 @@ from schemas.log import (
     RequestBatch,
     Result,
 )
-from schemas.messages import (
+from schemas.records.messages import (
     SHARD_COMMANDS,
     AddNode,
     AllocatedBlock,
@@ -59,7 +59,7 @@ from schemas.messages import (
     Response,
     SetRequestMode,
 )
-from schemas.rows import KeyInfo
+from schemas.records.rows import KeyInfo
 from tests.support.om_model import Model, Refusal
 
 LIFETIME_MS = 300_000

@@ -12,13 +12,13 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from replicated_db.leader import Reply
-from replicated_db.memory import SequenceIds
-from replicated_db.ports import Entry
-from replicated_db.replica import Outcome
-from schemas.codec import decode_as
+from replicated_db.core.applying.replica import Outcome
+from replicated_db.core.leading.leader import Reply
+from replicated_db.core.ports import Entry
+from replicated_db.core.tables.memory import SequenceIds
+from schemas.codecs.codec import decode_as
 from schemas.column_families import KEY_TABLE
-from schemas.messages import CancelPrepare, Request, RequestBody
+from schemas.records.messages import CancelPrepare, Request, RequestBody
 from tests.simulation.broker import Appender, LogPartition, LogView, RequestPartition
 from tests.simulation.clients import BUCKETS, KEYS, VOLUME, Client
 from tests.simulation.cluster import LIMITS, NAMES, PIPELINES, START_MS, Node
@@ -311,8 +311,8 @@ class World:
 
 def describe(value: bytes) -> str:
     """Return a record of the log in one line."""
-    from schemas.codec import decode
-    from schemas.log import Batch, RequestBatch
+    from schemas.codecs.codec import decode
+    from schemas.records.log import Batch, RequestBatch
 
     record = decode(value)
     where = f"{type(record).__name__} of term {record.term}"

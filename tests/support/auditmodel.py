@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from schemas.codec import Undecodable, decode
+from schemas.codecs.codec import Undecodable, decode
 from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE
-from schemas.log import Batch, Checkpoint, Delete, DigestBase, FeatureLevel, LeaderClaim, Merge, Put
-from schemas.log import Genesis as GenesisRecord
-from schemas.messages import AuditReport
-from spark_streaming.matching import LogRow, Report
-from spark_streaming.reading import Genesis, Header
+from schemas.records.log import Batch, Checkpoint, Delete, DigestBase, FeatureLevel, LeaderClaim, Merge, Put
+from schemas.records.log import Genesis as GenesisRecord
+from schemas.records.messages import AuditReport
+from spark_streaming.records.core.reading import Genesis, Header
+from spark_streaming.verdicts.core.matching import LogRow, Report
 from tests.support.logbuilder import row_hash, slot_of
 
 

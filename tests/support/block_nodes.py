@@ -8,21 +8,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from datanode_processors.block_service import block_row, container_key
-from datanode_processors.block_store import BlockStore
-from datanode_processors.checksums import checksums_of
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.limits import Limits
-from datanode_processors.peer import Peer
+from datanode_processors.pipeline.core.block_service import block_row, container_key
 from datanode_processors.pipelines import Pipelines
-from datanode_processors.server import StreamServer
-from replicated_db.system import SystemClock
+from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.peer import Peer
+from datanode_processors.wire.server import StreamServer
+from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
-from schemas.block_rows import block_key, encode_block_row
-from schemas.codec import encode
+from schemas.codecs.block_rows import block_key, encode_block_row
+from schemas.codecs.codec import encode
 from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE
-from schemas.datanode import BlockRow, BlockWatched, ContainerRow, OpenPipeline, ReadBlock, SalvageBlock, WatchBlock
+from schemas.records.datanode import (
+    BlockRow,
+    BlockWatched,
+    ContainerRow,
+    OpenPipeline,
+    ReadBlock,
+    SalvageBlock,
+    WatchBlock,
+)
 from tests.support.dict_transaction import DictTables
 
 CELL = 4096

@@ -11,7 +11,7 @@ import random
 import sys
 from pathlib import Path
 
-from datanode_processors.block_store import BlockStore
+from datanode_processors.blocks.block_store import BlockStore
 
 CELL = 4096
 CONTAINER = 1

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
-from schemas.codec import encode
-from schemas.log import LeaderClaim
+from schemas.codecs.codec import encode
+from schemas.records.log import LeaderClaim
 from schemas.topics import DN_LOG
 from tests.support.datanodes import Block, Datanodes
-from tests.support.key_world import KeyWorld, block_of
+from tests.support.sdk.key_world import KeyWorld, block_of
 from tests.support.waiting import eventually
 
 CLIENT = "client"

@@ -30,11 +30,11 @@ import httpx
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 
-from datanode_processors.checksums import checksums_of
+from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
-from datanode_processors.peer import Peer
+from datanode_processors.wire.peer import Peer
 from schemas import stream_errors
-from schemas.datanode import (
+from schemas.records.datanode import (
     BlockCommitted,
     BlockInfo,
     BlockWatched,
@@ -46,7 +46,7 @@ from schemas.datanode import (
     Route,
     WatchBlock,
 )
-from schemas.packets import CELL_BYTES, Kind
+from schemas.records.packets import CELL_BYTES, Kind
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
     DN_AUDIT,

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
-from replicated_db.merge import ADD_INT64
-from replicated_db.ports import Page
+from replicated_db.core.ports import Page
+from replicated_db.core.tables.merge import ADD_INT64
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 

@@ -20,20 +20,20 @@ from typing import Self
 from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from om_processors.service import OM_FAMILIES
+from om_processors.execution.service import OM_FAMILIES
 from producers import Client
 from producers.errors import RequestFailed, StratologError
-from producers.keys import fit_blocks
-from replicated_db.kafka_log import KafkaAppender, KafkaLog, consumer_settings
-from replicated_db.ports import DeliveryReport
-from replicated_db.position import Position
-from replicated_db.reading import Reading
-from replicated_db.rocks import RocksStore
-from schemas.codec import Undecodable, decode_as, encode
-from schemas.envelopes import responses_in
-from schemas.log import Batch, LeaderClaim, Put
-from schemas.messages import AuditReport, Rejected, Request, RequestBody, Response
+from producers.requests.keys import fit_blocks
+from replicated_db.core.log.position import Position
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import DeliveryReport
+from replicated_db.shell.kafka.kafka_log import KafkaAppender, KafkaLog, consumer_settings
+from replicated_db.shell.rocks import RocksStore
+from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.codecs.envelopes import responses_in
 from schemas.privilege import ClusterSecret
+from schemas.records.log import Batch, LeaderClaim, Put
+from schemas.records.messages import AuditReport, Rejected, Request, RequestBody, Response
 from schemas.result_codes import INDEX_MOVED
 from schemas.sharding import shard_of
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES

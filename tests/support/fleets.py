@@ -6,14 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from om_processors import pipeline_making, placement, tables
-from om_processors.context import Prepared
-from om_processors.fleet import Fleet, Picture
-from om_processors.requests.fleet import HANDLERS, pipeline_name
-from schemas.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
+from om_processors.execution.requests.fleet import HANDLERS, pipeline_name
+from om_processors.fleet.core import pipeline_making, placement
+from om_processors.fleet.core.fleet import Fleet, Picture
+from om_processors.namespace import tables
+from om_processors.namespace.context import Prepared
 from schemas.datanode_states import CLOSED, IN_SERVICE, OPEN
-from schemas.messages import CreatePipeline
-from schemas.rows import DatanodeRow
+from schemas.records.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
+from schemas.records.messages import CreatePipeline
+from schemas.records.rows import DatanodeRow
 from tests.support.dict_transaction import DictTables, DictTransaction
 
 TIMEOUT_MS = 10_000

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from om_processors import node
-from replicated_db.ports import Write
-from replicated_db.rocks import RocksStore
-from stratolog.settings import load_settings
+from replicated_db.core.ports import Write
+from replicated_db.shell.rocks import RocksStore
+from stratolog.configuration.settings import load_settings
 
 POLL_S = 0.02
 

@@ -1,7 +1,7 @@
 """A shard's log as somebody outside the product reads it: every record with what the reading rule says of it.
 
 Sums and last rows are computed here, with the plain functions of ``logbuilder``; only the reading rule is the product's
-(``replicated_db.reading``).
+(``replicated_db.core.log.reading``).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replicated_db.kafka_log import KafkaLog
-from replicated_db.ports import Entry
-from replicated_db.position import Position
-from replicated_db.reading import Reading, advance, judge
-from schemas.codec import decode
+from replicated_db.core.log.position import Position
+from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.ports import Entry
+from replicated_db.shell.kafka.kafka_log import KafkaLog
+from schemas.codecs.codec import decode
 from schemas.column_families import RETRY_TABLE
-from schemas.log import Batch, Delete, DigestBase, LogRecord, Merge, Put
+from schemas.records.log import Batch, Delete, DigestBase, LogRecord, Merge, Put
 from schemas.topics import OM_LOG
 from tests.support.logbuilder import MASK, Rows, merged, row_hash, slot_of
 

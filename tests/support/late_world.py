@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 
 from xxhash import xxh3_128_digest
 
-from om_processors import ids
-from om_processors.context import Contexts
-from om_processors.late import OMExecutor
-from om_processors.requests import LATE_REQUEST_TYPES
-from om_processors.service import OM_FAMILIES, OMService
-from replicated_db.leader import Append, Deposed, Leader, Limits, Proposal, claim_for
-from replicated_db.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
-from replicated_db.replica import Identity, Replica
-from replicated_db.retry import RETENTION_MS
-from schemas.codec import decode, decode_as, encode
-from schemas.log import LATE_MODE, LEADER_MODE, RequestBatch
-from schemas.messages import SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.requests import LATE_REQUEST_TYPES
+from om_processors.execution.service import OM_FAMILIES, OMService
+from om_processors.namespace import ids
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.execution.retry import RETENTION_MS
+from replicated_db.core.leading.leader import Append, Deposed, Leader, Limits, Proposal, claim_for
+from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
+from schemas.codecs.codec import decode, decode_as, encode
+from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
+from schemas.records.messages import SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
 from schemas.result_codes import CALL_ID_REUSED, REQUEST_EXPIRED
 
 PIPELINES = ("p1", "p2")

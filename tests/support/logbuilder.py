@@ -14,10 +14,10 @@ from typing import Any, Self
 
 from xxhash import xxh64_intdigest
 
-from schemas.codec import encode
+from schemas.codecs.codec import encode
 from schemas.column_families import BLOCK_TABLE, OM_COLUMN_FAMILIES, RETRY_TABLE, USAGE_TABLE
 from schemas.features import LATEST
-from schemas.log import (
+from schemas.records.log import (
     Barrier,
     Batch,
     Checkpoint,
@@ -37,7 +37,7 @@ from schemas.log import (
     Result,
     Tick,
 )
-from schemas.messages import AuditReport, Evidence, Response
+from schemas.records.messages import AuditReport, Evidence, Response
 
 CLUSTER = "test-cluster"
 REPLICAS = ("om1", "om2", "om3")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from schemas import messages as m
+from schemas.records import messages as m
 
 BLOCK = 100
 """Size of a block in the tests that execute requests without a service."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from om_processors.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
 from om_processors.errors import OMError
-from om_processors.execute import execute
-from schemas.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
+from om_processors.execution.execute import execute
+from om_processors.namespace.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
+from schemas.records.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
 from tests.support.dict_transaction import DictTables, DictTransaction, Write
 
 BLOCK_SIZE_BYTES = 100

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from crc32c import crc32c
 
-from datanode_processors.digests import container_digest
-from schemas.block_rows import block_key, encode_block_row
+from datanode_processors.blocks.core.digests import container_digest
+from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE, DN_COLUMN_FAMILIES
-from schemas.datanode import BlockReport, BlockRow, ContainerDigest
-from schemas.log import Merge
+from schemas.records.datanode import BlockReport, BlockRow, ContainerDigest
+from schemas.records.log import Merge
 from tests.support.logbuilder import CLUSTER, At, LogBuilder
 
 MEMBERS = ("dn1", "dn2", "dn3")

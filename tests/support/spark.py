@@ -13,7 +13,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from schemas.topics import OM_LOG
-from spark_streaming.session import SparkSettings, build_session
+from spark_streaming.records.session import SparkSettings, build_session
 from stratolog.local.jars import spark_jars
 
 APPENDED_AT = datetime(2025, 6, 15, 15, 6, 40, tzinfo=UTC)

@@ -21,7 +21,9 @@ import httpx
 from confluent_kafka.admin import AdminClient
 
 from producers import Client
-from stratolog.cluster_secret import make_secret
+from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
@@ -36,8 +38,6 @@ from stratolog.local.stack import (
     topic_plan,
 )
 from stratolog.local.topics import ensure_topics
-from stratolog.settings import Settings
-from stratolog.settings_values import DatanodeAddress, NodeAddress
 from tests.support.pausing import pause
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -125,7 +125,7 @@ class LocalKafka:
 
 
 class TestStack:
-    """Brokers, topics and nodes ``om1``..., from ``settings`` given by keyword (those of ``stratolog.settings``)."""
+    """Brokers, topics and nodes ``om1``..., from ``settings`` given by keyword (those of ``stratolog.configuration.settings``)."""
 
     __test__ = False  # not a test case, in spite of the name
 

@@ -19,17 +19,17 @@ from typing import Any, Protocol
 
 from crc32c import crc32c
 
-from datanode_processors.block_store import BlockStore
-from datanode_processors.containers import CONTAINERS, block_name
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.containers import CONTAINERS, block_name
+from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
-from datanode_processors.fsync import NEVER
-from datanode_processors.limits import Limits
-from datanode_processors.ports import Readable
-from datanode_processors.server import StreamServer
-from datanode_processors.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
+from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.ports import Readable
+from datanode_processors.wire.server import StreamServer
+from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
 from schemas import stream_errors
-from schemas.codec import encode
-from schemas.datanode import (
+from schemas.codecs.codec import encode
+from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
     CloseContainer,
@@ -39,7 +39,7 @@ from schemas.datanode import (
     Route,
     SalvageBlock,
 )
-from schemas.packets import Frame, Kind, encode_frame, encode_header
+from schemas.records.packets import Frame, Kind, encode_frame, encode_header
 
 CLUSTER = "test"
 CONTAINER, PARTITION = 7, 3

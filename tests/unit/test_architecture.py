@@ -2,9 +2,10 @@
 
 1. Imports point down only: ``MAY_IMPORT``.
 2. What is pure imports nothing but what is listed in ``PURE_STANDARD`` and ``PURE_THIRD_PARTY`` and calls no built-in
-   that does I/O: no clock, no randomness, no threads, no files. ``PURE`` says which modules that are; a package's shell is
-   named, everything else in it is core.
-3. Nobody imports relatively or by a computed name, so that these checks see all; ``stratolog/__init__.py`` alone loads
+   that does I/O: no clock, no randomness, no threads, no files. Purity is a path: every folder called ``core``, and
+   ``PURE_FOLDERS``. What is pure imports only what is pure.
+3. Rooms (folders) form no circle, hold a dozen modules at most, and say what lives there.
+4. Nobody imports relatively or by a computed name, so that these checks see all; ``stratolog/__init__.py`` alone loads
    the SDK lazily.
 
 An import for the type checker alone counts like any other.
@@ -15,6 +16,8 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -33,13 +36,11 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     ),
 }
 
-REPLICATED_DB_SHELL = frozenset(
-    {
-        "rocks", "kafka_log", "system", "leader_loop", "database", "faust_transport", "follower", "fresh_consumer", "http_guard", "logs", "metrics", "node_web", "process",
-        "reports", "scan_threads", "shard_pages", "startup",
-    }
-)  # fmt: skip
-"""Modules of ``replicated_db`` that do I/O, read clocks or run threads; all others are core."""
+PURE_FOLDERS = frozenset({"om_processors/namespace", "om_processors/execution"})
+"""Rooms that are pure as a whole; so is every folder that is called ``core``, wherever it is."""
+
+MOST_MODULES = 12
+"""How many modules a folder may have, beside its ``__init__``."""
 
 PURE_STANDARD = frozenset(
     {
@@ -47,7 +48,10 @@ PURE_STANDARD = frozenset(
         "itertools", "math", "operator", "re", "string", "struct", "types", "typing", "unicodedata",
     }
 )  # fmt: skip
-PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers", "crc32c"})
+PURE_THIRD_PARTY = frozenset({"xxhash", "sortedcontainers", "crc32c", "numpy"})
+PURE_ERRORS = frozenset({"om_processors", "datanode_processors", "producers"})
+"""Packages whose ``errors`` module the core uses too."""
+
 IO_BUILTINS = frozenset({"open", "input", "print", "exec", "eval", "compile", "breakpoint", "__import__"})
 
 SCHEMAS_EXTRA = frozenset({"io", "json", "pathlib", "fastavro", "avro"})
@@ -57,55 +61,32 @@ LAZY = frozenset({"stratolog/__init__.py", "stratolog/cli.py"})
 """On top of everything, and import what is asked for, below 'stratolog' alone."""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), path)
+
+
 def sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+def is_pure(path: Path) -> bool:
+    """Say whether a file must be pure: its folder says so. A package's ``errors`` are part of its core."""
+    parts = path.relative_to(ROOT).parts
+    return (
+        "core" in parts[:-1]
+        or any(named(path).startswith(f"{folder}/") for folder in PURE_FOLDERS)
+        or (len(parts) == 2 and parts[1] == "errors.py" and parts[0] in PURE_ERRORS)
+    )
+
+
 def pure_modules() -> list[Path]:
-    """Return the files that rule 2 is about. Extend it here."""
-    core = [path for path in sources("replicated_db") if path.stem not in REPLICATED_DB_SHELL]
-    requests = [path for path in sources("om_processors") if path.parent.name == "requests"]
-    operations = [
-        ROOT / "om_processors" / f"{name}.py" for name in ("backlog", "commands", "lending", "membership", "watchdog")
-    ]
-    helpers = [
-        ROOT / "om_processors" / f"{name}.py"
-        for name in (
-            "context",
-            "execute",
-            "fleet",
-            "ids",
-            "late",
-            "names",
-            "pipeline_making",
-            "placement",
-            "quota",
-            "tables",
-        )
-    ]
-    clients = [ROOT / "producers" / f"{name}.py" for name in ("calls", "errors", "stream_window", "topology")]
-    datanodes = [
-        ROOT / "datanode_processors" / f"{name}.py"
-        for name in (
-            "agenda",
-            "away",
-            "block_service",
-            "checksums",
-            "digests",
-            "election",
-            "errors",
-            "limits",
-            "repairs",
-            "stream",
-        )
-    ]
-    audit = [ROOT / "spark_streaming" / f"{name}.py" for name in ("matching", "peers", "reading", "scans")]
-    return [*core, *requests, *operations, *helpers, *clients, *datanodes, *audit]
+    return [path for path in ALL_SOURCES if is_pure(path)]
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, int]]:
     """Yield line, dotted name and level of every import in a file, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text(), path)):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +95,7 @@ def imports(path: Path) -> Iterator[tuple[int, str, int]]:
 
 def computed_imports(path: Path) -> Iterator[int]:
     """Yield the lines where a module is loaded by a name that only run time knows."""
-    for node in ast.walk(ast.parse(path.read_text(), path)):
+    for node in ast.walk(parsed(path)):
         name = getattr(node, "attr", None) or getattr(node, "id", None)
         if isinstance(node, ast.Attribute | ast.Name) and name in {"import_module", "__import__"}:
             yield node.lineno
@@ -125,6 +106,31 @@ def named(path: Path) -> str:
 
 
 ALL_SOURCES = [path for package in MAY_IMPORT for path in sources(package)]
+FOLDERS = sorted({path.parent for path in ALL_SOURCES})
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+MODULES: Mapping[str, Path] = {dotted(path): path for path in ALL_SOURCES if path.name != "__init__.py"}
+"""Every module by its dotted name; a package's ``__init__`` is looked into by other tests, and is no room."""
+
+
+def room_of(module: str) -> str:
+    package, _, rest = module.partition(".")
+    return module if "." not in rest else f"{package}.{rest.rpartition('.')[0]}"
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Return our own modules that a file imports: as themselves, by a name in them, or from their folder."""
+    found = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & MODULES.keys()
 
 
 @pytest.mark.parametrize("path", ALL_SOURCES, ids=named)
@@ -165,10 +171,34 @@ def test_only_schemas_know_avro(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", pure_modules(), ids=named)
-def test_the_core_does_not_import_its_shell(path: Path) -> None:
-    shell = {f"replicated_db.{name}" for name in REPLICATED_DB_SHELL}
-    wrong = [f"{named(path)}:{line} imports {name}" for line, name, _ in imports(path) if name in shell]
+def test_the_core_imports_nothing_of_its_package_but_the_core(path: Path) -> None:
+    package = path.relative_to(ROOT).parts[0]
+    wrong = [
+        f"{named(path)} imports {module}"
+        for module in imported_modules(path)
+        if (module.partition(".")[0] not in {package, "schemas"} and not is_pure(MODULES[module]))
+        or (module.partition(".")[0] == package and not is_pure(MODULES[module]))
+    ]
     assert wrong == []
+
+
+def test_no_two_rooms_import_each_other() -> None:
+    """A room is a folder; a module right below its package is a room of its own."""
+    graph = {room: set[str]() for room in map(room_of, MODULES)}
+    for module, path in MODULES.items():
+        graph[room_of(module)] |= {room_of(target) for target in imported_modules(path)} - {room_of(module)}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"rooms import each other in a circle: {' <- '.join(error.args[1])}")
+    assert len(order) == len(graph)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=named)
+def test_a_folder_says_what_lives_there_and_holds_no_more_than_a_dozen_modules(folder: Path) -> None:
+    modules = [path.name for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, sorted(modules)
+    assert ast.get_docstring(parsed(folder / "__init__.py")), f"{named(folder)}/__init__.py"
 
 
 def forbidden_imports(path: Path, allowed: frozenset[str] | set[str]) -> list[str]:
@@ -180,7 +210,7 @@ def forbidden_imports(path: Path, allowed: frozenset[str] | set[str]) -> list[st
 
 
 def io_calls(path: Path) -> list[str]:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
     return [
         f"{named(path)}:{call.lineno} calls {call.func.id}"
         for call in calls
@@ -189,9 +219,11 @@ def io_calls(path: Path) -> list[str]:
 
 
 def test_the_lists_name_what_exists() -> None:
-    shell = [ROOT / "replicated_db" / f"{name}.py" for name in REPLICATED_DB_SHELL]
-    missing = [named(path) for path in [*shell, *pure_modules()] if not path.exists()]
-    assert missing == []
+    assert [folder for folder in PURE_FOLDERS if not (ROOT / folder).is_dir()] == []
+    assert {package: (ROOT / package / "errors.py").exists() for package in PURE_ERRORS} == dict.fromkeys(
+        PURE_ERRORS, True
+    )
+    assert len(pure_modules()) > 60
     assert sys.stdlib_module_names >= PURE_STANDARD
 
 
@@ -203,7 +235,7 @@ def test_the_lists_name_what_exists() -> None:
         ("def f():\n    import random as r", ["random"]),
         ("if TYPE_CHECKING:\n    import threading", ["threading"]),
         ("import dataclasses, socket", ["socket"]),
-        ("from replicated_db.merge import MergeOperator", []),
+        ("from replicated_db.core.tables.merge import MergeOperator", []),
     ],
 )
 def test_the_check_itself_sees_imports_everywhere(source: str, found: list[str], tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from replicated_db.ports import Entry
-from schemas.codec import decode_as
+from replicated_db.core.ports import Entry
+from schemas.codecs.codec import decode_as
 from schemas.column_families import KEY_TABLE
-from schemas.log import Batch
+from schemas.records.log import Batch
 from tests.chaos.journal import COMMIT, CREATE, DELETE, Journal, Tail, Writing, key_of, size_of
 from tests.chaos.judge import Findings, LogCount, judge_listing, longest_gap_ms
 from tests.support.judged_log import LogReader

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_streaming.jobs.config import config_from
+from spark_streaming.config import config_from
+from stratolog.configuration.settings import load_settings
 from stratolog.local.jars import KAFKA_VERSION, SPARK_VERSION
 from stratolog.local.kafka import KafkaCluster, Listener
-from stratolog.settings import load_settings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from replicated_db.errors import BrokenLog
+from replicated_db.core.errors import BrokenLog
 from schemas.topics import OM_LOG
 from tests.chaos.brokers import data_folder, is_in_sync, leader_of_log, wait_in_sync
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault

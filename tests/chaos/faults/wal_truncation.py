@@ -6,8 +6,8 @@ log what it lost, and is equal to the others. Nothing that was acknowledged depe
 
 from __future__ import annotations
 
-from replicated_db.column_families import TRANSACTION_INFO
-from replicated_db.position import POSITION_KEY, Position
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from tests.chaos.campaign import Chaos, Fault
 from tests.chaos.damage import shard_folder, truncate
 from tests.support.faults import database

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from om_processors.startup import allowed_session_timeout_ms
-from replicated_db.startup import Topics
+from replicated_db.shell.startup import Topics
 
 
 @pytest.mark.parametrize(

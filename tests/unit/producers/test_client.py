@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from om_processors import ids
+from om_processors.namespace import ids
 from producers.async_client import AsyncClient
-from producers.calls import Policy
+from producers.bulk.load import LoadSpec, run_load
 from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed
-from producers.load import LoadSpec, run_load
-from producers.pipeline import Pipeline
-from schemas import codec
-from schemas.messages import (
+from producers.requests.core.calls import Policy
+from producers.requests.pipeline import Pipeline
+from schemas.codecs import codec
+from schemas.records.messages import (
     AllocateBlock,
     AllocatedBlock,
     CommitKey,
@@ -27,11 +27,10 @@ from schemas.messages import (
     SetBucketProperty,
     SetVolumeProperty,
 )
-from schemas.rows import BlockLocation
+from schemas.records.rows import BlockLocation
+from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
+from tests.support.sdk.nodes import Node
 from tests.support.secret import SECRET
-
-from .memory import MemoryCluster, MemoryConnection, client_to
-from .nodes import Node
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
 CALLS = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
-from schemas.datanode import BlockRow
+from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
+from schemas.records.datanode import BlockRow
 
 IDS = st.integers(0, 2**64 - 1)
 LENGTHS = st.integers(0, 2**63 - 1)

@@ -9,10 +9,22 @@ from typing import Any
 import pytest
 from fastavro import schemaless_writer
 
-from schemas import codec
-from schemas.codec import HEADER_BYTES, Undecodable, UnknownSchema, decode, decode_as, encode
-from schemas.log import Barrier, Batch, Checkpoint, Delete, LeaderClaim, Merge, Put, RequestPosition, Result, Tick
-from schemas.messages import (
+from schemas.codecs import codec
+from schemas.codecs.codec import HEADER_BYTES, Undecodable, UnknownSchema, decode, decode_as, encode
+from schemas.codecs.registry import MARKER, registry
+from schemas.records.log import (
+    Barrier,
+    Batch,
+    Checkpoint,
+    Delete,
+    LeaderClaim,
+    Merge,
+    Put,
+    RequestPosition,
+    Result,
+    Tick,
+)
+from schemas.records.messages import (
     AllocatedBlock,
     AuditReport,
     CreateKey,
@@ -25,8 +37,7 @@ from schemas.messages import (
     Response,
     SetVolumeProperty,
 )
-from schemas.registry import MARKER, registry
-from schemas.rows import BlockLocation, KeyInfo
+from schemas.records.rows import BlockLocation, KeyInfo
 from tests.golden.avro_values import Schema, examples
 
 NONCE, CHAIN, HASH = bytes(range(16)), bytes(range(32)), bytes(range(100, 116))
@@ -267,8 +278,8 @@ def test_without_the_native_codec():
     """Where it could not be built, the codec is the one in Python."""
     program = (
         "import sys; sys.modules['schemas.native'] = None\n"
-        "from schemas import codec, compiler\n"
-        "from schemas.log import Tick\n"
+        "from schemas.codecs import codec, compiler\n"
+        "from schemas.records.log import Tick\n"
         "tick = Tick(term=1, nonce=bytes(16), seq=2, prev_chain=bytes(32))\n"
         "assert codec.compile_encoder is compiler.compile_encoder\n"
         "print(codec.decode(codec.encode(tick)) == tick, codec.encode(tick).hex())\n"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
-from schemas.compatibility import PRIMITIVES, PROMOTIONS, problems, unsafe_change
-from schemas.registry import registry
+from schemas.codecs.compatibility import PRIMITIVES, PROMOTIONS, problems, unsafe_change
+from schemas.codecs.registry import registry
 
 
 def record(*fields: dict[str, Any], name: str = "r", **more: Any) -> dict[str, Any]:

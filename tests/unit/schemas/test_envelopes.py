@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.codec import Undecodable, encode
-from schemas.envelopes import (
+from schemas.codecs.codec import Undecodable, encode
+from schemas.codecs.envelopes import (
     MAX_ENVELOPE_BYTES,
     MAX_ENVELOPE_MESSAGES,
     enveloped_requests,
@@ -13,7 +13,7 @@ from schemas.envelopes import (
     requests_in,
     responses_in,
 )
-from schemas.messages import Requests, Responses
+from schemas.records.messages import Requests, Responses
 
 KINDS = [
     pytest.param(enveloped_requests, requests_in, id="requests"),

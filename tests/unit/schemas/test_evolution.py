@@ -14,13 +14,13 @@ import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 import schemas
-from schemas import codec
-from schemas.codec import UnknownSchema, decode, encode
-from schemas.compatibility import unsafe_change
-from schemas.log import Batch, Put, RequestPosition
-from schemas.messages import CreateVolume, DeleteKey, Request, RequestBody
-from schemas.registry import MARKER, Registry, fingerprint_of, registry
-from schemas.rows import BlockLocation, KeyInfo
+from schemas.codecs import codec
+from schemas.codecs.codec import UnknownSchema, decode, encode
+from schemas.codecs.compatibility import unsafe_change
+from schemas.codecs.registry import MARKER, Registry, fingerprint_of, registry
+from schemas.records.log import Batch, Put, RequestPosition
+from schemas.records.messages import CreateVolume, DeleteKey, Request, RequestBody
+from schemas.records.rows import BlockLocation, KeyInfo
 
 HERE = Path(schemas.__file__).parent
 KEY = KeyInfo(

@@ -9,9 +9,10 @@ import pytest
 
 import schemas
 from schemas import features
-from schemas.codec import Unencodable, decode, encode, encode_at
-from schemas.log import Genesis, Tick
-from schemas.messages import (
+from schemas.codecs.codec import Unencodable, decode, encode, encode_at
+from schemas.codecs.registry import registry
+from schemas.records.log import Genesis, Tick
+from schemas.records.messages import (
     FLEET_REQUESTS,
     LEADER_REQUESTS,
     SHARD_COMMANDS,
@@ -21,7 +22,6 @@ from schemas.messages import (
     Request,
     RequestBody,
 )
-from schemas.registry import registry
 
 HISTORY = Path(schemas.__file__).parent / "history"
 GENESIS = Genesis(

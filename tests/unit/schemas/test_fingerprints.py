@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fastavro.schema import to_parsing_canonical_form
 
-from schemas.codec import HEADER_BYTES, encode
-from schemas.log import Tick
-from schemas.registry import MARKER, fingerprint_of, registry
+from schemas.codecs.codec import HEADER_BYTES, encode
+from schemas.codecs.registry import MARKER, fingerprint_of, registry
+from schemas.records.log import Tick
 
 EMPTY = 0xC15D213AA4D7A795
 

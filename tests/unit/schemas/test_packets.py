@@ -10,8 +10,8 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas import packets
-from schemas.packets import (
+from schemas.records import packets
+from schemas.records.packets import (
     HEADER_BYTES,
     MAX_HELLO_BYTES,
     MAX_PACKET_BYTES,

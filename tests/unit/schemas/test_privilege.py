@@ -10,13 +10,13 @@ from typing import get_args
 import httpx
 import pytest
 
-from schemas.messages import FleetRequest, LeaderRequest, RequestBody, ShardCommand
 from schemas.privilege import (
     MAX_SECRET_BYTES,
     MIN_SECRET_BYTES,
     PRIVILEGED,
     ClusterSecret,
 )
+from schemas.records.messages import FleetRequest, LeaderRequest, RequestBody, ShardCommand
 
 TEXT = b"0123456789abcdef0123456789abcdef"
 SECRET = ClusterSecret(TEXT)

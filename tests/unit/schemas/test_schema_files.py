@@ -10,10 +10,11 @@ import avro.schema
 import pytest
 
 import schemas
-from schemas import codec, datanode, log, messages, reference, rows
+from schemas.codecs import codec, reference
+from schemas.codecs.compatibility import unsafe_change
+from schemas.codecs.registry import SchemaVersion, registry
 from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES, RETRY_TABLE
-from schemas.compatibility import unsafe_change
-from schemas.registry import SchemaVersion, registry
+from schemas.records import datanode, log, messages, rows
 
 FOLDER = Path(schemas.__file__).parent
 CURRENT = {path.stem: path for path in sorted(FOLDER.glob("avsc/*/*.avsc"))}

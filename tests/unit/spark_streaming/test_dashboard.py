@@ -7,7 +7,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from schemas.messages import Verdict
+from schemas.records.messages import Verdict
 from spark_streaming import dashboard
 from spark_streaming.dashboard import LatestVerdicts, table_of
 

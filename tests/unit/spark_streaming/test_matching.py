@@ -11,11 +11,11 @@ import pytest
 
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
-from schemas.log import Put
-from schemas.messages import AuditReport, Verdict
-from spark_streaming import digests
-from spark_streaming.matching import Core, Finding, KeptBarrier, Limits, ShardAudit
-from spark_streaming.state import MemoryStore, core_from, core_row
+from schemas.records.log import Put
+from schemas.records.messages import AuditReport, Verdict
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.core.matching import Core, Finding, KeptBarrier, Limits, ShardAudit
+from spark_streaming.verdicts.state import MemoryStore, core_from, core_row
 from tests.support.auditmodel import log_rows, report
 from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
 

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 from schemas.column_families import OM_COLUMN_FAMILIES
-from spark_streaming.digests import from_sparse
-from spark_streaming.matching import Limits
-from spark_streaming.peers import agreed
-from spark_streaming.state import core_from, core_row
+from spark_streaming.verdicts.core.digests import from_sparse
+from spark_streaming.verdicts.core.matching import Limits
+from spark_streaming.verdicts.core.peers import agreed
+from spark_streaming.verdicts.state import core_from, core_row
 from tests.support.auditmodel import report
 from tests.support.logbuilder import LogBuilder, Rows, digest, signed
 from tests.unit.spark_streaming.test_matching import Auditor, simple_log, told

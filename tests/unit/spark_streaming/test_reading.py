@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_streaming.reading import (
+from spark_streaming.records.core.reading import (
     BARRIER,
     BATCH,
     CLAIM,

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datanode_processors.digests import container_digest
-from schemas.block_rows import block_key
+from datanode_processors.blocks.core.digests import container_digest
+from schemas.codecs.block_rows import block_key
 from schemas.column_families import DN_COLUMN_FAMILIES
-from schemas.datanode import BlockReport, ContainerDigest
-from schemas.messages import Verdict
+from schemas.records.datanode import BlockReport, ContainerDigest
+from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG
-from spark_streaming.matching import Finding, Limits, ShardAudit
-from spark_streaming.scans import MAX_CONTAINERS, against_log, among_members
-from spark_streaming.state import MemoryStore, core_from, core_row
+from spark_streaming.verdicts.core.matching import Finding, Limits, ShardAudit
+from spark_streaming.verdicts.core.scans import MAX_CONTAINERS, against_log, among_members
+from spark_streaming.verdicts.state import MemoryStore, core_from, core_row
 from tests.support.auditmodel import log_rows
 from tests.support.logbuilder import At
 from tests.support.pipelinelog import MEMBERS, PipelineLog, cells, ordinary_pipeline

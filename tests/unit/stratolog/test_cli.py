@@ -17,6 +17,7 @@ import pytest
 
 from producers.errors import NotConnected, OutcomeUnknown, RequestFailed
 from stratolog.cli import exit_code_of
+from stratolog.configuration.settings import load_settings
 from stratolog.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -28,7 +29,6 @@ from stratolog.errors import (
 )
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
-from stratolog.settings import load_settings
 
 ROOT = Path(__file__).parents[3]
 NOBODY = 1_000_650_000

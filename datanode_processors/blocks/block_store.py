@@ -1,0 +1,432 @@
+"""The blocks that a datanode stores: files, their checksums, and who writes them.
+
+How to use it
+    1. ``open_writer`` for a stream, ``write`` its packets, ``flush`` before anything is said of them, ``close`` in any case.
+    2. ``stored_length`` and ``checksums`` say what a replica may answer for. ``flush`` of the store does for a block what its writer's
+       flush does, for whoever has no writer: a watch while the stream goes on.
+    3. ``committed`` tells of each PutBlock that was applied; ``reclaim`` and ``delete`` follow the pipeline's log.
+
+What holds
+    - A block's file is never truncated but by ``reclaim``, and never below the committed length that is known here.
+    - Bytes that are known to be committed are not overwritten by streams (``block_writer``, rule 2).
+    - ``stored_length`` covers only bytes without a gap, readable when they were last looked at, stored under the fsync policy; decision 0022
+      says what that promises. Whether they are the *right* bytes, the caller finds out by comparing ``checksums`` with the row's.
+    - After an error what was stored before can be read, and written on.
+    - One stream waits for another's disk only if both have the same block. Locks of the store itself are not held during I/O.
+
+Limits: MAX_WRITERS and MAX_READERS hold one open file each; checksums of blocks that nobody writes are kept for the last MAX_IDLE_BLOCKS
+of them and MAX_IDLE_CELLS cells, and are read again when asked for after that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from crc32c import crc32c
+
+from datanode_processors.blocks.block_file import BlockFile, block_error
+from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.containers import CONTAINERS, Containers, ContainerUsage
+from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, check_cell_bytes
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, FsyncCount
+from datanode_processors.blocks.space import DiskSpace
+from datanode_processors.errors import BlockError
+from schemas.stream_errors import (
+    BLOCK_DELETED,
+    CONTAINER_CLOSED,
+    FAILED,
+    INVALID_REQUEST,
+    NO_SUCH_BLOCK,
+    NOT_COMMITTED,
+    OUT_OF_ORDER,
+    OVERLOADED,
+)
+
+MAX_WRITERS = 512
+MAX_READERS = 512
+MAX_IDLE_BLOCKS = 16_384
+MAX_IDLE_CELLS = 1_000_000
+"""4 MB of checksums: those of 64 GB in cells of 64 KiB."""
+MAX_REMEMBERED_DELETIONS = 65_536
+"""Deleted blocks that a stream which began before cannot make again; for all others the pipeline has their tombstones."""
+READ_BYTES = 512 * 1024
+"""Bytes that are read at once (whole cells; one at least)."""
+
+
+class BlockStore:
+    """Blocks in ``DATA/containers``. For many threads."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fsync: str = CLOSE,
+        reserve_bytes: int = 0,
+        max_writers: int = MAX_WRITERS,
+        max_readers: int = MAX_READERS,
+        max_idle_cells: int = MAX_IDLE_CELLS,
+    ) -> None:
+        """Open the store in a datanode's folder. Raises ValueError for an unknown policy, BlockError if the disk refuses."""
+        if fsync not in FSYNC_POLICIES:
+            raise ValueError(f"fsync policy {fsync!r}; known are {', '.join(FSYNC_POLICIES)}")
+        self.fsync = fsync
+        self.fsyncs = FsyncCount()
+        folder = folder / CONTAINERS
+        try:
+            self._containers = Containers(folder, self.fsyncs)
+        except OSError as error:
+            raise block_error(error, "open the blocks in", folder) from error
+        self.space = DiskSpace(folder, reserve_bytes)
+        self._max_writers, self._max_readers, self._max_idle_cells = max_writers, max_readers, max_idle_cells
+        self._lock = Lock()
+        self._busy: dict[tuple[int, int], BlockFile] = {}
+        self._idle: OrderedDict[tuple[int, int], BlockFile] = OrderedDict()
+        self._idle_cells = 0
+        self._deleted: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._writers = self._readers = 0
+
+    # ----------------------------------------------------------------------------------------------- bookkeeping
+
+    def _pin(self, container_id: int, local_id: int) -> BlockFile:
+        """Return a block's state, which stays while it is pinned."""
+        if container_id < 0 or local_id < 0:
+            raise BlockError(INVALID_REQUEST, f"block {container_id}/{local_id}: ids are not negative")
+        key = (container_id, local_id)
+        with self._lock:
+            block = self._busy.get(key)
+            if block is None:
+                block = self._idle.pop(key, None)
+                if block is None:
+                    block = BlockFile(key, self._containers, self.fsync, self.fsyncs)
+                else:
+                    self._idle_cells -= block.cells.cells
+                self._busy[key] = block
+            block.pins += 1
+        return block
+
+    def _unpin(self, block: BlockFile) -> None:
+        with self._lock:
+            block.pins -= 1
+            if block.pins:
+                return
+            del self._busy[block.key]
+            if not block.exists and not block.committed:
+                return
+            self._idle[block.key] = block
+            self._idle_cells += block.cells.cells
+            while self._idle_cells > self._max_idle_cells or len(self._idle) > MAX_IDLE_BLOCKS:
+                _, oldest = self._idle.popitem(last=False)
+                self._idle_cells -= oldest.cells.cells
+
+    @contextmanager
+    def _held(self, container_id: int, local_id: int) -> Iterator[BlockFile]:
+        block = self._pin(container_id, local_id)
+        try:
+            block.load()
+            yield block
+        finally:
+            self._unpin(block)
+
+    def released(self, block: BlockFile) -> None:
+        """A writer is closed; it calls this."""
+        with self._lock:
+            self._writers -= 1
+        self._unpin(block)
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    def open_writer(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        bytes_per_checksum: int,
+        *,
+        repair: bool = False,
+        alive: Callable[[], bool] | None = None,
+    ) -> BlockWriter:
+        """Begin to write a block at ``offset``, at most its written length; nothing that it has is cut off.
+
+        ``alive`` tells, without waiting, whether the stream still lives when another wants the block. ``repair`` is for bytes that were verified against
+        the committed row: they may replace committed ones, and go into a closed container.
+
+        Raises BlockError: OUT_OF_ORDER (``offset`` of the error is the written length), OVERLOADED (another living stream writes the
+        block, or MAX_WRITERS), CONTAINER_CLOSED, BLOCK_DELETED, INVALID_REQUEST, DISK_FULL, FAILED.
+        """
+        try:
+            check_cell_bytes(bytes_per_checksum)
+        except ValueError as error:
+            raise BlockError(INVALID_REQUEST, str(error)) from None
+        with self._lock:
+            if self._writers >= self._max_writers:
+                raise BlockError(OVERLOADED, f"{self._writers} blocks are being written, no more are taken")
+            self._writers += 1
+        try:
+            block = self._pin(container_id, local_id)
+        except BaseException:
+            with self._lock:
+                self._writers -= 1
+            raise
+        try:
+            block.load()
+            with block.lock:
+                return self._take(block, offset, bytes_per_checksum, repair, alive)
+        except BaseException:
+            self.released(block)
+            raise
+
+    def _take(
+        self, block: BlockFile, offset: int, bytes_per_checksum: int, repair: bool, alive: Callable[[], bool] | None
+    ) -> BlockWriter:
+        with self._lock:
+            if block.key in self._deleted:
+                raise BlockError(BLOCK_DELETED, f"{block.path} has been deleted")
+        if block.container_closed and not repair:
+            raise BlockError(CONTAINER_CLOSED, f"container {block.key[0]} takes no more bytes")
+        if block.writer is not None:
+            if not block.writer.is_dead():
+                raise BlockError(OVERLOADED, f"{block.path} is being written by another stream", block.written)
+            block.writer.end(OUT_OF_ORDER, f"another stream has taken {block.path} over")
+        if not 0 <= offset <= block.written:
+            raise BlockError(OUT_OF_ORDER, f"{block.path} has {block.written} bytes, not {offset}", block.written)
+        block.set_cell_bytes(bytes_per_checksum)
+        block.writer = writer = BlockWriter(self, block, offset, repair=repair, alive=alive)
+        return writer
+
+    def flush(self, container_id: int, local_id: int) -> int:
+        """Have what is written of a block stored under the fsync policy; returns ``stored_length``. Raises BlockError FAILED."""
+        with self._held(container_id, local_id) as block:
+            block.flush()
+            return block.stored()
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    def written_length(self, container_id: int, local_id: int) -> int:
+        """Return how far a stream may go on: bytes without a gap, stored or in the page cache. 0 if there is no such file."""
+        with self._held(container_id, local_id) as block:
+            return block.written
+
+    def stored_length(self, container_id: int, local_id: int) -> int:
+        """Return how many bytes are readable, and stored under the fsync policy; 0 if there is no such file. Raises BlockError FAILED.
+
+        For a file that was found at start the first call reads and fsyncs it.
+        """
+        with self._held(container_id, local_id) as block:
+            return block.stored()
+
+    def checksums(
+        self, container_id: int, local_id: int, length: int, bytes_per_checksum: int | None = None
+    ) -> bytes | None:
+        """Return the packed CRC32Cs of the first ``length`` bytes as they were written or read here; None if there are fewer.
+
+        ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known). Raises BlockError.
+        """
+        with self._held(container_id, local_id) as block:
+            with block.lock:
+                if bytes_per_checksum is not None and block.writer is None:
+                    block.set_cell_bytes(bytes_per_checksum)
+                same = bytes_per_checksum in (None, block.cells.cell_bytes)
+            if not same:  # a stream writes the block in other cells
+                return self._read_checksums(block, length, bytes_per_checksum)
+            return block.checksums(length)
+
+    def _read_checksums(self, block: BlockFile, length: int, bytes_per_checksum: int | None) -> bytes | None:
+        try:
+            cells = self.read(*block.key, 0, length, bytes_per_checksum=bytes_per_checksum)
+            return b"".join(crc.to_bytes(CHECKSUM_BYTES, "big") for _, _, crc in cells)
+        except BlockError as error:
+            if error.code == NOT_COMMITTED:
+                return None
+            raise
+
+    def read(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        length: int,
+        *,
+        bytes_per_checksum: int | None = None,
+        end: int | None = None,
+        from_disk: bool = False,
+    ) -> Iterator[tuple[int, memoryview, int]]:
+        """Iterate over (offset, bytes, CRC32C of these very bytes) of the cells that have bytes in [offset, offset + length).
+
+        The caller verifies them against the committed row. The first cell comes whole; the last one ends where the range does, or, if
+        ``end`` is given (the committed length), where the cell or the block does. ``bytes_per_checksum`` is the row's (None: as the
+        block was written; the usual one if that is not known). ``from_disk`` drops what the page cache has of the range first, and
+        again behind. Raises BlockError: NO_SUCH_BLOCK, NOT_COMMITTED (there are fewer bytes), OVERLOADED, INVALID_REQUEST, FAILED.
+        """
+        with self._held(container_id, local_id) as block:
+            cell_bytes = bytes_per_checksum or block.cells.cell_bytes
+            written = block.written
+            if not block.exists:
+                raise BlockError(NO_SUCH_BLOCK, f"{block.path} is not stored here")
+        start, stop = offset - offset % cell_bytes, offset + length
+        if end is not None:
+            if stop > end:
+                raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}, which ends at {end}")
+            stop = min(end, -(-stop // cell_bytes) * cell_bytes)
+        if offset < 0 or length < 0:
+            raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}")
+        if stop > written:
+            raise BlockError(NOT_COMMITTED, f"{block.path} has {written} bytes here, {stop} are asked for", written)
+        return self._cells(block, start, stop, cell_bytes, from_disk)
+
+    def _cells(
+        self, block: BlockFile, start: int, stop: int, cell_bytes: int, from_disk: bool
+    ) -> Iterator[tuple[int, memoryview, int]]:
+        step = max(1, READ_BYTES // cell_bytes) * cell_bytes
+        with self._reading(), block.reader() as descriptor:
+            if from_disk:
+                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
+            for offset in range(start, stop, step):
+                size = min(step, stop - offset)
+                try:
+                    data = memoryview(os.pread(descriptor, size, offset))
+                except OSError as error:
+                    raise block_error(error, f"read {size} bytes at {offset} of", block.path) from error
+                for at in range(0, size, cell_bytes):
+                    cell = data[at : at + cell_bytes]
+                    if len(cell) < min(cell_bytes, size - at):  # the file ends within this cell
+                        break
+                    yield offset + at, cell, crc32c(cell)
+                if len(data) < size:
+                    raise BlockError(FAILED, f"{block.path} can be read up to {offset + len(data)}, not to {stop}")
+            if from_disk:
+                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            if self._readers >= self._max_readers:
+                raise BlockError(OVERLOADED, f"{self._readers} blocks are being read, no more are taken")
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+
+    def forget_checksums(self, container_id: int, local_id: int) -> None:
+        """Read a block again before its checksums are told: its file has been found to hold other bytes than were written.
+
+        A file that was cut or removed has the length from then on that it has. Raises BlockError FAILED.
+        """
+        with self._held(container_id, local_id) as block, block.lock:
+            block.forget_checksums()
+
+    # --------------------------------------------------------------------------------------- following the log
+
+    def committed(self, container_id: int, local_id: int, length: int) -> None:
+        """A PutBlock of ``length`` has been applied: what lies below is not overwritten by streams. Waits for no disk."""
+        block = self._pin(container_id, local_id)
+        block.committed = max(block.committed, length)
+        self._unpin(block)
+
+    def reclaim(self, container_id: int, local_id: int, length: int) -> None:
+        """Cut off what lies beyond the committed length of a closed block, and end its stream if there is one. Idempotent.
+
+        Raises BlockError INVALID_REQUEST if ``length`` is below the committed length that is known, FAILED.
+        """
+        with self._held(container_id, local_id) as block:
+            if length < block.committed:
+                raise BlockError(INVALID_REQUEST, f"{block.path}: {block.committed} bytes are committed, not {length}")
+            block.cut(length)
+            block.flush()
+
+    def delete(self, container_id: int, local_id: int, *, drop: bool = True) -> None:
+        """Remove a block, and with ``drop`` its container's directory if it was the last; ends its stream if there is one. Idempotent.
+
+        Without ``drop`` a copy keeps its rows though none of its files is left: of blocks that are to be repaired.
+        Not fsynced: a file that is back after a loss of power is garbage, which ``blocks`` lists. Raises BlockError FAILED.
+        """
+        with self._held(container_id, local_id) as block:
+            with self._lock:
+                self._deleted[block.key] = None
+                while len(self._deleted) > MAX_REMEMBERED_DELETIONS:
+                    self._deleted.popitem(last=False)
+            block.delete()
+        if drop:
+            self.drop_if_empty(container_id)
+
+    def recount(self, container_id: int) -> None:
+        """Count a closed container's files anew, of which some were cut, removed or restored. Raises BlockError FAILED."""
+        try:
+            self._containers.recount(container_id)
+        except OSError as error:
+            raise block_error(error, "count", self._containers.path(container_id)) from error
+
+    def drop_if_empty(self, container_id: int) -> None:
+        """Remove a container's directory, its mark and its rows if no block is left in it. Raises BlockError FAILED."""
+        try:
+            self._containers.drop_if_empty(container_id)
+        except OSError as error:
+            raise block_error(error, "remove", self._containers.path(container_id)) from error
+
+    def close_container(self, container_id: int) -> None:
+        """Take no more bytes for a container's blocks; streams that write there end. Raises BlockError FAILED, DISK_FULL."""
+        try:
+            self._containers.close(container_id)
+        except OSError as error:
+            raise block_error(error, "close", self._containers.path(container_id)) from error
+
+    def is_closed(self, container_id: int) -> bool:
+        """Return whether a container is marked closed here."""
+        container = self._containers.peek(container_id)
+        return container is not None and container.closed
+
+    def adopt_container(self, container_id: int, folder: Path) -> None:
+        """Take a complete directory of a closed container's blocks for its own (``transfer``). Raises BlockError.
+
+        INVALID_REQUEST if there is something of that container already.
+        """
+        try:
+            self._containers.adopt(container_id, folder)
+        except FileExistsError:
+            raise BlockError(INVALID_REQUEST, f"container {container_id} is stored here already") from None
+        except OSError as error:
+            raise block_error(error, "rename", folder) from error
+        with self._lock:
+            known = [*self._idle.values(), *self._busy.values()]
+        for block in known:
+            if block.key[0] == container_id:
+                block.look_again()
+
+    def import_folder(self, container_id: int) -> Path:
+        """Return where a copy of a container is put together until it is complete; removed at start."""
+        return self._containers.import_folder(container_id)
+
+    def container_folder(self, container_id: int) -> Path:
+        """Return a container's directory, which need not be there."""
+        return self._containers.path(container_id)
+
+    # ------------------------------------------------------------------------------------------------- accounting
+
+    def containers(self) -> list[ContainerUsage]:
+        """Return what is stored of each container, ascending by id."""
+        return self._containers.usage()
+
+    def blocks(self, container_id: int) -> Iterator[tuple[int, int]]:
+        """Iterate over (local id, bytes of its file) of a container, ascending. Raises BlockError FAILED."""
+        try:
+            yield from self._containers.blocks(container_id)
+        except OSError as error:
+            raise block_error(error, "list", self._containers.path(container_id)) from error
+
+    def used_bytes(self) -> int:
+        """Return the bytes of all block files."""
+        return sum(usage.used_bytes for usage in self._containers.usage())
+
+    def free_bytes(self) -> int:
+        """Return how many bytes may be written until the reserve is reached."""
+        return self.space.free_bytes()
+
+    def capacity_bytes(self) -> int:
+        """Return the size of the disk without the reserve, in bytes."""
+        return self.space.capacity_bytes()

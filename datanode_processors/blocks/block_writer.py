@@ -1,0 +1,150 @@
+"""One stream's hold on a block: only the block's writer writes it.
+
+Rules:
+
+1. A writer goes on where it stands: a packet may begin at or below the end of the last one (or of where it was opened), never beyond.
+2. What is below the committed length is not written again: such bytes are compared with those that are stored, and have to be equal. A
+   writer that repairs is exempt.
+3. A writer ends by :meth:`BlockWriter.close`, or from outside: the block is deleted, reclaimed, its container closed, an fsync failed, or
+   another stream has taken the block over because this one is *dead*: closed, said to be dead by whoever opened it, or idle for
+   STALE_WRITER_S. Its next call raises what ended it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Self
+
+from datanode_processors.blocks.block_file import BlockFile, Buffer, Packets, read_fully
+from datanode_processors.blocks.fsync import PACKET
+from datanode_processors.blocks.space import DiskSpace
+from datanode_processors.errors import BlockError
+from schemas.stream_errors import CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER, STOPPING
+
+if TYPE_CHECKING:
+    from datanode_processors.blocks.block_store import BlockStore
+
+STALE_WRITER_S = 10.0
+"""Seconds without a packet after which a newer stream of the same block may take it over."""
+
+
+class BlockWriter:
+    """Writes a block from where it was opened on. For one thread; ``end`` may come from others."""
+
+    def __init__(
+        self, store: BlockStore, block: BlockFile, offset: int, *, repair: bool, alive: Callable[[], bool] | None
+    ) -> None:
+        """Open the block's file; call with the block's lock, through ``BlockStore.open_writer`` alone."""
+        self._store = store
+        self._block = block
+        self._space: DiskSpace = store.space
+        self._position = offset
+        self._repair = repair
+        self._alive = alive
+        self._last_write = time.monotonic()
+        self._ended: tuple[str, str] | None = None
+        self._closed = False
+        self._descriptor = block.open()
+
+    @property
+    def position(self) -> int:
+        """Where the stream goes on, in bytes."""
+        return self._position
+
+    def write(self, offset: int, data: Buffer, crc: int | None = None) -> None:
+        """Write one packet. ``crc`` is its CRC32C, which the caller has verified (None: not known).
+
+        Raises BlockError: OUT_OF_ORDER, DISK_FULL (what was stored before is intact), CHECKSUM_MISMATCH (rule 2), FAILED, or what ended
+        the writer.
+        """
+        self.write_packets(offset, ((data, crc),))
+
+    def write_packets(self, offset: int, packets: Packets) -> None:
+        """Write packets one behind the other from ``offset`` on, in one system call where that is possible; errors as ``write``."""
+        block = self._block
+        with block.lock:
+            self._check(offset)
+            self._last_write = time.monotonic()
+            end = offset + sum(len(data) for data, _ in packets)
+            if offset < block.committed and not self._repair:
+                offset, packets = self._uncommitted(offset, packets)
+            if packets:
+                block.put(self._descriptor, offset, packets, self._space)
+            self._position = max(self._position, end)
+        if block.fsync == PACKET:
+            block.flush(self._descriptor)
+
+    def _check(self, offset: int) -> None:
+        if self._ended is not None:
+            raise BlockError(*self._ended, self._block.written)
+        if self._block.container_closed and not self._repair:
+            raise BlockError(CONTAINER_CLOSED, f"container {self._block.key[0]} takes no more bytes")
+        limit = self._block.written if self._repair else min(self._position, self._block.written)
+        if not 0 <= offset <= limit:
+            raise BlockError(
+                OUT_OF_ORDER, f"{self._block.path}: bytes at {offset}, where the stream goes on at {limit}", limit
+            )
+
+    def _uncommitted(self, offset: int, packets: Packets) -> tuple[int, Packets]:
+        """Compare what is below the committed length with what is stored (rule 2) and return the rest."""
+        block = self._block
+        data = memoryview(b"".join(bytes(data) for data, _ in packets))
+        below = min(block.committed, block.written, offset + len(data)) - offset
+        try:
+            stored = read_fully(self._descriptor, offset, below)
+        except OSError as error:
+            stored = b""
+            reason = error.strerror
+        else:
+            reason = "they differ from what is stored"
+        if data[:below] != stored:
+            raise BlockError(
+                CHECKSUM_MISMATCH,
+                f"{block.path}: {below} bytes at {offset} are committed and not written again: {reason}",
+            )
+        rest = data[below:]
+        return offset + below, ((rest, None),) if rest else ()
+
+    def flush(self) -> None:
+        """Have everything written so far stored under the fsync policy: ``stored_length`` covers it then. Raises BlockError."""
+        self._flush(always=False)
+
+    def sync(self) -> None:
+        """Have everything written so far fsynced under any policy. Raises BlockError."""
+        self._flush(always=True)
+
+    def _flush(self, *, always: bool) -> None:
+        with self._block.lock:
+            if self._ended is not None:
+                raise BlockError(*self._ended, self._block.written)
+        self._block.flush(self._descriptor, always=always)
+
+    def close(self) -> None:
+        """Let go of the block, without a flush. Any number of times."""
+        with self._block.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._ended = self._ended or (STOPPING, f"the writer of {self._block.path} is closed")
+            if self._block.writer is self:
+                self._block.writer = None
+        os.close(self._descriptor)
+        self._store.released(self._block)
+
+    def end(self, code: str, message: str) -> None:
+        """Have the next call raise this error; call with the block's lock."""
+        self._ended = self._ended or (code, message)
+
+    def is_dead(self) -> bool:
+        """Return whether another stream may take the block over (rule 3)."""
+        if self._ended is not None or (self._alive is not None and not self._alive()):
+            return True
+        return time.monotonic() - self._last_write > STALE_WRITER_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Checksum cells and the digests of what is stored. Pure."""

@@ -1,0 +1,425 @@
+"""What a pipeline's leader does with a request: rows and answer, executed once against the transaction. Pure.
+
+Rules (design, section 8; decision 0023):
+
+1. A longer PutBlock replaces the block's row; a shorter one, or one of equal length, is answered with the committed state and writes
+   nothing. A committed length never shrinks.
+2. Cells that two PutBlocks of a block have in common must have the same checksums, or the later one is refused.
+3. A delete leaves a tombstone, which voids every PutBlock and chunk that comes after it. Block ids are never reused.
+4. A closed container or pipeline takes nothing new. What is committed already is answered all the same, and may be deleted. A pipeline is
+   opened again by its members as a later generation; containers that were closed stay so, and what was asked of an earlier generation
+   is refused.
+5. A chunk (the old way) is a row of its bytes until a PutBlock covers it; chunks of a block do not overlap, and one that is sent again
+   must have the same bytes.
+6. Everything here is idempotent by itself, so proposals have no retry rows.
+
+Keys: block ``block_key``; chunk ``block_key`` and its offset, 8 bytes big-endian; container 8 bytes big-endian; the pipeline's one row
+PIPELINE_KEY. Answers are encoded records of ``schemas.records.datanode``; a refusal is a StreamError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from crc32c import crc32c
+
+from datanode_processors.blocks.core.checksums import check_cell_bytes, check_list, differing_cells
+from datanode_processors.errors import MAX_NAME_CHARACTERS, UNKNOWN_OFFSET, BlockError
+from replicated_db.core.execution.service import Executed, Proposal, Refusal
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.tables.column_families import families
+from replicated_db.core.tables.merge import MAX_BYTES
+from schemas import stream_errors as codes
+from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
+from schemas.codecs.codec import decode_as, encode
+from schemas.column_families import (
+    BLOCK_TABLE,
+    CHUNK_TABLE,
+    CONTAINER_TABLE,
+    DN_COLUMN_FAMILIES,
+    PIPELINE_TABLE,
+)
+from schemas.records.datanode import (
+    Accepted,
+    BlockCommitted,
+    BlockRow,
+    BlocksDeleted,
+    ChunkWritten,
+    CloseContainer,
+    ClosePipeline,
+    ContainerRow,
+    DeleteBlocks,
+    OpenPipeline,
+    PipelineRow,
+    PutBlock,
+    StreamError,
+    WriteChunk,
+)
+
+PARTITIONS = 256
+"""Pipelines that a cluster may have in its life: a container's id carries the partition in its lowest 8 bits."""
+
+MAX_MEMBERS = 7
+"""Datanodes of one pipeline."""
+
+MAX_DELETED_BLOCKS = 1000
+"""Blocks in one DeleteBlocks."""
+
+MAX_CHUNK_BYTES = 4 * 1024 * 1024
+"""Bytes of one WriteChunk."""
+
+MAX_BLOCK_BYTES = 1 << 40
+"""Largest length that is committed."""
+
+OPEN, CLOSED = "OPEN", "CLOSED"
+"""States of a pipeline."""
+
+PIPELINE_KEY = b"pipeline"
+
+DN_FAMILIES = families(DN_COLUMN_FAMILIES[1:], [MAX_BYTES])
+
+_KEY_BYTES = 16
+_NUMBER_BYTES = 8
+_LAST_NUMBER = (1 << 64) - 1
+
+LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlocks, WriteChunk)
+"""Requests that go through the log."""
+
+REFUSED = {
+    Refusal.EXPIRED: codes.TIMED_OUT,
+    Refusal.CALL_ID_REUSED: codes.INVALID_REQUEST,
+    Refusal.TOO_LARGE: codes.INVALID_REQUEST,
+    Refusal.FAILED: codes.FAILED,
+    Refusal.PREPARED: codes.PIPELINE_CLOSED,
+}
+
+
+def chunk_key(container_id: int, local_id: int, offset: int) -> bytes:
+    """Return a chunk's key in chunkTable."""
+    return block_key(container_id, local_id) + offset.to_bytes(_NUMBER_BYTES, "big")
+
+
+def chunk_of_key(key: bytes) -> tuple[int, int, int]:
+    """Return (container id, local id, offset)."""
+    return *block_of_key(key[:_KEY_BYTES]), int.from_bytes(key[_KEY_BYTES:], "big")
+
+
+def container_key(container_id: int) -> bytes:
+    """Return a container's key in containerTable."""
+    return container_id.to_bytes(_NUMBER_BYTES, "big")
+
+
+def check_block(partition: int, container_id: int, local_id: int) -> None:
+    """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
+    # The very first container of a cluster is number 0.
+    if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
+        raise BlockError(
+            codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
+        )
+    if container_id % PARTITIONS != partition:
+        raise BlockError(
+            codes.INVALID_REQUEST,
+            f"container {container_id} belongs to partition {container_id % PARTITIONS}, not {partition}",
+        )
+
+
+class BlockService:
+    """The service of one pipeline, on the partition of that number."""
+
+    def __init__(self, *, partition: int, node: str) -> None:
+        self._partition = partition
+        self._node = node
+        self._executors: dict[type, Callable[[Any, Transaction, int], Any]] = {
+            OpenPipeline: self._open_pipeline,
+            ClosePipeline: self._close_pipeline,
+            CloseContainer: self._close_container,
+            PutBlock: self._put_block,
+            DeleteBlocks: self._delete_blocks,
+            WriteChunk: self._write_chunk,
+        }
+
+    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute a request; a refused one keeps nothing and is answered with a StreamError."""
+        request = proposal.body
+        try:
+            if request.partition != self._partition:
+                raise BlockError(
+                    codes.INVALID_REQUEST, f"partition {request.partition} where {self._partition} was asked"
+                )
+            answer = self._executors[type(request)](request, transaction, timestamp_ms)
+        except BlockError as error:
+            return Executed(response=encode(self._error(error.code, error.message)), keep=False)
+        return Executed(response=encode(answer), keep=True)
+
+    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:  # noqa: ARG002
+        """Encode an answer of the replicated database's own."""
+        return encode(self._error(REFUSED[refusal], message))
+
+    def _error(self, code: str, message: str) -> StreamError:
+        return StreamError(code=code, message=message, datanode=self._node, offset=UNKNOWN_OFFSET, hint="")
+
+    # -- pipelines and containers ----------------------------------------------------------------------------------
+
+    def _open_pipeline(self, request: OpenPipeline, transaction: Transaction, timestamp_ms: int) -> Accepted:
+        check_members(request)
+        row = pipeline_row(transaction)
+        if row is None:
+            row = PipelineRow(
+                pipeline=request.pipeline, partition=request.partition, generation=request.generation,
+                members=request.members, state=OPEN, opened_at_ms=timestamp_ms,
+            )  # fmt: skip
+            transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(row))
+            return Accepted(detail=f"{request.pipeline} is open")
+        names = [member.datanode for member in request.members]
+        known = [member.datanode for member in row.members]
+        if known != names or request.generation < row.generation:
+            raise BlockError(
+                codes.INVALID_REQUEST,
+                f"{row.pipeline} was opened as generation {row.generation} of {', '.join(known)}, "
+                f"not {request.generation} of {', '.join(names)}",
+            )
+        if request.generation > row.generation:
+            if row.state != CLOSED:  # what its closing would have done
+                self._close_containers(transaction)
+            row = replace(row, generation=request.generation, state=OPEN, opened_at_ms=timestamp_ms, members=[])
+        elif row.state == CLOSED:
+            raise BlockError(codes.PIPELINE_CLOSED, f"{row.pipeline} is closed as generation {row.generation}")
+        if row.members != request.members:
+            transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(replace(row, members=request.members)))
+        return Accepted(detail=f"{request.pipeline} is open")
+
+    def _close_pipeline(self, request: ClosePipeline, transaction: Transaction, _: int) -> Accepted:
+        row = self._pipeline(transaction)
+        if request.generation < row.generation:
+            raise BlockError(
+                codes.INVALID_REQUEST, f"{row.pipeline} is of generation {row.generation}, not {request.generation}"
+            )
+        closed = replace(row, state=CLOSED, generation=request.generation)
+        if row != closed:  # a later generation may be closed before anybody has opened it: then it never will be
+            transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(closed))
+        if row.state != CLOSED:
+            self._close_containers(transaction)
+        return Accepted(detail=f"{row.pipeline} is closed")
+
+    @staticmethod
+    def _close_containers(transaction: Transaction) -> None:
+        for container_id in list(containers_of(transaction)):
+            _close(transaction, container_id)
+
+    def _close_container(self, request: CloseContainer, transaction: Transaction, _: int) -> Accepted:
+        self._pipeline(transaction)
+        check_block(self._partition, request.container_id, 1)
+        _close(transaction, request.container_id)
+        return Accepted(detail=f"container {request.container_id} is closed")
+
+    def _pipeline(self, transaction: Transaction) -> PipelineRow:
+        row = pipeline_row(transaction)
+        if row is None:
+            raise BlockError(codes.NO_SUCH_PIPELINE, f"partition {self._partition} has no pipeline yet")
+        return row
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+
+    def _put_block(self, request: PutBlock, transaction: Transaction, _: int) -> BlockCommitted:
+        name = f"block {request.container_id}/{request.local_id}"
+        check_put_block(request)
+        pipeline = self._pipeline(transaction)
+        key = block_key(request.container_id, request.local_id)
+        row = block_row(transaction, key)
+        if row is not None:
+            _check_against(name, row, request)
+            if request.length <= row.length:
+                return _committed(request.container_id, request.local_id, row)
+        self._check_takes(pipeline, transaction, request.container_id)
+        row = BlockRow(
+            bcs_id=transaction.index, length=request.length, bytes_per_checksum=request.bytes_per_checksum,
+            checksums=request.checksums, deleted=False,
+        )  # fmt: skip
+        transaction.merge(BLOCK_TABLE, key, MAX_BYTES.name, encode_block_row(row))
+        for chunk, value in list(chunks_of(transaction, key, 0, request.length)):
+            if chunk_of_key(chunk)[2] + len(value) <= request.length:
+                transaction.delete(CHUNK_TABLE, chunk)
+        return _committed(request.container_id, request.local_id, row)
+
+    def _check_takes(self, pipeline: PipelineRow, transaction: Transaction, container_id: int) -> None:
+        """Raise BlockError if the pipeline or the container takes nothing new (rule 4)."""
+        if pipeline.state == CLOSED:
+            raise BlockError(codes.PIPELINE_CLOSED, f"{pipeline.pipeline} is closed")
+        if is_closed(transaction, container_id):
+            raise BlockError(codes.CONTAINER_CLOSED, f"container {container_id} is closed")
+
+    def _delete_blocks(self, request: DeleteBlocks, transaction: Transaction, _: int) -> BlocksDeleted:
+        self._pipeline(transaction)
+        check_deletion(request)
+        for block in request.blocks:
+            key = block_key(block.container_id, block.local_id)
+            row = block_row(transaction, key)
+            if row is not None and row.deleted:
+                continue
+            tombstone = BlockRow(
+                bcs_id=transaction.index, length=0 if row is None else row.length, bytes_per_checksum=0, checksums=b"",
+                deleted=True,
+            )  # fmt: skip
+            transaction.merge(BLOCK_TABLE, key, MAX_BYTES.name, encode_block_row(tombstone))
+            for chunk, _value in list(chunks_of(transaction, key, 0, MAX_BLOCK_BYTES)):
+                transaction.delete(CHUNK_TABLE, chunk)
+        return BlocksDeleted(bcs_id=transaction.index)
+
+    # -- the old way -----------------------------------------------------------------------------------------------
+
+    def _write_chunk(self, request: WriteChunk, transaction: Transaction, _: int) -> ChunkWritten:
+        name = f"chunk at {request.offset} of block {request.container_id}/{request.local_id}"
+        check_chunk(request)
+        pipeline = self._pipeline(transaction)
+        key = block_key(request.container_id, request.local_id)
+        row = block_row(transaction, key)
+        if row is not None and row.deleted:
+            raise BlockError(codes.BLOCK_DELETED, f"block {request.container_id}/{request.local_id} is deleted")
+        end = request.offset + len(request.data)
+        if row is not None and request.offset < row.length:
+            if end > row.length:
+                raise BlockError(codes.INVALID_REQUEST, f"{name} begins below the committed length {row.length}")
+            return ChunkWritten(bcs_id=row.bcs_id)
+        self._check_takes(pipeline, transaction, request.container_id)
+        own = chunk_key(request.container_id, request.local_id, request.offset)
+        for chunk, value in chunks_of(transaction, key, request.offset - MAX_CHUNK_BYTES + 1, end):
+            start = chunk_of_key(chunk)[2]
+            if chunk == own and value == request.data:
+                return ChunkWritten(bcs_id=transaction.index)
+            if start < end and start + len(value) > request.offset:
+                raise BlockError(
+                    codes.INVALID_REQUEST,
+                    f"{name}, {len(request.data)} bytes: another chunk at {start} has {len(value)}",
+                )
+        transaction.put(CHUNK_TABLE, own, request.data)
+        return ChunkWritten(bcs_id=transaction.index)
+
+
+def check_members(request: OpenPipeline) -> None:
+    """Raise BlockError (INVALID_REQUEST) unless these can be a pipeline's members."""
+    names = [member.datanode for member in request.members]
+    if not 1 <= len(names) <= MAX_MEMBERS or len(set(names)) != len(names):
+        raise BlockError(
+            codes.INVALID_REQUEST, f"{request.pipeline}: members {names}: 1 to {MAX_MEMBERS} different ones are needed"
+        )
+    if not 0 <= request.partition < PARTITIONS:
+        raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{PARTITIONS - 1}")
+    check_texts(
+        request.pipeline,
+        *(text for one in request.members for text in (one.datanode, one.address, one.http_address, one.rack)),
+    )
+
+
+def check_texts(*texts: str) -> None:
+    """Raise BlockError (INVALID_REQUEST) if a name or address is too long: it is kept, and stands in many lines of the log."""
+    for text in texts:
+        if len(text) > MAX_NAME_CHARACTERS:
+            raise BlockError(
+                codes.INVALID_REQUEST, f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken"
+            )
+
+
+def check_put_block(request: PutBlock) -> None:
+    """Raise BlockError (INVALID_REQUEST) for a PutBlock that is wrong in itself."""
+    check_block(request.partition, request.container_id, request.local_id)
+    name = f"block {request.container_id}/{request.local_id}"
+    if not 0 <= request.length <= MAX_BLOCK_BYTES:
+        raise BlockError(codes.INVALID_REQUEST, f"{name}: length {request.length} is not in 0..{MAX_BLOCK_BYTES}")
+    try:
+        check_cell_bytes(request.bytes_per_checksum)
+        check_list(request.checksums, request.length, request.bytes_per_checksum)
+    except ValueError as error:
+        raise BlockError(codes.INVALID_REQUEST, f"{name}: {error}") from error
+
+
+def check_deletion(request: DeleteBlocks) -> None:
+    """Raise BlockError (INVALID_REQUEST) for a DeleteBlocks that is wrong in itself."""
+    if len(request.blocks) > MAX_DELETED_BLOCKS:
+        raise BlockError(
+            codes.INVALID_REQUEST, f"{len(request.blocks)} blocks to delete; at most {MAX_DELETED_BLOCKS} at once"
+        )
+    for block in request.blocks:
+        check_block(request.partition, block.container_id, block.local_id)
+
+
+def check_chunk(request: WriteChunk) -> None:
+    """Raise BlockError for a chunk that is wrong in itself, or whose bytes do not have their checksum."""
+    check_block(request.partition, request.container_id, request.local_id)
+    name = f"chunk at {request.offset} of block {request.container_id}/{request.local_id}"
+    if not 1 <= len(request.data) <= MAX_CHUNK_BYTES or not 0 <= request.offset <= MAX_BLOCK_BYTES - len(request.data):
+        raise BlockError(codes.INVALID_REQUEST, f"{name}: {len(request.data)} bytes; 1 to {MAX_CHUNK_BYTES} are taken")
+    if crc32c(request.data) != request.checksum:
+        raise BlockError(codes.CHECKSUM_MISMATCH, f"{name}: its bytes do not have the checksum {request.checksum:08x}")
+
+
+def _check_against(name: str, row: BlockRow, request: PutBlock) -> None:
+    """Raise BlockError if a PutBlock contradicts the committed row."""
+    if row.deleted:
+        raise BlockError(codes.BLOCK_DELETED, f"{name} is deleted")
+    if row.bytes_per_checksum != request.bytes_per_checksum:
+        raise BlockError(
+            codes.INVALID_REQUEST,
+            f"{name}: {request.bytes_per_checksum} bytes per checksum, but it is committed with {row.bytes_per_checksum}",
+        )
+    wrong = differing_cells(row.checksums, row.length, request.checksums, request.length, row.bytes_per_checksum)
+    if wrong:
+        raise BlockError(
+            codes.CHECKSUM_MISMATCH,
+            f"{name}: cell {wrong[0]} is committed with another checksum (length {row.length}, asked {request.length})",
+        )
+
+
+def _committed(container_id: int, local_id: int, row: BlockRow) -> BlockCommitted:
+    return BlockCommitted(
+        container_id=container_id, local_id=local_id, length=row.length, bcs_id=row.bcs_id, log_offset=-1
+    )
+
+
+def _close(transaction: Transaction, container_id: int) -> None:
+    if not is_closed(transaction, container_id):
+        row = ContainerRow(container_id=container_id, closed=True)
+        transaction.put(CONTAINER_TABLE, container_key(container_id), encode(row))
+
+
+# -- reading rows: of a transaction, a store or a snapshot -----------------------------------------------------------
+
+
+def pipeline_row(view: Any) -> PipelineRow | None:
+    """Return the pipeline's row, None if the log does not have it yet."""
+    value = view.get(PIPELINE_TABLE, PIPELINE_KEY)
+    return None if value is None else decode_as(PipelineRow, value)
+
+
+def block_row(view: Any, key: bytes) -> BlockRow | None:
+    """Return a block's row, a tombstone included."""
+    value = view.get(BLOCK_TABLE, key)
+    return None if value is None else decode_block_row(value)
+
+
+def is_closed(view: Any, container_id: int) -> bool:
+    """Whether a container is closed; one without a row is open."""
+    value = view.get(CONTAINER_TABLE, container_key(container_id))
+    return value is not None and decode_as(ContainerRow, value).closed
+
+
+def containers_of(view: Any) -> Iterator[int]:
+    """Yield the containers that have rows in blockTable, ascending; one step per container, however many blocks it has."""
+    start = b""
+    while (found := next(iter(view.iterate(BLOCK_TABLE, start, None)), None)) is not None:
+        container_id, _ = block_of_key(found[0])
+        yield container_id
+        start = block_key(container_id, _LAST_NUMBER) + b"\x00"
+
+
+def blocks_of(view: Any, container_id: int) -> Iterator[tuple[int, BlockRow]]:
+    """Yield (local id, row) of a container's blocks, tombstones included."""
+    for key, value in view.iterate(BLOCK_TABLE, block_key(container_id, 0), block_key(container_id, _LAST_NUMBER)):
+        yield block_of_key(key)[1], decode_block_row(value)
+
+
+def chunks_of(view: Any, key: bytes, start: int, stop: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (key, bytes) of the chunks of a block that begin in start..stop-1."""
+    low, high = (max(0, offset).to_bytes(_NUMBER_BYTES, "big") for offset in (start, stop))
+    yield from view.iterate(CHUNK_TABLE, key + low, key + high)

@@ -1,0 +1,208 @@
+"""Requests that wait for this node to execute them as a pipeline's leader: intake, outbox and service of its LeaderLoop in one place.
+
+Rules:
+    - At most MAX_WAITING requests of MAX_WAITING_BYTES are unanswered; more are refused with OVERLOADED.
+    - An answer leaves when its batch is effective and applied. The one exception is a PutBlock that asks for it (``wait_effective``
+      false): its answer leaves once the record that holds it has been handed to the appender. Refusals always wait.
+    - When the leadership ends, what is unanswered fails with NOT_LEADER: its outcome is unknown, and asking again is harmless.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import BlockService
+from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.leading.leader import Executed, Proposal, Refusal, Reply
+from replicated_db.core.ports import Appender, DeliveryReport, Entry, Log
+from replicated_db.shell.leader_loop import Publisher, take_queued
+from schemas import stream_errors as codes
+from schemas.codecs.codec import decode
+from schemas.records.datanode import BlockCommitted, PutBlock, StreamError, WriteChunk
+from schemas.records.log import RequestPosition
+
+MAX_WAITING = 4096
+"""Requests of one pipeline that may be unanswered."""
+
+MAX_WAITING_BYTES = 64 * 1024 * 1024
+"""Bytes of chunks and checksums among them."""
+
+Answer = Future[Any]
+
+
+class Proposals:
+    """Of one pipeline. ``submit`` on any thread; everything else on the leader's."""
+
+    def __init__(self, service: BlockService, outbox: Publisher, first: Callable[[], Any]) -> None:
+        """``first`` returns a request to execute before all others of a new claim, or None."""
+        self._service = service
+        self._outbox = outbox
+        self._first = first
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+        self._waiting: dict[Answer, int] = {}
+        self._waiting_bytes = 0
+        self._early: list[tuple[Answer, bytes]] = []
+        self._open = False
+        self._offset = -1
+        self.refused = 0
+        """Requests refused with OVERLOADED."""
+
+    def submit(self, request: Any) -> Answer:
+        """Queue a request; the future has its answer, or a BlockError. Raises BlockError: NOT_LEADER, OVERLOADED."""
+        answer: Answer = Future()
+        answer.set_running_or_notify_cancel()
+        size = _size_of(request)
+        with self._lock:
+            if not self._open:
+                raise BlockError(codes.NOT_LEADER, f"partition {request.partition} is not led here")
+            if len(self._waiting) >= MAX_WAITING or (self._waiting and self._waiting_bytes + size > MAX_WAITING_BYTES):
+                self.refused += 1
+                raise BlockError(
+                    codes.OVERLOADED,
+                    f"partition {request.partition}: {len(self._waiting)} requests of {self._waiting_bytes} bytes wait",
+                )
+            self._waiting[answer] = size
+            self._waiting_bytes += size
+            self._queue.put(_proposal(request, answer))
+        return answer
+
+    # -- intake ----------------------------------------------------------------------------------------------------
+
+    def begin(self, hint: RequestPosition | None) -> Proposals:  # noqa: ARG002 - the intake of LeaderLoop
+        """Take requests: a claim begins."""
+        with self._lock:
+            self._queue = queue.SimpleQueue()
+            if (first := self._first()) is not None:
+                answer: Answer = Future()
+                answer.set_running_or_notify_cancel()
+                self._waiting[answer] = 0
+                self._queue.put(_proposal(first, answer))
+            self._open = True
+        return self
+
+    def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
+        """Return queued requests."""
+        return take_queued(self._queue, limit, wait_s)
+
+    def close(self) -> None:
+        """Fail what is unanswered: the claim has ended."""
+        with self._lock:
+            self._open = False
+            waiting, self._waiting = self._waiting, {}
+            self._waiting_bytes = 0
+            self._early.clear()
+        for answer in waiting:
+            answer.set_exception(
+                BlockError(codes.NOT_LEADER, "the leadership was lost meanwhile; whether it was executed is not known")
+            )
+
+    # -- service ---------------------------------------------------------------------------------------------------
+
+    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute a request."""
+        executed = self._service.execute(proposal, transaction, timestamp_ms)
+        request = proposal.body
+        if executed.keep and isinstance(request, PutBlock) and not request.wait_effective:
+            self._early.append((proposal.reply_to, executed.response))
+        return executed
+
+    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode a refusal."""
+        return self._service.refuse(proposal, refusal, message, index)
+
+    def handed_over(self) -> None:
+        """Answer what may leave early: everything executed so far has been handed to the appender."""
+        if self._early:
+            early, self._early = self._early, []
+            for answer, response in early:
+                self._resolve(answer, response, -1)
+
+    # -- outbox ----------------------------------------------------------------------------------------------------
+
+    def publish(self, replica: Replica, outcome: Outcome) -> None:
+        """Publish what applying a record asks for; its answers come next."""
+        self._offset = outcome.position.offset
+        self._outbox.publish(replica, outcome)
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        """Resolve answers: of the record that was published last."""
+        for reply in replies:
+            self._resolve(reply.proposal.reply_to, reply.response, self._offset)
+
+    def _resolve(self, answer: Answer, response: bytes, offset: int) -> None:
+        with self._lock:
+            size = self._waiting.pop(answer, None)
+            if size is None:  # has left early
+                return
+            self._waiting_bytes -= size
+        record = decode(response)
+        if isinstance(record, StreamError):
+            answer.set_exception(BlockError(record.code, record.message))
+        elif isinstance(record, BlockCommitted):
+            answer.set_result(replace(record, log_offset=offset))
+        else:
+            answer.set_result(record)
+
+
+def _proposal(request: Any, answer: Answer) -> Proposal:
+    return Proposal(
+        client_id=b"", call_id=b"", request_hash=b"", first_sent_at_ms=0, request_type=type(request).__name__,
+        body=request, reply_to=answer,
+    )  # fmt: skip
+
+
+def _size_of(request: Any) -> int:
+    if isinstance(request, WriteChunk):
+        return len(request.data)
+    return len(request.checksums) if isinstance(request, PutBlock) else 0
+
+
+class HandedOver:
+    """A log that tells ``handed_over`` after each append: what was executed before it is on its way."""
+
+    def __init__(self, log: Log, handed_over: Callable[[], None]) -> None:
+        self._log = log
+        self._handed_over = handed_over
+
+    def topic_id(self) -> str:
+        """Return the topic's identity."""
+        return self._log.topic_id()
+
+    def bounds(self) -> tuple[int, int]:
+        """Return first and end offset."""
+        return self._log.bounds()
+
+    def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        """Return entries."""
+        return self._log.read(offset, limit, wait_s)
+
+    def appender(self) -> Appender:
+        """Return a fresh appender that tells."""
+        return _TellingAppender(self._log.appender(), self._handed_over)
+
+
+class _TellingAppender:
+    def __init__(self, appender: Appender, handed_over: Callable[[], None]) -> None:
+        self._appender = appender
+        self._handed_over = handed_over
+
+    def append(self, token: int, value: bytes) -> None:
+        """Hand over a record, and tell."""
+        self._appender.append(token, value)
+        self._handed_over()
+
+    def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
+        """Return reports."""
+        return self._appender.poll(wait_s)
+
+    def close(self) -> None:
+        """Give up what is in flight."""
+        self._appender.close()

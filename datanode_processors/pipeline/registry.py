@@ -1,0 +1,49 @@
+"""The registry: which pipelines a datanode is a member of, as a file that is replaced atomically and durably."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from schemas.codecs.codec import decode_as, encode
+from schemas.records.datanode import OpenPipeline
+
+REGISTRY = "pipelines.json"
+"""Its name in a datanode's folder."""
+
+
+def read_registry(path: Path) -> list[OpenPipeline]:
+    """Return the pipelines of a registry, none if there is no such file; raises ValueError naming the file if it is not one."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    try:
+        return [decode_as(OpenPipeline, base64.b64decode(one["opened"])) for one in json.loads(text)["pipelines"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no registry of pipelines: {error}") from error
+
+
+def write_registry(path: Path, pipelines: Sequence[OpenPipeline]) -> None:
+    """Replace the registry, atomically and durably. The names are there for people; ``opened`` is what is read."""
+    listed = [
+        {
+            "pipeline": one.pipeline, "partition": one.partition, "members": [member.datanode for member in one.members],
+            "opened": base64.b64encode(encode(one)).decode(),
+        }
+        for one in pipelines
+    ]  # fmt: skip
+    fresh = path.with_suffix(".new")
+    with fresh.open("w") as file:
+        json.dump({"pipelines": listed}, file, indent=2)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,1 @@
+"""The books of repair: who is at work, who is away, what comes next. Pure."""

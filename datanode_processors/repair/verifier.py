@@ -1,0 +1,369 @@
+"""Compares this node's bytes with what is committed, and fetches from peers what is missing or wrong (design, section 8).
+
+What belongs here: one thread that verifies, FETCHERS that fetch, and their bounded lists of blocks. The rules:
+
+1. Every PutBlock that is applied here is verified: the block is flushed under the fsync policy, and its checksums are compared with the
+   row's. Whoever waits for a block that is not known to be verified (after a restart) has it verified too.
+2. A block that fails is unhealthy and is fetched: cell by cell, only cells that differ, from every other member in turn; a cell is written
+   only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked for that one only. Again after a pause
+   that grows, as long as it is needed. A peer that was silent, or too slow, is asked after the others.
+3. A tombstone deletes the block; a closed container is closed in the store, and what lies beyond its blocks' committed lengths reclaimed.
+   One that has no block left has no directory either.
+4. Nothing that follows from the log waits here for room: if a list is full, the pipeline is looked through as a whole later.
+5. A block is unhealthy exactly while its repair is planned: both change under one lock. So a repair that ends cannot hide what was
+   found while it was under way (a longer PutBlock, a bad cell), nor can a verification of an older length.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.core.checksums import cell_count, differing_cells
+from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import blocks_of, containers_of, is_closed
+from datanode_processors.pipeline.pipeline import Pipeline
+from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
+from datanode_processors.repair.core.away import Away
+from datanode_processors.repair.core.repairs import Place, Repairs, Taken
+from datanode_processors.wire.peer import Peer
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.logs import Note
+from schemas import stream_errors as codes
+from schemas.codecs.block_rows import block_key, block_of_key
+from schemas.records.datanode import BlockRow, Member, ReadBlock
+
+MAX_TO_VERIFY = 10_000
+MAX_TO_FETCH = 10_000
+FETCHERS = 3
+"""Blocks that are fetched at once: a peer that gives its bytes slowly holds up one of them."""
+PEER_TIMEOUT_S = 10.0
+IDLE_WAIT_S = 1.0
+
+
+class Verifier:
+    """Of all pipelines of a datanode."""
+
+    def __init__(
+        self, blocks: BlockStore, *, node: str, cluster: str, note: Note, fatal: Callable[[BaseException], None],
+        changed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """``changed`` is told when a block has become healthy or unhealthy."""
+        self._blocks = blocks
+        self._node = node
+        self._cluster = cluster
+        self._note = note
+        self._fatal = fatal
+        self._changed = changed
+        self._lock = threading.Condition()
+        self._pipelines: dict[int, Pipeline] = {}
+        self._to_verify: OrderedDict[tuple[int, bytes], None] = OrderedDict()
+        self._to_close: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._to_look_through: set[int] = set()
+        self._repairs = Repairs(MAX_TO_FETCH)
+        self._left_out: set[int] = set()
+        """Pipelines with blocks for which there was no room among the repairs."""
+        self._away = Away()
+        self._stopping = False
+        self.fetched_bytes = 0
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(run,), name=name, daemon=True)
+            for name, run in [("verify", self._verify_all)] + [("fetch", self._fetch_all)] * FETCHERS
+        ]
+
+    def start(self) -> None:
+        """Begin to work."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End; what is left is found again at the next start."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        deadline = time.monotonic() + PEER_TIMEOUT_S
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    # -- what is to be done; on any thread, never waits for I/O ----------------------------------------------------
+
+    def add(self, pipeline: Pipeline) -> None:
+        """Look after a pipeline's blocks; first compare every committed block's length with its file's."""
+        with self._lock:
+            self._pipelines[pipeline.partition] = pipeline
+            self._to_look_through.add(pipeline.partition)
+            self._lock.notify_all()
+
+    def verify(self, pipeline: Pipeline, key: bytes) -> None:
+        """Have a block verified."""
+        with self._lock:
+            if len(self._to_verify) >= MAX_TO_VERIFY:
+                self._to_look_through.add(pipeline.partition)
+            else:
+                self._to_verify[pipeline.partition, key] = None
+            self._lock.notify_all()
+
+    def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
+        """Have a cell fetched whose bytes were read and are not the committed ones."""
+        container_id, local_id = block_of_key(key)
+        with self._lock:
+            if self._repairs.waits_for((pipeline.partition, key), cell):
+                return  # somebody reads again what nobody has right: nothing is new
+        self._blocks.forget_checksums(container_id, local_id)
+        self._unhealthy(pipeline, key, f"block {container_id}/{local_id}: cell {cell} has wrong bytes", cell)
+
+    def close_container(self, pipeline: Pipeline, container_id: int) -> None:
+        """Have a container closed in the store."""
+        with self._lock:
+            if len(self._to_close) >= MAX_TO_VERIFY:
+                self._to_look_through.add(pipeline.partition)
+            else:
+                self._to_close[pipeline.partition, container_id] = None
+            self._lock.notify_all()
+
+    # -- verifying -------------------------------------------------------------------------------------------------
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except StoreFailure as error:
+            if not self._stopping:
+                self._fatal(error)
+        except BaseException as error:
+            self._fatal(error)
+
+    def _verify_all(self) -> None:
+        while (step := self._next_to_verify()) is not None:
+            step()
+
+    def _next_to_verify(self) -> Callable[[], None] | None:
+        with self._lock:
+            while not self._stopping:
+                if self._to_verify:
+                    (partition, key), _ = self._to_verify.popitem(last=False)
+                    return lambda: self._verify(self._pipelines[partition], key)
+                if self._to_close:
+                    (partition, container_id), _ = self._to_close.popitem(last=False)
+                    return lambda: self._close(self._pipelines[partition], container_id)
+                if self._left_out and self._has_room():
+                    self._to_look_through |= self._left_out
+                    self._left_out.clear()
+                if self._to_look_through:
+                    number = self._to_look_through.pop()
+                    return lambda: self._look_through(self._pipelines[number])
+                self._lock.wait(IDLE_WAIT_S)
+        return None
+
+    def _has_room(self) -> bool:
+        """Whether it is worth while to look for blocks that were left out: one by one would look through all for each."""
+        return len(self._repairs) <= MAX_TO_FETCH // 2
+
+    def _verify(self, pipeline: Pipeline, key: bytes) -> None:
+        container_id, local_id = block_of_key(key)
+        row = pipeline.block(container_id, local_id)
+        if row is None:
+            return
+        try:
+            if row.deleted:
+                self._blocks.delete(container_id, local_id)
+                pipeline.forget(key)
+                return
+            wrong = self._wrong_cells(container_id, local_id, row)
+        except BlockError as error:
+            self._unhealthy(pipeline, key, error.message)
+            return
+        if wrong:
+            self._unhealthy(pipeline, key, f"block {container_id}/{local_id} has {len(wrong)} cells missing or wrong")
+            return
+        with self._lock:
+            place = (pipeline.partition, key)
+            if place not in self._repairs:
+                pipeline.verified(key, row.length)
+                return
+            # Its repair says so in the end: it may know of more than was looked at here.
+            self._repairs.hurry(place, time.monotonic())
+            self._lock.notify_all()
+
+    def _wrong_cells(self, container_id: int, local_id: int, row: BlockRow) -> list[int]:
+        """Return the cells that this node does not have as they are committed; raises BlockError."""
+        blocks = self._blocks
+        blocks.committed(container_id, local_id, row.length)
+        length = min(blocks.flush(container_id, local_id), row.length)
+        while (found := blocks.checksums(container_id, local_id, length, row.bytes_per_checksum)) is None:
+            # Reading them has shown that there are fewer bytes: the file was cut behind the store's back, or the disk fails.
+            left = blocks.written_length(container_id, local_id)
+            if left >= length:
+                raise BlockError(codes.FAILED, f"block {container_id}/{local_id}: its {length} bytes cannot be read")
+            length = left
+        if length == row.length and found == row.checksums:
+            return []
+        whole = length if length == row.length else length - length % row.bytes_per_checksum
+        count = cell_count(whole, row.bytes_per_checksum)
+        mine = found[: 4 * count]
+        wrong = differing_cells(mine, whole, row.checksums, row.length, row.bytes_per_checksum)
+        return [*wrong, *range(count, cell_count(row.length, row.bytes_per_checksum))]
+
+    def _unhealthy(self, pipeline: Pipeline, key: bytes, reason: str, cell: int | None = None) -> None:
+        with self._lock:
+            if not self._repairs.add((pipeline.partition, key), time.monotonic(), cell):
+                # Not forgotten: whoever reads or watches the block finds it again, and so does a look for blocks that are short.
+                self._left_out.add(pipeline.partition)
+                return
+            pipeline.failed(key, reason)
+            self._lock.notify_all()
+        self._changed()
+
+    def _close(self, pipeline: Pipeline, container_id: int) -> None:
+        try:
+            self._blocks.close_container(container_id)
+            committed = dict(blocks_of(pipeline.store, container_id))
+            for local_id, _ in list(self._blocks.blocks(container_id)):
+                row = committed.get(local_id)
+                if row is None or row.deleted:
+                    self._blocks.delete(container_id, local_id)
+                else:
+                    self._blocks.reclaim(container_id, local_id, row.length)
+            if all(row.deleted for row in committed.values()):
+                # Its directory has gone with the last block, and is not to come back: a closed container without a block would be
+                # reported, and replicas be missed that nobody can make.
+                self._blocks.drop_if_empty(container_id)
+        except BlockError as error:
+            self._note(f"container {container_id} is not closed here: {error}", shard=pipeline.partition)
+
+    def _look_through(self, pipeline: Pipeline) -> None:
+        """Compare each committed block's length with its file's, and do again what the log asked for while nobody was there."""
+        for container_id in list(containers_of(pipeline.store)):
+            if self._is_to_close(pipeline, container_id):
+                self._close(pipeline, container_id)
+            for local_id, row in blocks_of(pipeline.store, container_id):
+                if self._stopping:
+                    return
+                key = block_key(container_id, local_id)
+                if row.deleted or self._is_short(container_id, local_id, row):
+                    self._verify(pipeline, key)
+
+    def _is_to_close(self, pipeline: Pipeline, container_id: int) -> bool:
+        if self._blocks.is_closed(container_id) or not is_closed(pipeline.store, container_id):
+            return False
+        # Of those that are emptied there may be many, and none has anything here.
+        there = os.path.exists(self._blocks.container_folder(container_id))
+        return there or any(not row.deleted for _, row in blocks_of(pipeline.store, container_id))
+
+    def _is_short(self, container_id: int, local_id: int, row: BlockRow) -> bool:
+        try:
+            self._blocks.committed(container_id, local_id, row.length)
+            return self._blocks.written_length(container_id, local_id) < row.length
+        except BlockError:
+            return True
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def _fetch_all(self) -> None:
+        while (taken := self._next_to_fetch()) is not None:
+            partition, key = taken.place
+            pipeline = self._pipelines[partition]
+            try:
+                length = self._fetch(pipeline, key)
+            except BlockError as error:
+                self._note(f"{pipeline.opened.pipeline}: {error}; trying again", shard=partition)
+                with self._lock:
+                    self._repairs.fail(taken, time.monotonic())
+                    self._lock.notify_all()
+                continue
+            self._fetched(pipeline, taken, length)
+            self._changed()
+
+    def _next_to_fetch(self) -> Taken | None:
+        with self._lock:
+            while not self._stopping:
+                now_s = time.monotonic()
+                if (taken := self._repairs.take(now_s)) is not None:
+                    return taken
+                due_s = self._repairs.next_due_s()
+                self._lock.wait(IDLE_WAIT_S if due_s is None else min(due_s - now_s, IDLE_WAIT_S))
+        return None
+
+    def _fetched(self, pipeline: Pipeline, taken: Taken, length: int | None) -> None:
+        """Take note that a block was found right up to ``length``, or deleted (None); rule 5."""
+        key = taken.place[1]
+        with self._lock:
+            row = pipeline.block(*block_of_key(key))
+            is_deleted = row is None or row.deleted
+            whole = is_deleted or (length is not None and row is not None and row.length <= length)
+            if not self._repairs.finish(taken, time.monotonic(), whole=whole):
+                self._lock.notify_all()
+            elif is_deleted:
+                pipeline.forget(key)
+            elif length is not None:
+                pipeline.verified(key, length)
+
+    def _fetch(self, pipeline: Pipeline, key: bytes) -> int | None:
+        """Bring a block's committed bytes here and return how many those are, None of a deleted block.
+
+        Raises BlockError if no peer could give all of them.
+        """
+        container_id, local_id = block_of_key(key)
+        place = (pipeline.partition, key)
+        reasons: list[str] = []
+        for member in [*self._peers(pipeline), None]:
+            row = pipeline.block(container_id, local_id)
+            if row is None or row.deleted:
+                return None
+            with self._lock:
+                forced = self._repairs.cells(place)
+            count = cell_count(row.length, row.bytes_per_checksum)
+            wrong = sorted({*self._wrong_cells(container_id, local_id, row), *(one for one in forced if one < count)})
+            if not wrong:
+                return row.length
+            if member is None:
+                raise BlockError(
+                    codes.NOT_COMMITTED,
+                    f"block {container_id}/{local_id}: committed bytes are not to be had ({'; '.join(reasons) or 'no peer'})",
+                )
+            try:
+                self._fetch_from(member.address, place, row, wrong)
+            except BlockError as error:
+                reasons.append(f"{member.datanode}: {error}")
+        return None
+
+    def _peers(self, pipeline: Pipeline) -> list[Member]:
+        """Return the other members; those that were silent when they were asked last come last."""
+        now_s = time.monotonic()
+        with self._lock:
+            peers = [member for member in pipeline.opened.members if member.datanode != self._node]
+            return sorted(peers, key=lambda member: self._away.is_away(member.address, now_s))
+
+    def _fetch_from(self, address: str, place: Place, row: BlockRow, wrong: list[int]) -> None:
+        """Take cells of a block from one peer; raises BlockError if some did not come."""
+        partition, block = place[0], block_of_key(place[1])
+
+        def ask(offset: int, length: int) -> ReadBlock:
+            return ReadBlock(
+                partition=partition, container_id=block[0], local_id=block[1], offset=offset, length=length, bcs_id=0,
+                committed_only=False,
+            )  # fmt: skip
+
+        fetched: set[int] = set()
+        silent = True
+        try:
+            with Peer(address, own=self._node, cluster=self._cluster, timeout_s=PEER_TIMEOUT_S) as peer:
+                silent = False
+                refused = fetch_cells(self._blocks, peer, ask, block, row, wrong, fetched)
+        except BlockError as error:
+            silent = (silent and error.code != codes.OVERLOADED) or error.code == codes.TIMED_OUT
+            raise
+        finally:
+            with self._lock:
+                self.fetched_bytes += bytes_of(fetched, row)
+                self._repairs.came(place, fetched)
+                if silent:
+                    self._away.silent(address, time.monotonic())
+                else:
+                    self._away.answered(address)
+        if refused is not None:
+            raise refused

@@ -1,0 +1,1 @@
+"""The state of one stream, and the limits that strangers meet. Pure."""

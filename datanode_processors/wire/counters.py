@@ -1,0 +1,130 @@
+"""Counters of a stream server, for its metrics: what went in and out by peer, packets, streams, requests.
+
+The threads of streams count on their own Wire without a lock; a snapshot adds up the live ones and what the closed ones left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from datanode_processors.errors import BlockError
+from datanode_processors.wire.wire import Wire
+from schemas import stream_errors
+
+MAX_PEERS = 64
+"""Peers that are counted by name; those that come later are counted together."""
+OTHERS = "others"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Counts since the server started; ``connections`` and ``streams`` are those of now. Bytes by peer, headers included."""
+
+    connections: int
+    streams: int
+    streams_opened: int
+    streams_completed: int
+    streams_failed: int
+    streams_reclaimed: int
+    """Streams whose client vanished."""
+    requests: int
+    packets: int
+    bytes_in: dict[str, int]
+    bytes_out: dict[str, int]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a stream ended; neither is a failure."""
+
+    completed: bool = False
+    reclaimed: bool = False
+
+
+class Counters:
+    """The counts of one server; safe for its threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peers: dict[Wire, str] = {}
+        self._in: Counter[str] = Counter()
+        self._out: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._streams = 0
+
+    def attach(self, wire: Wire, peer: str) -> None:
+        """Begin to count a connection."""
+        with self._lock:
+            self._peers[wire] = peer
+
+    def name(self, wire: Wire, peer: str) -> None:
+        """Set the peer of a connection that is counted."""
+        with self._lock:
+            if wire in self._peers:
+                self._peers[wire] = peer
+
+    def detach(self, wire: Wire) -> None:
+        """Keep what a connection has counted, and forget it; one that is not counted changes nothing."""
+        with self._lock:
+            peer = self._peers.pop(wire, None)
+            if peer is not None:
+                self._add(self._in, self._out, wire, peer)
+                self._counts["packets"] += wire.packets
+
+    def request(self) -> None:
+        """Count a request."""
+        with self._lock:
+            self._counts["requests"] += 1
+
+    @contextmanager
+    def stream(self, limit: int) -> Iterator[Outcome]:
+        """Count a stream while it runs; raises OVERLOADED if ``limit`` run already."""
+        with self._lock:
+            if self._streams >= limit:
+                raise BlockError(stream_errors.OVERLOADED, f"{limit} streams are open here, and no more are taken")
+            self._streams += 1
+            self._counts["opened"] += 1
+        outcome = Outcome()
+        try:
+            yield outcome
+        finally:
+            ended = "completed" if outcome.completed else "reclaimed" if outcome.reclaimed else "failed"
+            with self._lock:
+                self._streams -= 1
+                self._counts[ended] += 1
+
+    @property
+    def streams(self) -> int:
+        """Streams that are open."""
+        return self._streams
+
+    def snapshot(self, connections: int) -> Snapshot:
+        """Return the counts, of ``connections`` accepted ones that are open."""
+        with self._lock:
+            coming, going = self._in.copy(), self._out.copy()
+            packets = self._counts["packets"]
+            for wire, peer in self._peers.items():
+                self._add(coming, going, wire, peer)
+                packets += wire.packets
+            return Snapshot(
+                connections=connections,
+                streams=self._streams,
+                streams_opened=self._counts["opened"],
+                streams_completed=self._counts["completed"],
+                streams_failed=self._counts["failed"],
+                streams_reclaimed=self._counts["reclaimed"],
+                requests=self._counts["requests"],
+                packets=packets,
+                bytes_in=dict(coming),
+                bytes_out=dict(going),
+            )
+
+    @staticmethod
+    def _add(coming: Counter[str], going: Counter[str], wire: Wire, peer: str) -> None:
+        name = peer if peer in coming or len(coming) < MAX_PEERS else OTHERS
+        coming[name] += wire.bytes_in
+        going[name] += wire.bytes_out

@@ -1,0 +1,420 @@
+"""One stream at one datanode: packets from above are checked, sent on to the children, written, and acknowledged upward.
+
+One thread does it all: it never holds more than the packet in hand, so what it does not take waits in TCP's buffers and holds back
+exactly the client that sent it. Small packets that have come together (as many as a usual one holds) are taken as one: checked one by one, sent on with
+one call, written with one, acknowledged once; if one of them is wrong, those before it are taken first. A packet is offered to all children first, then
+written here while the kernel sends, and only then waits for the child that has not taken it whole. What the children acknowledge is read whenever nothing more has come from above,
+after each ACK_EVERY_BYTES, and while a child is waited for. Upward, an acknowledgement goes when nothing more is on its way from above
+(the beginning of a frame says that more is), and after each ACK_EVERY_BYTES. The rules of what fits and what may be acknowledged are in ``stream``.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from datanode_processors.errors import BlockError
+from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.stream import Below, StreamState, check_open, patience_s, place_in
+from datanode_processors.wire.ports import Blocks, Pipelines, Writer
+from datanode_processors.wire.wire import (
+    HANG_UP,
+    Wire,
+    WireClosed,
+    connect,
+    hello_frame,
+    read_error,
+    read_hello,
+    read_record,
+)
+from schemas import stream_errors
+from schemas.codecs.codec import encode
+from schemas.records.datanode import OpenStream, PutBlock
+from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
+
+ACK_EVERY_BYTES = 1024 * 1024
+"""A stream that never pauses is acknowledged this often."""
+TAKEOVER_POLL_S = 0.02
+"""How often a stream looks whether an older one of its block has ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The datanode that serves a connection."""
+
+    name: str
+    cluster: str
+    limits: Limits
+    blocks: Blocks
+    pipelines: Pipelines
+    attach: Callable[[Wire, str], None]
+    """Told of each connection to another datanode, with that one's name, for the counters."""
+    detach: Callable[[Wire], None]
+
+
+class Child:
+    """A datanode that this one forwards to."""
+
+    def __init__(self, below: Below) -> None:
+        self.name = below.datanode
+        self.address = below.address
+        self.height = below.height
+        self.wire: Wire | None = None
+        self.moved_at = time.monotonic()
+        """When it last took or acknowledged something."""
+        self.left: memoryview | None = None
+        """What it has not taken yet of the packet in hand."""
+
+    @property
+    def connection(self) -> Wire:
+        """Return its connection, which stands while the stream runs."""
+        assert self.wire is not None, self.name  # noqa: S101 - opened before anything is sent
+        return self.wire
+
+
+class Forwarding:
+    """Runs one stream, from its OPEN to the acknowledgement of its END."""
+
+    def __init__(self, node: Node, upstream: Wire, opening: FrameHeader, request: OpenStream) -> None:
+        """Check the stream's OPEN; raises BlockError (INVALID_REQUEST, or what the pipeline says)."""
+        check_open(request)
+        self.state = StreamState(request, opening.sequence, place_in(request.routes, node.name))
+        node.pipelines.check_stream(request.partition, request.container_id, request.local_id)
+        self._node = node
+        self._limits = node.limits
+        self._upstream = upstream
+        self._request = request
+        self._stream = opening.stream
+        self._children = {below.datanode: Child(below) for below in self.state.place.children}
+        self._by_fileno: dict[int, Child] = {}
+        self._poll = select.poll()
+        self._heard_at = time.monotonic()
+        self._told_at = self._heard_at
+        self._unacknowledged = 0
+        self._reads_client = False
+        """Whether what the client sends is waited for; else only that it goes."""
+        self._writer: Writer | None = None
+
+    def run(self) -> None:
+        """Run the stream; raises BlockError to tell the client, WireClosed if it has gone. Everything is closed then."""
+        try:
+            self._open()
+            end = self._transfer()
+            self._finish(end)
+        except BlockError as error:
+            # Never the store's own, which is how far this replica has come: the client would believe that all have.
+            error.offset = self.state.everyone
+            raise
+        except BadFrame as error:
+            raise BlockError(stream_errors.BAD_FRAME, str(error), offset=self.state.everyone) from error
+        finally:
+            self._close()
+
+    # ------------------------------------------------------------------------------------------------- begin
+
+    def _open(self) -> None:
+        opening = encode_frame(
+            Kind.OPEN,
+            encode(self._request),
+            stream=self._stream,
+            sequence=self.state.sequence,
+            offset=self._request.offset,
+        )
+        for child in self._children.values():
+            self._connect(child, opening)
+        self._writer = self._open_writer()
+        for child in self._children.values():
+            self._greet(child)
+        self._poll.register(self._upstream, HANG_UP)
+        while not self.state.open:
+            self._wait(self._limits.open_timeout_s)
+        self._poll.modify(self._upstream, select.POLLIN)
+        self._reads_client = True
+        self._send_ack(b"", self.state.sequence, self._request.offset)
+
+    def _open_writer(self) -> Writer:
+        """Open the block, when an older stream of it has ended or is given up.
+
+        A client that opens a second one has lost the first, whose end may not have come here yet.
+        """
+        request = self._request
+        deadline = time.monotonic() + self._limits.takeover_wait_s
+        while True:
+            try:
+                return self._node.blocks.open_writer(
+                    request.container_id,
+                    request.local_id,
+                    request.offset,
+                    request.bytes_per_checksum,
+                    alive=self._alive,
+                )
+            except BlockError as error:
+                if error.code != stream_errors.OVERLOADED or time.monotonic() > deadline:
+                    raise
+            time.sleep(TAKEOVER_POLL_S)
+
+    def _alive(self) -> bool:
+        """Return whether the client may still send. Called by the threads of other streams."""
+        silent_s = time.monotonic() - self._heard_at
+        return silent_s < self._limits.takeover_silence_s and not self._upstream.hung_up()
+
+    def _connect(self, child: Child, opening: bytes) -> None:
+        try:
+            child.wire = connect(child.address, self._limits.connect_timeout_s)
+            self._node.attach(child.wire, child.name)
+            hello = hello_frame(self._node.name, self._node.cluster)
+            child.wire.wait_send(hello, opening, timeout_s=self._limits.connect_timeout_s)
+        except WireClosed as error:
+            raise self._lost(child, error) from error
+
+    def _greet(self, child: Child) -> None:
+        try:
+            hello = read_hello(child.connection.wait_hello(self._limits.connect_timeout_s), self._node.cluster)
+        except WireClosed as error:
+            raise self._lost(child, error) from error
+        except BadFrame as error:
+            raise self.state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
+        except BlockError as error:
+            raise self.state.child_failed(child.name, str(error), error.code) from error
+        if hello.peer != child.name:
+            raise self.state.child_failed(
+                child.name, f"at {child.address} is {hello.peer!r}", stream_errors.INVALID_REQUEST
+            )
+        self._poll.register(child.connection, select.POLLIN)
+        self._by_fileno[child.connection.fileno()] = child
+        child.moved_at = time.monotonic()
+        self._hear(child)
+
+    # ---------------------------------------------------------------------------------------------- transfer
+
+    def _transfer(self) -> Frame:
+        """Take packets until END, and return it."""
+        upstream = self._upstream
+        while True:
+            frame = upstream.frame()
+            if frame is None:
+                if not upstream.receiving:
+                    self._acknowledge()
+                self._wait(self._limits.stall_timeout_s)
+                continue
+            self._heard_at = time.monotonic()
+            packets, end, fault = self._gather(frame)
+            if packets:
+                self._take(packets)
+            if fault is not None:
+                raise fault
+            if end is not None:
+                return end
+
+    def _gather(self, first: Frame) -> tuple[list[Frame], Frame | None, Exception | None]:
+        """Return the packets that have come together, and behind them END, or what is wrong with what came there."""
+        packets: list[Frame] = []
+        frame: Frame | None = first
+        try:
+            while frame is not None:
+                header = frame.header
+                if header.stream != self._stream:
+                    raise BlockError(
+                        stream_errors.OUT_OF_ORDER, f"a frame of stream {header.stream} within stream {self._stream}"
+                    )
+                if header.kind is Kind.END:
+                    return packets, frame, None
+                if header.kind is not Kind.DATA:
+                    raise BlockError(stream_errors.OUT_OF_ORDER, f"{header.kind.name} within a stream")
+                frame.check()
+                self.state.data(header)
+                packets.append(frame)
+                frame = self._upstream.ready()
+        except (BadFrame, BlockError) as error:
+            return packets, None, error
+        return packets, None, None
+
+    def _take(self, packets: list[Frame]) -> None:
+        together = self._upstream.together(packets[0], packets[-1])
+        for child in self._children.values():
+            self._offer(child, together)
+        offset = packets[0].header.offset
+        self._own.write_packets(offset, [(packet.payload, packet.header.crc) for packet in packets])
+        self.state.stored()
+        for child in self._children.values():
+            while child.left is not None:
+                self._wait_to_send(child, self._limits.stall_timeout_s)
+        self._upstream.packets += len(packets)
+        self._unacknowledged += self.state.received - offset
+        if self._unacknowledged >= ACK_EVERY_BYTES:
+            for child in self._children.values():
+                self._hear(child)
+            self._acknowledge()
+
+    def _offer(self, child: Child, data: memoryview) -> None:
+        """Send a child what its connection takes at once; ``left`` is the rest."""
+        try:
+            count = child.connection.send(data)
+        except WireClosed as error:
+            self._hear(child)  # it may have said why
+            raise self._lost(child, error) from error
+        if count:
+            child.moved_at = time.monotonic()
+        child.left = data[count:] if count < len(data) else None
+
+    def _wait_to_send(self, child: Child, timeout_s: float) -> None:
+        assert child.left is not None  # noqa: S101 - asked by the caller
+        self._poll.modify(child.connection, select.POLLIN | select.POLLOUT)
+        # What the client has sent meanwhile stays where it is, and must not wake this thread again and again.
+        self._poll.modify(self._upstream, HANG_UP)
+        self._reads_client = False
+        try:
+            self._wait(timeout_s)
+            self._acknowledge()
+            self._offer(child, child.left)
+        finally:
+            self._poll.modify(child.connection, select.POLLIN)
+            self._poll.modify(self._upstream, select.POLLIN)
+            self._reads_client = True
+
+    # ------------------------------------------------------------------------------------------------- end
+
+    def _finish(self, end: Frame) -> None:
+        end.check()
+        self.state.ended(end.header)
+        put = self._put_block(end)
+        for child in self._children.values():
+            self._offer(child, end.whole)
+        self._own.flush()
+        self.state.flushed()
+        for child in self._children.values():
+            child.moved_at = time.monotonic()
+            while child.left is not None:
+                self._wait_to_send(child, self._limits.end_timeout_s)
+        while not self.state.complete:
+            self._wait(self._limits.end_timeout_s)
+            if (early := self._upstream.frame()) is not None:
+                raise BlockError(stream_errors.OUT_OF_ORDER, f"{early.header.kind.name} before END was acknowledged")
+        self._close()
+        answer = b"" if put is None else encode(self._node.pipelines.handle(put))
+        self._send_ack(answer, end.header.sequence, end.header.offset)
+
+    def _put_block(self, end: Frame) -> PutBlock | None:
+        """Return the PutBlock that rides END, at the root; checks that it is the stream's."""
+        if not end.header.length or not self.state.place.is_root:
+            return None
+        put = read_record(end, PutBlock)
+        assert isinstance(put, PutBlock)  # noqa: S101 - read_record saw to it
+        request = self._request
+        its = (put.partition, put.container_id, put.local_id, put.length)
+        stream = (request.partition, request.container_id, request.local_id, end.header.offset)
+        if its != stream:
+            raise BlockError(
+                stream_errors.INVALID_REQUEST,
+                f"the PutBlock on END is of partition, container, block, length {its}; the stream is {stream}",
+            )
+        return put
+
+    # ------------------------------------------------------------------------------------- acknowledgements
+
+    def _acknowledge(self, *, again: bool = False) -> None:
+        """Acknowledge upward what everyone has, if that is more than before (or ``again``) and the connection takes it."""
+        everyone = self.state.everyone
+        if everyone == self.state.acknowledged and not again:
+            return
+        self._told_at = time.monotonic()
+        frame = encode_frame(Kind.ACK, stream=self._stream, sequence=self.state.sequence, offset=everyone)
+        if self._upstream.send_small(frame):
+            self.state.acknowledged = everyone
+            self._unacknowledged = 0
+
+    def _send_ack(self, payload: bytes, sequence: int, offset: int) -> None:
+        frame = encode_frame(Kind.ACK, payload, stream=self._stream, sequence=sequence, offset=offset)
+        self._told_at = time.monotonic()
+        self._upstream.wait_send(frame, timeout_s=self._limits.send_timeout_s)
+
+    def _hear(self, child: Child) -> None:
+        """Take what a child has said."""
+        try:
+            while (frame := child.connection.frame()) is not None:
+                if frame.header.kind is Kind.ERROR:
+                    raise self.state.child_refused(child.name, read_error(frame))
+                frame.check()
+                self.state.child_said(child.name, frame.header)
+                child.moved_at = time.monotonic()
+        except WireClosed as error:
+            raise self._lost(child, error) from error
+        except BadFrame as error:
+            raise self.state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
+
+    # ------------------------------------------------------------------------------------------------ waits
+
+    def _wait(self, timeout_s: float) -> None:
+        """Wait until a child has said something (and take it), or something that the poll asks for has happened.
+
+        ``timeout_s`` is how long a child that owes an acknowledgement may stand still. Raises DOWNSTREAM_FAILED for one
+        that stood still longer, TIMED_OUT for a client of whom no whole frame came, WireClosed for one that has gone while
+        nothing of it is read. Deadlines are looked at whatever has happened: something may always happen.
+        """
+        deadline, silent = self._next_deadline(timeout_s)
+        wake_at = deadline
+        if silent is not None and self.state.open:
+            wake_at = min(deadline, self._told_at + self._limits.alive_s)
+        events = self._poll.poll(max(0.0, wake_at - time.monotonic()) * 1000)
+        for fileno, _ in events:
+            if (child := self._by_fileno.get(fileno)) is not None:
+                self._hear(child)
+            elif not self._reads_client:
+                raise WireClosed("the peer closed the connection")
+        if events:
+            deadline, silent = self._next_deadline(timeout_s)
+        if time.monotonic() < deadline:
+            if not events:
+                self._acknowledge(again=True)
+            return
+        if silent is None:
+            raise BlockError(stream_errors.TIMED_OUT, f"the client was silent for {self._limits.idle_timeout_s:g} s")
+        raise self.state.child_failed(
+            silent.name, f"neither took nor said anything for {timeout_s:g} s", stream_errors.TIMED_OUT
+        )
+
+    def _next_deadline(self, timeout_s: float) -> tuple[float, Child | None]:
+        """Return until when to wait, and for which child (None: the client)."""
+        deadline, silent = self._heard_at + self._limits.idle_timeout_s, None
+        for child in self._children.values():
+            if child.left is not None or self.state.outstanding(child.name):
+                patience = timeout_s if self.state.open else patience_s(timeout_s, child.height)
+                if child.moved_at + patience < deadline:
+                    deadline, silent = child.moved_at + patience, child
+        return deadline, silent
+
+    def _lost(self, child: Child, error: WireClosed) -> BlockError:
+        code = stream_errors.TIMED_OUT if error.timed_out else stream_errors.FAILED
+        return self.state.child_failed(child.name, str(error), code)
+
+    @property
+    def _own(self) -> Writer:
+        assert self._writer is not None  # noqa: S101 - opened before the first packet is asked for
+        return self._writer
+
+    def _close(self) -> None:
+        """Close the children's connections and the writer; may be called again."""
+        for child in self._children.values():
+            if child.wire is not None:
+                self._node.detach(child.wire)
+                child.wire.close()
+                child.wire = None
+        self._by_fileno.clear()
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            writer.close()
+
+
+def stream_request(frame: Frame) -> OpenStream:
+    """Return the OpenStream of an OPEN frame; raises INVALID_REQUEST."""
+    request: Any = read_record(frame, OpenStream)
+    assert isinstance(request, OpenStream)  # noqa: S101 - read_record saw to it
+    if request.offset != frame.header.offset:
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"OPEN's header says offset {frame.header.offset}, its request {request.offset}",
+        )
+    return request

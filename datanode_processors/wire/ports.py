@@ -1,0 +1,92 @@
+"""What the stream server needs from the rest of a datanode: block files, and the pipelines that know what is committed.
+
+The real ones are ``block_store`` and ``pipelines``. Methods raise :class:`BlockError` for whatever a client can be told; any other
+exception is a defect, is logged, and is answered with FAILED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from schemas.records.datanode import ReadBlock, SalvageBlock
+
+Note = Callable[..., None]
+"""Logs a message; keywords become fields."""
+
+
+class Writer(Protocol):
+    """Writes one stream's bytes into one block's file. One thread uses it."""
+
+    def write_packets(self, offset: int, packets: Sequence[tuple[memoryview, int]]) -> None:
+        """Write packets (bytes, their CRC32C) one behind the other from ``offset`` on; the caller reuses their memory afterwards."""
+
+    def flush(self) -> None:
+        """Store what was written, under the fsync policy."""
+
+    def close(self) -> None:
+        """Release the file; further calls do nothing."""
+
+
+class Blocks(Protocol):
+    """The block files of this datanode. Many threads use it."""
+
+    def open_writer(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        bytes_per_checksum: int,
+        *,
+        alive: Callable[[], bool] | None = None,
+    ) -> Writer:
+        """Return a writer whose first bytes will lie at ``offset``.
+
+        ``alive`` says whether the stream still lives, if a newer one wants the block; other threads call it.
+        """
+
+    def read(
+        self,
+        container_id: int,
+        local_id: int,
+        offset: int,
+        length: int,
+        *,
+        bytes_per_checksum: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[tuple[int, memoryview, int]]:
+        """Yield (offset, bytes, CRC32C of these bytes) of each cell in the range; ``end`` is where the block ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """What may be read of a block, and what it must be."""
+
+    length: int
+    """Bytes of the block that may be read."""
+    bytes_per_checksum: int
+    """Bytes of a checksum cell."""
+    checksums: bytes
+    """CRC32C of each cell of the first ``length`` bytes, 4 bytes big-endian each."""
+    stored: int | None = None
+    """Bytes of it that are here (None: all); fewer in an unhealthy block, of which the whole cells may be read."""
+
+
+class Pipelines(Protocol):
+    """The pipelines of this datanode. Many threads use it."""
+
+    def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
+        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+
+    def handle(self, request: Any) -> Any:
+        """Carry out a request (a record of ``schemas.records.datanode``, never ReadBlock or SalvageBlock) and return its answer; may block."""
+
+    def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
+        """Return what may be read: what is committed, or with ``committed_only`` false what is stored.
+
+        Of an unhealthy block only a SalvageBlock may read.
+        """
+
+    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+        """Take note that the cell at ``offset`` has not its checksum, or is missing: it must be repaired from a peer."""

@@ -1,0 +1,99 @@
+"""ReadBlock and SalvageBlock: a block's cells as DATA frames, each verified against the checksum that it must have, then END.
+
+A cell that does not have its checksum is never sent: the reader is told CHECKSUM_MISMATCH with the block and the offset, and so is the
+pipeline, which repairs the cell from a peer. The cells before it have been sent, and those behind it can be asked for: what is wrong in one
+place of a block says nothing of the others. A cell that is not here whole ends the answer with NOT_COMMITTED in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+
+from datanode_processors.errors import BlockError
+from datanode_processors.wire.forwarding import Node
+from datanode_processors.wire.ports import Readable
+from datanode_processors.wire.wire import Wire
+from schemas import stream_errors
+from schemas.records.datanode import ReadBlock, SalvageBlock
+from schemas.records.packets import FrameHeader, Kind, encode_frame, encode_header
+
+_CHECKSUM = Struct(">I")
+_NOT_THERE = frozenset({stream_errors.FAILED, stream_errors.NO_SUCH_BLOCK})
+"""How the store says that bytes which it was sure of cannot be read: the file was cut or removed behind its back, or the disk fails."""
+
+
+def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int, int]:
+    """Return (offset, length) of the whole cells that hold what is asked for; length 0 at the end of the block.
+
+    Raises INVALID_REQUEST for a range that begins beyond the end, or is none.
+    """
+    if request.offset < 0 or request.length < 0 or request.offset > readable.length:
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"offset {request.offset}, length {request.length} of block {request.container_id}/{request.local_id},"
+            f" of which {readable.length} bytes may be read",
+        )
+    if not request.length or request.offset == readable.length:
+        return request.offset, 0
+    cell = readable.bytes_per_checksum
+    start = request.offset // cell * cell
+    stop = min(readable.length, -(-(request.offset + request.length) // cell) * cell)
+    return start, stop - start
+
+
+def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock | SalvageBlock) -> None:
+    """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone."""
+    readable = node.pipelines.readable(request)
+    start, length = cells_of(request, readable)
+    reached = start
+    try:
+        for offset, data, crc in _cells(node, request, readable, start, start + length):
+            _check(node, request, readable, offset, len(data), crc)
+            header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
+            wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
+            reached = offset + len(data)
+    except BlockError as error:
+        if error.code in _NOT_THERE:
+            node.pipelines.found_corrupt(request.container_id, request.local_id, reached)
+        raise
+    if reached != start + length:
+        raise BlockError(
+            stream_errors.NOT_COMMITTED,
+            f"block {request.container_id}/{request.local_id} ends here at {reached}; {start + length} bytes were expected",
+        )
+    end = encode_frame(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
+    wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
+
+
+def _cells(
+    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, start: int, stop: int
+) -> Iterable[tuple[int, memoryview, int]]:
+    if readable.stored is not None and readable.stored < readable.length:
+        # A cell that is cut through has no checksum that it could be verified against.
+        stop = min(stop, readable.stored // readable.bytes_per_checksum * readable.bytes_per_checksum)
+    if stop <= start:
+        return ()
+    return node.blocks.read(
+        request.container_id,
+        request.local_id,
+        start,
+        stop - start,
+        bytes_per_checksum=readable.bytes_per_checksum,
+        end=readable.length,
+    )
+
+
+def _check(
+    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, offset: int, length: int, crc: int
+) -> None:
+    cell, within = divmod(offset, readable.bytes_per_checksum)
+    whole = min(readable.bytes_per_checksum, readable.length - offset)
+    if not within and length == whole and _CHECKSUM.unpack_from(readable.checksums, cell * _CHECKSUM.size)[0] == crc:
+        return
+    node.pipelines.found_corrupt(request.container_id, request.local_id, offset)
+    raise BlockError(
+        stream_errors.CHECKSUM_MISMATCH,
+        f"block {request.container_id}/{request.local_id}: {length} bytes at offset {offset} do not have their checksum",
+        offset=offset,
+    )

@@ -1,0 +1,372 @@
+"""One TCP connection of the stream protocol: frames in, frames out.
+
+A Wire belongs to one thread. Its socket does not block: what waits says so in its name, and for how long. Each failure of the
+connection is a :class:`WireClosed`, each frame that is none a ``BadFrame``; both mean that the connection is of no further use.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from datanode_processors.errors import BlockError
+from schemas import stream_errors
+from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode, encode
+from schemas.codecs.registry import MARKER, registry
+from schemas.records.datanode import Hello, StreamError
+from schemas.records.packets import (
+    MAX_PAYLOAD_BYTES,
+    MAX_RECORD_BYTES,
+    MIN_VERSION,
+    VERSION,
+    BadFrame,
+    Frame,
+    FrameBuffer,
+    Kind,
+    agreed_version,
+    check_payload,
+    encode_frame,
+)
+
+SOCKET_BUFFER_BYTES = 1024 * 1024
+"""Send and receive buffer that is asked of the kernel for each connection; Linux doubles it for its own bookkeeping, up to its
+own limit. Together with one packet per hop this bounds what a stream holds in a datanode."""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
+"""A peer whose host has vanished is noticed 25 s after its last sign of life."""
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a host, that has no more descriptors."""
+LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
+LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
+"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of ContainerBlocks more,
+but it is taken from datanodes that were asked alone). All others take many times as much, and are limited to MAX_RECORD_BYTES."""
+_LARGE = {Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS}
+HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""The event of a peer that has closed its sending side."""
+
+
+class WireClosed(Exception):
+    """The connection is closed or broken, or its peer took too long (``timed_out``)."""
+
+    def __init__(self, message: str, *, timed_out: bool = False) -> None:
+        super().__init__(message)
+        self.timed_out = timed_out
+
+
+class Room:
+    """How much the buffers of many connections may grow beyond the usual size, in bytes, all together. For many threads."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self.taken_bytes = 0
+
+    def take(self, size: int) -> None:
+        """Raises OVERLOADED if there is no room for ``size`` bytes more."""
+        with self._lock:
+            if self.taken_bytes + size > self._limit_bytes:
+                raise BlockError(
+                    stream_errors.OVERLOADED,
+                    f"large frames that are being received take {self.taken_bytes} of {self._limit_bytes} bytes here",
+                )
+            self.taken_bytes += size
+
+    def give(self, size: int) -> None:
+        """Take note that ``size`` bytes are free again."""
+        with self._lock:
+            self.taken_bytes -= size
+
+
+class Wire:
+    """A connected socket and the buffer that frames are taken from. Counts its bytes for the metrics."""
+
+    def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
+        """``room`` is what the buffer may grow into, with those of others."""
+        self.sock = sock
+        self._room = room
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.packets = 0
+        """DATA frames that were taken."""
+        self._buffer = FrameBuffer() if room is None else FrameBuffer(grow=room.take)
+        self._unsent = b""
+        tune(sock)
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for poll."""
+        return self.sock.fileno()
+
+    def close(self) -> None:
+        """Close the socket; may be called again. No frame is taken any more."""
+        self.sock.close()
+        room, self._room = self._room, None
+        if room is not None:
+            room.give(self._buffer.grown_bytes)
+
+    @property
+    def receiving(self) -> bool:
+        """Whether the beginning of a frame has come, so that more is on its way."""
+        return len(self._buffer) > 0
+
+    def stop_receiving(self) -> None:
+        """Have the thread that receives find the connection closed; what it sends still goes out. Called by another thread."""
+        try:
+            self.sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            pass  # it is closed already
+
+    def hung_up(self) -> bool:
+        """Return whether the peer has closed or lost the connection, whatever of it is still unread. Called by other threads too."""
+        if self.sock.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.sock, HANG_UP)
+        return bool(poll.poll(0))
+
+    def frame(self) -> Frame | None:
+        """Return the next frame, or None if it has not come whole; does not wait. Raises BadFrame, WireClosed."""
+        while (frame := self._buffer.frame()) is None:
+            try:
+                count = self.sock.recv_into(self._buffer.space())
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                raise WireClosed(f"the connection broke: {error}") from error
+            if not count:
+                raise WireClosed("the peer closed the connection")
+            self._buffer.received(count)
+            self.bytes_in += count
+        return frame
+
+    def ready(self) -> Frame | None:
+        """Return the next frame if it was received together with the last one; frames taken before stay good. Raises BadFrame."""
+        return self._buffer.frame()
+
+    def together(self, first: Frame, last: Frame) -> memoryview:
+        """Return the bytes from one frame to another that was taken later."""
+        return self._buffer.together(first, last)
+
+    def wait_frame(self, timeout_s: float) -> Frame:
+        """Return the next frame, its payload checked. Raises BadFrame, WireClosed (also for the time-out)."""
+        deadline = time.monotonic() + timeout_s
+        while (frame := self.frame()) is None:
+            self._shrink()
+            self._wait(select.POLLIN, deadline, timeout_s)
+        frame.check()
+        return frame
+
+    def _shrink(self) -> None:
+        """A connection on which nothing is under way keeps no more than the usual."""
+        if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
+            self._buffer.shrink()
+            self._room.give(grown_bytes - self._buffer.grown_bytes)
+
+    def wait_hello(self, timeout_s: float) -> Frame:
+        """Return the frame with which the peer begins: HELLO, or an ERROR. Raises as ``wait_frame``, BadFrame for any other at once."""
+        self._buffer.greeting = True
+        try:
+            return self.wait_frame(timeout_s)
+        finally:
+            self._buffer.greeting = False
+
+    def send(self, data: bytes | memoryview) -> int:
+        """Send what the kernel takes of ``data`` at once and return how much that was. Raises WireClosed."""
+        try:
+            count = self.sock.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise WireClosed(f"the connection broke: {error}") from error
+        self.bytes_out += count
+        return count
+
+    def send_small(self, frame: bytes) -> bool:
+        """Send a small frame without waiting; False if the kernel did not take it, and nothing of it is sent. Raises WireClosed.
+
+        A frame of which a part was taken is finished by the next call that sends.
+        """
+        if self._unsent:
+            self._unsent = self._unsent[self.send(self._unsent) :]
+            if self._unsent:
+                return False
+        count = self.send(frame)
+        if 0 < count < len(frame):
+            self._unsent = frame[count:]
+        return count > 0
+
+    def wait_send(self, *parts: bytes | memoryview, timeout_s: float) -> None:
+        """Send all parts, one after the other; ``timeout_s`` is how long the peer may take nothing. Raises WireClosed."""
+        left = [memoryview(part) for part in (self._unsent, *parts) if len(part)]
+        self._unsent = b""
+        deadline = time.monotonic() + timeout_s
+        while left:
+            try:
+                count = self.sock.sendmsg(left)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline, timeout_s)
+                continue
+            except OSError as error:
+                raise WireClosed(f"the connection broke: {error}") from error
+            self.bytes_out += count
+            deadline = time.monotonic() + timeout_s
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if left:
+                left[0] = left[0][count:]
+
+    def discard(self, timeout_s: float, limit_bytes: int) -> None:
+        """Close the sending side, then drop what comes until the peer closes its own, the time is over or it was too much.
+
+        Without this, data that nobody read makes the kernel reset the connection, and the peer never sees the last frame.
+        """
+        deadline = time.monotonic() + timeout_s
+        scrap = bytearray(SOCKET_BUFFER_BYTES // 4)
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+            while limit_bytes > 0:
+                try:
+                    count = self.sock.recv_into(scrap)
+                except BlockingIOError:
+                    self._wait(select.POLLIN, deadline, timeout_s)
+                    continue
+                if not count:
+                    return
+                limit_bytes -= count
+        except (OSError, WireClosed):
+            return
+
+    def _wait(self, events: int, deadline: float, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self.sock, events)
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise WireClosed(f"the peer was silent for {timeout_s:g} s", timed_out=True)
+
+
+def tune(sock: socket.socket) -> None:
+    """Set what every connection of the protocol has: no blocking, no Nagle, large buffers, keep-alive."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return (host, port) of ``host:port``; raises INVALID_REQUEST."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port")
+    return host, int(port)
+
+
+def connect(address: str, timeout_s: float) -> Wire:
+    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, OVERLOADED without a descriptor, WireClosed if nobody answers."""
+    host, port = split_address(address)
+    try:
+        return Wire(socket.create_connection((host, port), timeout=timeout_s))
+    except TimeoutError as error:
+        raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
+    except ValueError as error:  # a host that can have no name
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
+    except OSError as error:
+        if error.errno in NO_DESCRIPTOR:  # no fault of the other's, whom a client would leave out
+            raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
+        raise WireClosed(f"no connection to {address}: {error}") from error
+
+
+def hello_frame(peer: str, cluster: str) -> bytes:
+    """Return the first frame of a side that calls itself ``peer``."""
+    hello = Hello(
+        peer=peer, cluster=cluster, min_version=MIN_VERSION, max_version=VERSION, max_payload_bytes=MAX_PAYLOAD_BYTES
+    )
+    return encode_frame(Kind.HELLO, encode(hello))
+
+
+def read_hello(frame: Frame, cluster: str) -> Hello:
+    """Return the peer's HELLO; raises BAD_FRAME, UNSUPPORTED_VERSION, WRONG_CLUSTER, or the error that it sent instead.
+
+    A client that does not know the cluster's name leaves it empty; a datanode never does.
+    """
+    if frame.header.kind is Kind.ERROR:
+        error = read_error(frame)
+        raise BlockError(error.code, error.message, hint=error.hint, datanode=error.datanode)
+    if frame.header.kind is not Kind.HELLO:
+        raise BlockError(stream_errors.BAD_FRAME, f"a connection begins with HELLO, not {frame.header.kind.name}")
+    hello: Hello = read_record(frame, Hello)
+    try:
+        agreed_version(hello.min_version, hello.max_version)
+    except BadFrame as error:
+        raise BlockError(stream_errors.UNSUPPORTED_VERSION, str(error)) from error
+    if hello.cluster and hello.cluster != cluster:
+        raise BlockError(
+            stream_errors.WRONG_CLUSTER, f"this is cluster {cluster!r}; peer {hello.peer!r} is of {hello.cluster!r}"
+        )
+    return hello
+
+
+def read_record(frame: Frame, *types: type) -> Any:
+    """Return the record in a frame's payload, one of ``types`` if any are given; raises INVALID_REQUEST.
+
+    The payload is copied: records keep no views of a buffer that is reused.
+    """
+    kind = frame.header.kind
+    value = decode_bounded(bytes(frame.payload), f"payload of {kind.name}", _LARGE.get(kind, frozenset()))
+    if types and not isinstance(value, types):
+        wanted = " or ".join(cls.__name__ for cls in types)
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"payload of {frame.header.kind.name} is a {type(value).__name__}, not a {wanted}",
+        )
+    return value
+
+
+def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:
+    """Decode a record; raises INVALID_REQUEST, naming ``what`` it is, also for one over MAX_RECORD_BYTES that is not among the ``large``."""
+    if len(data) > MAX_RECORD_BYTES:
+        known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
+        name = "record" if known is None else known.name
+        if name not in large:
+            raise BlockError(
+                stream_errors.INVALID_REQUEST,
+                f"{what}: a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are taken",
+            )
+    try:
+        return decode(data)
+    except Undecodable as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, f"{what}: {error}") from error
+
+
+def read_error(frame: Frame) -> StreamError:
+    """Return the StreamError of an ERROR frame, also of one that cannot be read."""
+    try:
+        check_payload(frame.header, frame.payload)
+        error = read_record(frame, StreamError)
+    except (BlockError, BadFrame) as unreadable:
+        return StreamError(
+            code=stream_errors.FAILED,
+            message=f"an error that cannot be read: {unreadable}",
+            datanode="",
+            offset=-1,
+            hint="",
+        )
+    assert isinstance(error, StreamError)  # noqa: S101 - read_record saw to it
+    return error
+
+
+def error_frame(own: str, error: BlockError, *, stream: int = 0, sequence: int = 0) -> bytes:
+    """Return the ERROR frame that says ``error``; ``own`` is this datanode's name."""
+    record = StreamError(
+        code=error.code,
+        message=error.message,
+        datanode=error.datanode or own,
+        offset=error.offset,
+        hint=error.hint,
+    )
+    return encode_frame(Kind.ERROR, encode(record), stream=stream, sequence=sequence, offset=max(0, error.offset))

@@ -1,0 +1,158 @@
+"""Operators' commands: requests that change how a shard is run, by a control record right before their batch. Pure.
+
+Each is idempotent: what is so already is answered with OK and logs nothing, so that a command over several shards that was
+interrupted may be given again.
+"""
+
+from __future__ import annotations
+
+from functools import singledispatch
+
+from om_processors.errors import OMError
+from om_processors.execution.requests import LATE_REQUEST_TYPES
+from replicated_db.core.errors import DigestsDiffer, NotSettled
+from replicated_db.core.execution.service import shortened
+from replicated_db.core.execution.transaction import CHECKPOINT_NAME, Transaction
+from schemas import features
+from schemas import result_codes as codes
+from schemas.records.log import FORCED, LATE_MODE, REQUEST_MODES, FeatureLevel, Members, Mode, Prepared
+from schemas.records.messages import (
+    AddNode,
+    CancelPrepare,
+    Finalize,
+    LogDigestBase,
+    Prepare,
+    RemoveNode,
+    SetRequestMode,
+    ShardCommand,
+)
+
+MAX_MEMBERS = 31
+"""Nodes that hold a replica of a shard."""
+
+MAX_NODE_NAME_CHARACTERS = 63
+MAX_BASIS_CHARACTERS = 200
+"""Of a digest base: what it rests on."""
+
+
+def command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
+    """Carry out a command on shard ``shard``.
+
+    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED, DIGESTS_DIFFER.
+    """
+    try:
+        _command(body, transaction, shard)
+    except OMError as error:
+        raise OMError(error.status, shortened(error.message)) from error
+
+
+def _command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
+    name = type(body).__name__
+    if body.shard != shard:
+        raise OMError(codes.WRONG_SHARD, f"{name} of shard {body.shard} sent to shard {shard}")
+    _require_level(transaction, features.level_of_command(body), name)
+    _carry_out(body, transaction)
+
+
+def _require_level(transaction: Transaction, needed: int, what: str) -> None:
+    level = transaction.feature_level
+    if level < needed:
+        message = f"{what} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
+        raise OMError(codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
+
+
+@singledispatch
+def _carry_out(body: object, transaction: Transaction) -> None:  # noqa: ARG001 - the registered ones use it
+    raise OMError(codes.NOT_SUPPORTED_OPERATION, f"no command of type {type(body).__name__}")
+
+
+@_carry_out.register
+def _(body: LogDigestBase, transaction: Transaction) -> None:
+    if body.index != transaction.index - 1:
+        raise OMError(
+            codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
+        )
+    if len(body.basis) > MAX_BASIS_CHARACTERS:
+        raise OMError(codes.INVALID_REQUEST, f"the basis has {len(body.basis)} characters, over {MAX_BASIS_CHARACTERS}")
+    try:
+        transaction.digest_base(body.slots, body.sums, body.basis, forced=body.basis.startswith(FORCED))
+    except NotSettled as error:
+        raise OMError(codes.INDEX_MOVED, f"{error}: ask again") from error
+    except DigestsDiffer as error:
+        message = (
+            f"{error}. Nothing was logged: replicas that agree with the leader would be flagged, and could lead no more. "
+            "Rebuild the replicas that are wrong first; 'stratolog admin digest-base --force' logs it all the same"
+        )
+        raise OMError(codes.DIGESTS_DIFFER, message) from error
+
+
+@_carry_out.register
+def _(body: AddNode, transaction: Transaction) -> None:
+    replicas = transaction.state.replicas
+    if not 1 <= len(body.node) <= MAX_NODE_NAME_CHARACTERS:
+        raise OMError(
+            codes.INVALID_REQUEST, f"a node's name has 1 to {MAX_NODE_NAME_CHARACTERS} characters, not {len(body.node)}"
+        )
+    if body.node in replicas:
+        return
+    if len(replicas) >= MAX_MEMBERS:
+        raise OMError(codes.INVALID_REQUEST, f"there are {len(replicas)} members already, at most {MAX_MEMBERS}")
+    transaction.control(Members, replicas=[*replicas, body.node])
+
+
+@_carry_out.register
+def _(body: RemoveNode, transaction: Transaction) -> None:
+    replicas = transaction.state.replicas
+    if body.node not in replicas:
+        return
+    if len(replicas) == 1:
+        raise OMError(codes.INVALID_REQUEST, f"{body.node} is the last member of the shard")
+    transaction.control(Members, replicas=[name for name in replicas if name != body.node])
+
+
+@_carry_out.register
+def _(body: Prepare, transaction: Transaction) -> None:
+    in_force = transaction.state.prepared
+    if in_force is not None and in_force != body.checkpoint:
+        raise OMError(codes.INVALID_REQUEST, f"the shard is prepared already, with the checkpoint {in_force}")
+    if not CHECKPOINT_NAME.fullmatch(body.checkpoint):
+        raise OMError(codes.INVALID_REQUEST, f"illegal checkpoint name {body.checkpoint!r}")
+    if in_force is None:
+        transaction.control(Prepared, prepared=True, checkpoint=body.checkpoint)
+    # Given again, the checkpoint is taken again: its batch may have been lost with the leader that logged the record.
+    transaction.checkpoint(body.checkpoint)
+
+
+@_carry_out.register
+def _(body: CancelPrepare, transaction: Transaction) -> None:  # noqa: ARG001 - chosen by its type
+    if transaction.state.prepared is not None:
+        transaction.control(Prepared, prepared=False, checkpoint="")
+
+
+@_carry_out.register
+def _(body: Finalize, transaction: Transaction) -> None:
+    level = transaction.state.feature_level
+    if body.level > features.LATEST:
+        raise OMError(
+            codes.INVALID_REQUEST,
+            f"feature level {body.level} is not known to the leader's software, which knows {features.LATEST}",
+        )
+    if body.level < level:
+        raise OMError(codes.INVALID_REQUEST, f"the shard is at feature level {level} already: levels only rise")
+    if body.level > level:
+        transaction.control(FeatureLevel, level=body.level)
+
+
+@_carry_out.register
+def _(body: SetRequestMode, transaction: Transaction) -> None:
+    if body.request_type not in LATE_REQUEST_TYPES:
+        known = ", ".join(LATE_REQUEST_TYPES)
+        raise OMError(
+            codes.INVALID_REQUEST, f"no mode can be set for requests of type {body.request_type!r}; for: {known}"
+        )
+    if body.mode not in REQUEST_MODES:
+        raise OMError(codes.INVALID_REQUEST, f"mode {body.mode!r} is none of {', '.join(REQUEST_MODES)}")
+    # Until then the requests themselves cannot be written to the log: the leader has to refuse them.
+    _require_level(transaction, features.level_of_type(body.request_type), f"a mode of {body.request_type}")
+    if (body.mode == LATE_MODE) != (body.request_type in transaction.state.late):
+        transaction.control(Mode, request_type=body.request_type, mode=body.mode)

@@ -1,0 +1,109 @@
+"""Executing a request: preExecute, then authorize, validate and operations (design, section 4).
+
+Pure: everything that differs from one execution to another comes in as an argument. Raises OMError for what is refused;
+the caller drops the transaction then, and the error is the response.
+
+    prepared = pre_execute(request, context)     the leader's choices, as a value that could be logged
+    result   = apply_request(prepared, tx)       the same on every replica with equal state
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from om_processors.errors import OMError
+from om_processors.execution.requests import HANDLERS
+from om_processors.namespace import ids
+from om_processors.namespace.context import (
+    ALLOW_ALL,
+    AnyHandler,
+    Authorizer,
+    PreExecuteContext,
+    Prepared,
+    Result,
+    Transaction,
+)
+from replicated_db.core.execution.service import shortened
+from schemas.features import level_of_command
+from schemas.records.messages import FleetRequest, LeaderRequest, Request, RequestBody, ShardCommand, shard_of_request
+from schemas.result_codes import (
+    NOT_SUPPORTED_OPERATION,
+    NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
+    WRONG_SHARD,
+)
+from schemas.sharding import shard_of
+
+SHARD_CACHE_ENTRIES = 4096
+
+
+_shard_of = lru_cache(maxsize=SHARD_CACHE_ENTRIES)(shard_of)
+
+
+def _handler(body: RequestBody) -> AnyHandler:
+    handler = HANDLERS.get(type(body))
+    if handler is None:
+        raise OMError(NOT_SUPPORTED_OPERATION, f"no handler for requests of type {type(body).__name__}")
+    return handler
+
+
+def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
+    """Check a request as far as that needs no state, and choose time, ids and blocks for it.
+
+    Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
+    """
+    try:
+        return _pre_execute(request, context)
+    except OMError as error:
+        # In both modes the leader alone says this, so a text may be cut here; later ones quote names that have been checked.
+        raise OMError(error.status, shortened(error.message)) from error
+
+
+def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
+    body = request.body
+    handler = _handler(body)
+    handler.check(body)
+    if isinstance(body, FleetRequest | LeaderRequest):
+        if (shard := shard_of_request(body, context.shards)) != context.shard:
+            raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
+    elif not isinstance(body, ShardCommand):
+        shard = _shard_of(body.volume, context.shards)
+        if shard != context.shard:
+            raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+    if handler.admit is not None:
+        handler.admit(body, context)
+    object_id = ids.object_id(context.shard, context.index)
+    return Prepared(
+        body=body,
+        caller=request.caller,
+        index=context.index,
+        now_ms=context.now_ms,
+        object_id=object_id,
+        session_id=ids.session_id(object_id),
+        blocks=handler.blocks(body, context, object_id) if handler.blocks is not None else [],
+    )
+
+
+def apply_request(prepared: Prepared, tx: Transaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
+    """Authorize and validate a prepared request against the state, write its operations, return its result.
+
+    Raises OMError if it is refused (a request that needs a later feature level than the shard's, too), ValueError if the transaction was minted for another index.
+    """
+    if prepared.index != tx.index:
+        raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
+    if isinstance(prepared.body, FleetRequest | LeaderRequest):
+        _check_level(prepared.body, tx.feature_level)
+    authorizer.authorize(prepared, tx)
+    return _handler(prepared.body).apply(prepared.body, prepared, tx)
+
+
+def _check_level(body: RequestBody, level: int) -> None:
+    if level < (needed := level_of_command(body)):
+        message = f"{type(body).__name__} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
+        raise OMError(NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
+
+
+def execute(
+    request: Request, tx: Transaction, context: PreExecuteContext, authorizer: Authorizer = ALLOW_ALL
+) -> Result:
+    """Execute a request as the leader does: :func:`pre_execute`, then :func:`apply_request`."""
+    return apply_request(pre_execute(request, context), tx, authorizer)

@@ -1,0 +1,90 @@
+"""The Object Manager's executor for late validation (design, section 6): preExecute on the leader, the rest on every replica. Pure.
+
+The same request code as on the leader (``execute``), cut where the design cuts it: ``prepare`` is all that only a leader may do and
+gives bytes that are logged; ``execute`` is what every replica does with them. What preExecute refuses is logged as such: it
+takes an index and has a retry row, as on the leader, and no replica judges it again.
+"""
+
+from __future__ import annotations
+
+from om_processors.errors import OMError
+from om_processors.execution.execute import apply_request, pre_execute
+from om_processors.execution.service import STATUS_OF, refusal_response
+from om_processors.namespace.context import Contexts, Prepared, Result
+from replicated_db.core.errors import BrokenLog
+from replicated_db.core.execution.service import Executed, Proposal, Refusal, error_text
+from replicated_db.core.execution.transaction import Transaction
+from schemas import result_codes as codes
+from schemas.codecs.codec import Undecodable, decode_as, encode_at
+from schemas.records.messages import PreparedRequest, Request, Response
+
+
+class OMExecutor:
+    """Prepares and executes logged requests of one shard."""
+
+    def __init__(self, contexts: Contexts) -> None:
+        """Make the executor of the shard of ``contexts``."""
+        self._contexts = contexts
+        self._shard = contexts.shard
+
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
+        """Run preExecute and encode its choices, or its refusal."""
+        request: Request = proposal.body
+        context = self._contexts.at(timestamp_ms, index)
+        try:
+            prepared = pre_execute(request, context)
+        except OMError as error:
+            return _refused(request, error.status, error.message, feature_level)
+        except Exception as error:  # as on the leader: it becomes the answer
+            return _refused(request, STATUS_OF[Refusal.FAILED], error_text(error), feature_level)
+        return encode_at(
+            PreparedRequest(
+                request=encode_at(request, feature_level), object_id=prepared.object_id, session_id=prepared.session_id,
+                blocks=prepared.blocks, status=codes.OK, message="",
+            ),
+            feature_level,
+        )  # fmt: skip
+
+    def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Authorize, validate and execute a prepared request; a refused one keeps nothing.
+
+        Raises BrokenLog if the bytes are no prepared request.
+        """
+        logged, request = _decoded(prepared)
+        status, message = logged.status, logged.message
+        result: Result = None
+        if status == codes.OK:
+            try:
+                result = apply_request(
+                    Prepared(
+                        body=request.body, caller=request.caller, index=transaction.index, now_ms=timestamp_ms,
+                        object_id=logged.object_id, session_id=logged.session_id, blocks=logged.blocks,
+                    ),
+                    transaction,
+                )  # fmt: skip
+            except OMError as error:
+                status, message = error.status, error.message
+        response = Response(
+            client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
+            status=status, message=message, result=result,
+        )  # fmt: skip
+        return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
+
+    def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+        return refusal_response(_decoded(prepared)[1], self._shard, STATUS_OF[refusal], message, index)
+
+
+def _refused(request: Request, status: str, message: str, level: int) -> bytes:
+    encoded = encode_at(request, level)
+    return encode_at(
+        PreparedRequest(request=encoded, object_id=0, session_id=0, blocks=[], status=status, message=message), level
+    )
+
+
+def _decoded(prepared: bytes) -> tuple[PreparedRequest, Request]:
+    try:
+        logged = decode_as(PreparedRequest, prepared)
+        return logged, decode_as(Request, logged.request)
+    except Undecodable as error:
+        raise BrokenLog(f"a logged request: {error}") from error

@@ -1,0 +1,137 @@
+"""Blocks of keys: which ones a request is given, and what a commit makes of them.
+
+An allocated block has the settings' block size as its length and its place among the blocks allocated as its offset. A
+commit says what was written: blocks of its own session, in order, without gaps, each with the index that its pipeline committed it at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from om_processors.errors import OMError
+from om_processors.namespace import ids
+from om_processors.namespace.context import NumberedPipeline, PreExecuteContext
+from om_processors.namespace.names import shown
+from schemas.records.messages import CommitKey
+from schemas.records.rows import BlockLocation
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE, INVALID_REQUEST
+
+
+def allocate(
+    context: PreExecuteContext, object_id: int, count: int, excluded: Collection[str] = ()
+) -> list[BlockLocation]:
+    """Return ``count`` new blocks, spread over the pipelines by index.
+
+    Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes them all.
+    ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
+    """
+    pipelines, generations = context.allocation.pipelines, context.allocation.generations
+    if not pipelines:
+        raise OMError(
+            FAILED_TO_FIND_ACTIVE_PIPELINE,
+            "no pipeline takes blocks now: each is closed, or one of its datanodes is away, unhealthy or full",
+        )
+    candidates: Sequence[NumberedPipeline] = [p for p in pipelines if p[1] not in excluded]
+    if not candidates:
+        names = [name for _, name in pipelines]
+        raise OMError(INVALID_REQUEST, f"no pipeline is left: of {names}, the request excludes {list(excluded)}")
+    blocks = []
+    for position in range(count):
+        number, pipeline = candidates[(context.index + position) % len(candidates)]
+        blocks.append(
+            BlockLocation(
+                container_id=_open_container(
+                    object_id, number, generations.get(number, 1), context.allocation.closed_containers
+                ),
+                local_id=ids.block_local_id(object_id, position),
+                offset=position * context.block_size_bytes,
+                length=context.block_size_bytes,
+                pipeline=pipeline,
+            )
+        )
+    return blocks
+
+
+def _open_container(object_id: int, pipeline: int, generation: int, closed: Collection[int]) -> int:
+    """Return the container for a new block: the first of its window and its pipeline's generation that is not closed.
+
+    Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are.
+    """
+    for roll in ids.rolls(generation):
+        container_id = ids.container_id(object_id, pipeline, roll)
+        if container_id not in closed:
+            return container_id
+    raise OMError(
+        FAILED_TO_FIND_ACTIVE_PIPELINE,
+        f"all {ids.MAX_ROLLS} containers of pipeline {pipeline} at this index are closed",
+    )
+
+
+def check_written(body: CommitKey, context: PreExecuteContext) -> None:
+    """Refuse a commit of blocks that nobody says are written, where blocks are on datanodes; raises OMError INVALID_REQUEST.
+
+    The leader decides that before it looks at any state. So what late validation logged is not judged again, whatever the replica's settings.
+    """
+    if not context.datanodes:
+        return
+    if body.size and not body.blocks:
+        raise OMError(
+            INVALID_REQUEST,
+            f"key {shown(body.key)} is committed with {body.size} bytes and names no blocks: a writer names those that it has written",
+        )
+    for block in body.blocks:
+        if block.bcs_id == 0:
+            raise _refusal(body, block, "has no committed index: its bytes were never committed on the datanodes")
+
+
+def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    """Return the committed key's blocks and those allocated to its session but not used.
+
+    A commit without blocks takes the allocated ones in order, cut to its size. Raises OMError INVALID_REQUEST for
+    blocks that are not the session's, that overlap, leave gaps, exceed what was allocated, or do not sum to the size.
+    """
+    return _match(body, allocated) if body.blocks else _cut(body, allocated)
+
+
+def _cut(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    blocks = []
+    offset = 0
+    for block in allocated:
+        if offset == body.size:
+            break
+        length = min(block.length, body.size - offset)
+        blocks.append(replace(block, offset=offset, length=length))
+        offset += length
+    if offset != body.size:
+        raise OMError(
+            INVALID_REQUEST,
+            f"key {shown(body.key)} is committed with {body.size} bytes, but the blocks allocated hold {offset}",
+        )
+    return blocks, allocated[len(blocks) :]
+
+
+def _match(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
+    left = {block.local_id: block for block in allocated}
+    offset = 0
+    for block in body.blocks:
+        given = left.pop(block.local_id, None)
+        if given is None or given.container_id != block.container_id or given.pipeline != block.pipeline:
+            raise _refusal(body, block, f"was not allocated to session {body.session_id}, or is named twice")
+        if not 0 < block.length <= given.length:
+            raise _refusal(body, block, f"has length {block.length}; 1 to {given.length} bytes were allocated")
+        if block.bcs_id < 0:
+            raise _refusal(body, block, f"has the negative committed index {block.bcs_id}")
+        if block.offset != offset:
+            raise _refusal(body, block, f"has offset {block.offset} where {offset} follows")
+        offset += block.length
+    if offset != body.size:
+        raise OMError(
+            INVALID_REQUEST, f"the blocks of key {shown(body.key)} sum to {offset} bytes, but its size is {body.size}"
+        )
+    return body.blocks, list(left.values())
+
+
+def _refusal(body: CommitKey, block: BlockLocation, fault: str) -> OMError:
+    where = f"({block.container_id}, {block.local_id}) on {shown(block.pipeline)}"
+    return OMError(INVALID_REQUEST, f"block {where} of key {shown(body.key)} {fault}")

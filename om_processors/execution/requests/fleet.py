@@ -1,0 +1,206 @@
+"""Datanodes and their pipelines: create and retire a pipeline, set a datanode's state, purge deleted blocks.
+
+The first three live in shard 0 and come from the placement loop of the node that leads it, or from an operator; PurgeBlocks comes
+from the loop of the node that leads the shard. All are ordinary requests: a loop that acts on an old picture is refused here, by the rows.
+
+- A partition of ``dn.log`` is given to one set of datanodes and to no other, so a block's container number names its pipeline for ever. A
+  pipeline that is closed may be opened again, by the same datanodes, as its next generation.
+- A new pipeline gets the first partition that has none: whoever names another one would use up what they are named by.
+- What a loop reports as reached (DECOMMISSIONED, IN_MAINTENANCE) holds only if it is still wanted.
+- What is so already is answered with OK and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from om_processors.errors import OMError
+from om_processors.namespace import ids, tables
+from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Transaction
+from om_processors.namespace.names import shown
+from schemas.column_families import DELETED_TABLE
+from schemas.datanode_states import (
+    CLOSED,
+    DATANODE_STATES,
+    DECOMMISSIONED,
+    DECOMMISSIONING,
+    ENTERING_MAINTENANCE,
+    IN_MAINTENANCE,
+    IN_SERVICE,
+    OPEN,
+)
+from schemas.features import PIPELINE_GENERATIONS
+from schemas.records.datanode import Member, PipelineRow
+from schemas.records.messages import CreatePipeline, PurgeBlocks, RetirePipeline, SetDatanodeState
+from schemas.records.packets import MAX_ROUTES
+from schemas.records.rows import DatanodeRow
+from schemas.result_codes import INVALID_REQUEST, PIPELINE_ALREADY_EXISTS, PIPELINE_NOT_FOUND
+
+MAX_NAME_CHARACTERS = 63
+MAX_TEXT_CHARACTERS = 300
+"""Of an address, a rack, a reason."""
+MAX_DATANODES = 256
+"""Datanodes that have been given a state."""
+MAX_PURGED_ROWS = 500
+"""Rows of one PurgeBlocks: their operations must fit in a batch."""
+
+FIRST_GENERATION = 1
+
+REACHED_FROM = {DECOMMISSIONED: DECOMMISSIONING, IN_MAINTENANCE: ENTERING_MAINTENANCE}
+"""States that a placement loop reports, and what an operator must have asked for."""
+
+
+def pipeline_name(partition: int) -> str:
+    """Return the name of the pipeline on a partition of ``dn.log``."""
+    return f"pipeline-{partition}"
+
+
+# ---- CreatePipeline
+
+
+def _check_partition(partition: int) -> None:
+    if not 0 <= partition < ids.MAX_PIPELINES:
+        raise OMError(INVALID_REQUEST, f"partition {partition} of a pipeline is not in 0..{ids.MAX_PIPELINES - 1}")
+
+
+def _check_create(body: CreatePipeline) -> None:
+    _check_partition(body.partition)
+    names = [member.datanode for member in body.members]
+    if not 1 <= len(names) <= MAX_ROUTES:
+        raise OMError(INVALID_REQUEST, f"a pipeline has 1 to {MAX_ROUTES} datanodes, not {len(names)}")
+    if len(set(names)) != len(names):
+        raise OMError(INVALID_REQUEST, f"a pipeline's datanodes are distinct: {', '.join(map(shown, names))}")
+    for member in body.members:
+        _check_member(member)
+
+
+def _check_member(member: Member) -> None:
+    _check_name(member.datanode)
+    for what, text in (("address", member.address), ("http_address", member.http_address), ("rack", member.rack)):
+        if not 1 <= len(text) <= MAX_TEXT_CHARACTERS:
+            raise OMError(
+                INVALID_REQUEST,
+                f"{what} of datanode {member.datanode} has 1 to {MAX_TEXT_CHARACTERS} characters, not {len(text)}",
+            )
+
+
+def _check_name(datanode: str) -> None:
+    if not 1 <= len(datanode) <= MAX_NAME_CHARACTERS:
+        raise OMError(
+            INVALID_REQUEST, f"a datanode's name has 1 to {MAX_NAME_CHARACTERS} characters, not {len(datanode)}"
+        )
+
+
+def _create(body: CreatePipeline, prepared: Prepared, tx: Transaction) -> None:
+    before = tables.get_pipeline(tx, body.partition)
+    members = body.members if before is None else _members_again(before, body, tx.feature_level)
+    # Below the level, what late validation has logged is executed as it was.
+    if (
+        before is None
+        and tx.feature_level >= PIPELINE_GENERATIONS
+        and body.partition != (first := first_free(tables.pipelines(tx)))
+    ):
+        raise OMError(INVALID_REQUEST, f"partition {body.partition} is not the next one: that is {first}")
+    for member in body.members:
+        row = tables.get_datanode(tx, member.datanode)
+        if row is not None and row.state != IN_SERVICE:
+            raise OMError(INVALID_REQUEST, f"datanode {member.datanode} is {row.state}: it joins no pipeline")
+    tables.put_pipeline(
+        tx,
+        PipelineRow(
+            pipeline=pipeline_name(body.partition), partition=body.partition, members=members, state=OPEN,
+            generation=FIRST_GENERATION if before is None else before.generation + 1, opened_at_ms=prepared.now_ms,
+        ),
+    )  # fmt: skip
+
+
+def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int) -> list[Member]:
+    """Return the members of a pipeline's next generation, in the order of the first one's; raises PIPELINE_ALREADY_EXISTS."""
+    name, asked = before.pipeline, {member.datanode: member for member in body.members}
+    known = [member.datanode for member in before.members]
+    if feature_level < PIPELINE_GENERATIONS:
+        raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists: a partition is given to one pipeline only")
+    if before.state != CLOSED:
+        raise OMError(PIPELINE_ALREADY_EXISTS, f"{name} exists, and is {before.state}")
+    if asked.keys() != set(known):
+        raise OMError(
+            PIPELINE_ALREADY_EXISTS,
+            f"{name} exists: it can be opened again by {', '.join(known)}, not by {', '.join(map(shown, asked))}",
+        )
+    return [asked[datanode] for datanode in known]
+
+
+def first_free(rows: Iterable[PipelineRow]) -> int:
+    """Return the lowest partition that no pipeline has; ids.MAX_PIPELINES if all are given away.
+
+    >>> first_free([])
+    0
+    """
+    used = {row.partition for row in rows}
+    return next(partition for partition in range(len(used) + 1) if partition not in used)
+
+
+# ---- RetirePipeline
+
+
+def _check_retire(body: RetirePipeline) -> None:
+    _check_partition(body.partition)
+    if len(body.reason) > MAX_TEXT_CHARACTERS:
+        raise OMError(INVALID_REQUEST, f"the reason has {len(body.reason)} characters, over {MAX_TEXT_CHARACTERS}")
+
+
+def _retire(body: RetirePipeline, _prepared: Prepared, tx: Transaction) -> None:
+    row = tables.get_pipeline(tx, body.partition)
+    if row is None:
+        raise OMError(PIPELINE_NOT_FOUND, f"there is no {pipeline_name(body.partition)}")
+    if row.state != CLOSED:
+        tables.put_pipeline(tx, replace(row, state=CLOSED))
+
+
+# ---- SetDatanodeState
+
+
+def _check_state(body: SetDatanodeState) -> None:
+    _check_name(body.datanode)
+    if body.state not in DATANODE_STATES:
+        raise OMError(INVALID_REQUEST, f"state {shown(body.state)} is none of {', '.join(DATANODE_STATES)}")
+
+
+def _set_state(body: SetDatanodeState, prepared: Prepared, tx: Transaction) -> None:
+    row = tables.get_datanode(tx, body.datanode)
+    state = IN_SERVICE if row is None else row.state
+    if state == body.state:
+        return
+    wanted = REACHED_FROM.get(body.state)
+    if wanted is not None and state != wanted:
+        raise OMError(
+            INVALID_REQUEST, f"datanode {body.datanode} is {state}: {body.state} is only reached from {wanted}"
+        )
+    if row is None and len(tables.datanodes(tx)) >= MAX_DATANODES:
+        raise OMError(INVALID_REQUEST, f"{MAX_DATANODES} datanodes have a state already, the most that are kept")
+    tables.put_datanode(tx, DatanodeRow(datanode=body.datanode, state=body.state, changed_at_ms=prepared.now_ms))
+
+
+# ---- PurgeBlocks
+
+
+def _check_purge(body: PurgeBlocks) -> None:
+    if not 1 <= len(body.rows) <= MAX_PURGED_ROWS:
+        raise OMError(INVALID_REQUEST, f"1 to {MAX_PURGED_ROWS} rows are purged at once, not {len(body.rows)}")
+    if len(set(body.rows)) != len(body.rows):
+        raise OMError(INVALID_REQUEST, "a row to be purged is named twice")
+
+
+def _purge(body: PurgeBlocks, _prepared: Prepared, tx: Transaction) -> None:
+    for row in body.rows:
+        if tx.get(DELETED_TABLE, row) is not None:
+            tx.delete(DELETED_TABLE, row)
+
+
+HANDLERS: tuple[AnyHandler, ...] = (
+    RequestHandler(body=CreatePipeline, check=_check_create, apply=_create),
+    RequestHandler(body=RetirePipeline, check=_check_retire, apply=_retire),
+    RequestHandler(body=SetDatanodeState, check=_check_state, apply=_set_state),
+    RequestHandler(body=PurgeBlocks, check=_check_purge, apply=_purge),
+)

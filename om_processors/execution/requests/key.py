@@ -1,0 +1,290 @@
+"""Keys in the OBJECT_STORE layout: create (open), allocate block, commit, delete, rename; expire what nobody commits.
+
+A key is written in a *session*: CreateKey puts it into openKeyTable under its session id, CommitKey moves it to keyTable
+and ends the session. Where Ozone leaves a choice or a gap:
+
+- A committed key replaces one of the same name. Object id and metadata are the new one's; as in Ozone, creation time and
+  owner stay the old one's (Ozone also keeps the object id, and has to invent another one for deletedTable).
+- deletedTable gets what has blocks to reclaim: deleted and replaced keys, and, under an id of their own with size 0, the
+  blocks allocated but not committed. Keys without blocks vanish, as in Ozone.
+- A session belongs to the bucket it was opened in. Object ids ascend, so one that is older than the bucket of its name
+  was opened in a deleted one: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
+- Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are datanodes, so are bytes
+  without blocks, and blocks without a committed index: a writer that has written none must say so (``schemas.records.rows.NEVER_WRITTEN``).
+- Renaming leaves open sessions alone: they commit under the name that they were opened with.
+- An expired session (ExpireOpenKeys, from the shard's leader: ``open_key_cleanup``) is gone like a committed one. Its blocks stay in
+  deletedTable under the session's object id, which nothing else there has: it was never committed. Its bucket need not be there any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from om_processors.errors import OMError
+from om_processors.execution.requests.blocks import allocate, check_written, settle
+from om_processors.namespace import quota, tables
+from om_processors.namespace.context import AnyHandler, PreExecuteContext, Prepared, RequestHandler, Transaction
+from om_processors.namespace.names import (
+    check_bucket_name,
+    check_key_name,
+    check_new_key_name,
+    check_volume_name,
+    shown,
+)
+from schemas.column_families import KEY_TABLE, OPEN_KEY_TABLE
+from schemas.features import SESSION_QUOTA
+from schemas.records.messages import (
+    AllocateBlock,
+    AllocatedBlock,
+    CommitKey,
+    CreateKey,
+    DeleteKey,
+    ExpireOpenKeys,
+    KeySession,
+    RenameKey,
+)
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo
+from schemas.result_codes import INVALID_REQUEST, KEY_ALREADY_EXISTS, KEY_NOT_FOUND
+
+REPLICATIONS = ("RATIS/THREE", "RATIS/ONE", "STAND_ALONE/ONE")
+PREALLOCATED_BLOCKS = 64
+"""Most blocks that CreateKey allocates (Ozone's ``ozone.key.preallocation.max.blocks``); more come by AllocateBlock."""
+MAX_BLOCKS_PER_KEY = 4096
+"""A row holds all its blocks and must fit in a batch; 1 TiB of Ozone's 256 MiB blocks."""
+MAX_METADATA_BYTES = 768 * 1024
+"""Of names and values in UTF-8. What else is in a commit's operations (4096 blocks, the key's name a few times) must fit beside it
+(``replicated_db.core.execution.service.MAX_REQUEST_BYTES``): a key that can be opened can be committed."""
+MAX_EXPIRED_ROWS = 500
+"""Rows of one ExpireOpenKeys: their operations must fit in a batch."""
+
+
+def _check_place(body: CreateKey | AllocateBlock | CommitKey | DeleteKey | RenameKey) -> None:
+    check_volume_name(body.volume)
+    check_bucket_name(body.bucket)
+
+
+# ---- CreateKey
+
+
+def _check_create(body: CreateKey) -> None:
+    _check_place(body)
+    check_new_key_name(body.key)
+    if body.size < 0:
+        raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
+    if (size_bytes := _metadata_bytes(body.metadata)) > MAX_METADATA_BYTES:
+        raise OMError(
+            INVALID_REQUEST,
+            f"the metadata of key {shown(body.key)} has {size_bytes} bytes; at most {MAX_METADATA_BYTES} are allowed",
+        )
+    if body.replication not in REPLICATIONS:
+        raise OMError(INVALID_REQUEST, f"replication {shown(body.replication)} is none of {', '.join(REPLICATIONS)}")
+
+
+def _metadata_bytes(metadata: Mapping[str, str]) -> int:
+    return sum(len(text.encode()) for item in metadata.items() for text in item)
+
+
+def _blocks_for_create(body: CreateKey, context: PreExecuteContext, object_id: int) -> list[BlockLocation]:
+    if not body.size:
+        return []
+    count = min(PREALLOCATED_BLOCKS, -(-body.size // context.block_size_bytes))
+    return allocate(context, object_id, count)
+
+
+def _create(body: CreateKey, prepared: Prepared, tx: Transaction) -> KeySession:
+    bucket = tables.require_bucket(tx, body.volume, body.bucket)
+    quota.admit_open_key(tx, bucket, body.key, body.size)
+    info = KeyInfo(
+        volume=body.volume,
+        bucket=body.bucket,
+        key=body.key,
+        owner=prepared.caller,
+        object_id=prepared.object_id,
+        update_id=prepared.index,
+        size=body.size,
+        replication=body.replication,
+        blocks=prepared.blocks,
+        metadata=body.metadata,
+        creation_time_ms=prepared.now_ms,
+        modification_time_ms=prepared.now_ms,
+    )
+    session_id = prepared.session_id
+    tables.put_open_key(tx, tables.open_key_key(body.volume, body.bucket, body.key, session_id), info)
+    return KeySession(session_id=session_id, object_id=prepared.object_id, blocks=prepared.blocks)
+
+
+# ---- AllocateBlock
+
+
+def _check_allocate(body: AllocateBlock) -> None:
+    _check_place(body)
+    check_key_name(body.key)
+
+
+def _block_for_allocate(body: AllocateBlock, context: PreExecuteContext, object_id: int) -> list[BlockLocation]:
+    return allocate(context, object_id, 1, body.excluded_pipelines)
+
+
+def _allocate(body: AllocateBlock, prepared: Prepared, tx: Transaction) -> AllocatedBlock:
+    bucket = tables.require_bucket(tx, body.volume, body.bucket)
+    row = tables.open_key_key(body.volume, body.bucket, body.key, body.session_id)
+    info = _session(tx, bucket, body, row)
+    if len(info.blocks) >= MAX_BLOCKS_PER_KEY:
+        raise OMError(
+            INVALID_REQUEST, f"key {shown(body.key)} has {MAX_BLOCKS_PER_KEY} blocks, the most that are allowed"
+        )
+    quota.admit_open_key(tx, bucket, body.key, info.size)
+    block = replace(prepared.blocks[0], offset=sum(block.length for block in info.blocks))
+    if tx.feature_level >= SESSION_QUOTA:
+        block = replace(block, length=quota.admit_block(tx, bucket, info, block.length))
+    grown = replace(info, blocks=[*info.blocks, block], update_id=prepared.index, modification_time_ms=prepared.now_ms)
+    tables.put_open_key(tx, row, grown)
+    return AllocatedBlock(block=block)
+
+
+def _session(tx: Transaction, bucket: BucketInfo, body: AllocateBlock | CommitKey, row: bytes) -> KeyInfo:
+    """Return the open key; raises OMError KEY_NOT_FOUND naming the session."""
+    info = tables.get_open_key(tx, row)
+    if info is None or info.object_id < bucket.object_id:
+        where = f"/{body.volume}/{body.bucket}/{shown(body.key)}"
+        raise OMError(KEY_NOT_FOUND, f"no open key {where} in session {body.session_id}")
+    return info
+
+
+# ---- CommitKey
+
+
+def _check_commit(body: CommitKey) -> None:
+    _check_place(body)
+    check_key_name(body.key)
+    if body.size < 0:
+        raise OMError(INVALID_REQUEST, f"negative size {body.size} of key {shown(body.key)}")
+    if len(body.blocks) > MAX_BLOCKS_PER_KEY:
+        raise OMError(
+            INVALID_REQUEST,
+            f"{len(body.blocks)} blocks of key {shown(body.key)}; at most {MAX_BLOCKS_PER_KEY} are allowed",
+        )
+
+
+def _commit(body: CommitKey, prepared: Prepared, tx: Transaction) -> None:
+    volume, bucket_name, key = body.volume, body.bucket, body.key
+    bucket = tables.require_bucket(tx, volume, bucket_name)
+    open_row = tables.open_key_key(volume, bucket_name, key, body.session_id)
+    opened = _session(tx, bucket, body, open_row)
+    blocks, unused = settle(body, opened.blocks)
+    row = tables.key_key(volume, bucket_name, key)
+    replaced = tables.get_key(tx, row)
+    quota.admit_key(tx, bucket, body.size, replaced)
+    info = KeyInfo(
+        volume=volume,
+        bucket=bucket_name,
+        key=key,
+        owner=opened.owner if replaced is None else replaced.owner,
+        object_id=opened.object_id,
+        update_id=prepared.index,
+        size=body.size,
+        replication=opened.replication,
+        blocks=blocks,
+        metadata=opened.metadata,
+        creation_time_ms=opened.creation_time_ms if replaced is None else replaced.creation_time_ms,
+        modification_time_ms=prepared.now_ms,
+    )
+    tx.delete(OPEN_KEY_TABLE, open_row)
+    tables.put_key(tx, row, info)
+    if unused:
+        _retire(tx, replace(info, object_id=prepared.object_id, size=0, blocks=unused), prepared)
+    if replaced is None:
+        quota.add_key_usage(tx, volume, bucket_name, body.size, 1)
+    else:
+        _retire(tx, replaced, prepared)
+        quota.add_key_usage(tx, volume, bucket_name, body.size - replaced.size, 0)
+
+
+def _retire(tx: Transaction, info: KeyInfo, prepared: Prepared) -> None:
+    """Leave a key's blocks, if it has any, to be reclaimed."""
+    if info.blocks:
+        # Nobody asks for its metadata any more. With it a commit would be twice as large as the CreateKey that was taken.
+        metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
+        tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata))
+
+
+# ---- DeleteKey
+
+
+def _check_delete(body: DeleteKey) -> None:
+    _check_place(body)
+    check_key_name(body.key)
+
+
+def _delete(body: DeleteKey, prepared: Prepared, tx: Transaction) -> None:
+    tables.require_bucket(tx, body.volume, body.bucket)
+    row, info = _key(tx, body, body.key)
+    tx.delete(KEY_TABLE, row)
+    _retire(tx, info, prepared)
+    quota.add_key_usage(tx, body.volume, body.bucket, -info.size, -1)
+
+
+def _key(tx: Transaction, body: DeleteKey | RenameKey, key: str) -> tuple[bytes, KeyInfo]:
+    """Return a committed key and where it is; raises OMError KEY_NOT_FOUND."""
+    row = tables.key_key(body.volume, body.bucket, key)
+    info = tables.get_key(tx, row)
+    if info is None:
+        raise OMError(KEY_NOT_FOUND, f"no key /{body.volume}/{body.bucket}/{shown(key)}")
+    return row, info
+
+
+# ---- RenameKey
+
+
+def _check_rename(body: RenameKey) -> None:
+    _check_place(body)
+    check_key_name(body.from_key)
+    check_new_key_name(body.to_key)
+
+
+def _rename(body: RenameKey, prepared: Prepared, tx: Transaction) -> None:
+    tables.require_bucket(tx, body.volume, body.bucket)
+    target = tables.key_key(body.volume, body.bucket, body.to_key)
+    if tx.get(KEY_TABLE, target) is not None:
+        raise OMError(KEY_ALREADY_EXISTS, f"key /{body.volume}/{body.bucket}/{shown(body.to_key)} exists")
+    row, info = _key(tx, body, body.from_key)
+    tx.delete(KEY_TABLE, row)
+    renamed = replace(info, key=body.to_key, update_id=prepared.index, modification_time_ms=prepared.now_ms)
+    tables.put_key(tx, target, renamed)
+
+
+# ---- ExpireOpenKeys
+
+
+def _check_expire(body: ExpireOpenKeys) -> None:
+    if not 1 <= len(body.rows) <= MAX_EXPIRED_ROWS:
+        raise OMError(INVALID_REQUEST, f"1 to {MAX_EXPIRED_ROWS} open keys expire at once, not {len(body.rows)}")
+    if len(set(body.rows)) != len(body.rows):
+        raise OMError(INVALID_REQUEST, "an open key that is to expire is named twice")
+
+
+def _expire(body: ExpireOpenKeys, prepared: Prepared, tx: Transaction) -> None:
+    # Only a node whose wall clock is wrong asks for that, and it would end sessions of clients that live.
+    if body.modified_before_ms > prepared.now_ms:
+        raise OMError(
+            INVALID_REQUEST,
+            f"open keys modified before {body.modified_before_ms} cannot expire yet: it is {prepared.now_ms} ms",
+        )
+    for row in body.rows:
+        info = tables.get_open_key(tx, row)
+        # Since the leader looked it may have been committed, or given a block by a client that lives.
+        if info is not None and info.modification_time_ms < body.modified_before_ms:
+            tx.delete(OPEN_KEY_TABLE, row)
+            # Nobody asks for its metadata any more, and a row that was just small enough to be written must be small enough to expire.
+            _retire(tx, replace(info, size=0, metadata={}), prepared)
+
+
+HANDLERS: tuple[AnyHandler, ...] = (
+    RequestHandler(body=CreateKey, check=_check_create, apply=_create, blocks=_blocks_for_create),
+    RequestHandler(body=AllocateBlock, check=_check_allocate, apply=_allocate, blocks=_block_for_allocate),
+    RequestHandler(body=CommitKey, check=_check_commit, apply=_commit, admit=check_written),
+    RequestHandler(body=DeleteKey, check=_check_delete, apply=_delete),
+    RequestHandler(body=RenameKey, check=_check_rename, apply=_rename),
+    RequestHandler(body=ExpireOpenKeys, check=_check_expire, apply=_expire),
+)

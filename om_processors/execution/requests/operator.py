@@ -1,0 +1,25 @@
+"""Operators' commands. They act on the log rather than on tables, so the leader shell carries them out itself.
+
+A command that reaches execution all the same is refused; its handler exists so that every request type has one.
+"""
+
+from __future__ import annotations
+
+from om_processors.errors import OMError
+from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Result, Transaction
+from schemas.records.messages import SHARD_COMMANDS, ShardCommand
+from schemas.result_codes import NOT_SUPPORTED_OPERATION
+
+
+def _refuse(body: ShardCommand) -> None:
+    raise OMError(NOT_SUPPORTED_OPERATION, f"{type(body).__name__} of shard {body.shard} is no request on tables")
+
+
+def _apply(body: ShardCommand, _prepared: Prepared, _tx: Transaction) -> Result:
+    _refuse(body)
+    return None
+
+
+HANDLERS: tuple[AnyHandler, ...] = tuple(
+    RequestHandler(body=command, check=_refuse, apply=_apply) for command in SHARD_COMMANDS
+)

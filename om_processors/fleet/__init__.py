@@ -1,0 +1,5 @@
+"""Datanodes as the Object Manager sees them: heartbeats, placement, and background work on them.
+
+``fleet`` is the picture (pure), ``placement`` and ``pipeline_making`` decide (pure), ``placement_loop`` carries it out;
+``block_deletion`` and ``open_key_cleanup`` reclaim. Begin with ``placement.py``.
+"""

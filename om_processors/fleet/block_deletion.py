@@ -1,0 +1,188 @@
+"""Deleting blocks that nothing refers to: the leader of each shard reads deletedTable, has the datanodes delete, then purges the rows.
+
+Rules:
+    - A row goes (PurgeBlocks, through the log) only after the pipelines of all its blocks have committed the deletion: DeleteBlocks leaves a
+      tombstone, so a PutBlock that comes later is void. Datanodes that hold a copy of the container without being members are told, too.
+    - What is on its way is remembered by row, not in the log: after a change of the leader it is done again, which changes nothing.
+    - A pipeline none of whose members lives keeps its rows; blocks of the settings' pipelines (no datanodes) are no one's to delete.
+    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows that wait for theirs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import accumulate, groupby
+from operator import itemgetter
+from threading import Lock
+from typing import Any
+
+from om_processors.execution.requests.fleet import MAX_PURGED_ROWS, pipeline_name
+from om_processors.fleet.core import placement
+from om_processors.fleet.core.fleet import Datanode, Picture
+from om_processors.fleet.datanode_client import Courier
+from om_processors.fleet.proposer import Proposer
+from om_processors.namespace import ids, tables
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import Clock
+from replicated_db.shell.logs import Note
+from schemas.column_families import DELETED_TABLE
+from schemas.records.datanode import BlockId, DeleteBlocks
+from schemas.records.messages import PurgeBlocks
+from schemas.records.rows import BlockLocation
+
+MAX_ROWS = 500
+MAX_BLOCKS = 1000
+MAX_PURGE_BYTES = 256 * 1024
+"""Of the keys of the rows that one request purges: it, and its operations, stay below their limits."""
+MAX_DONE = 10_000
+REST_MS = 2_000
+"""Between two looks at a table that had nothing to do."""
+
+
+Place = tuple[int, str, int]
+"""A pipeline's partition, an empty name and -1; or its partition, the name of a datanode that holds a copy without being a member, and the container.
+
+Each container of a copy is a place of its own: one that is damaged there must not keep the others."""
+
+
+class BlockDeletion:
+    """Deletes for one shard, while this node leads it."""
+
+    def __init__(
+        self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
+    ) -> None:
+        self._shard = shard
+        self._replica = replica
+        self._proposer = proposer
+        self._courier = courier
+        self._clock = clock
+        self._note = note
+        self._lock = Lock()
+        self._deleted: dict[bytes, set[Place]] = {}
+        """By row: where its blocks have been deleted."""
+        self._parts: dict[tuple[bytes, Place], int] = {}
+        """Of rows that go in parts: how many of their blocks in a place are deleted."""
+        self._after = b""
+        """The last row that was looked at: rows that cannot go for now must not hide those behind them."""
+        self._rest_until_ms = 0
+
+    def turn(self, picture: Picture) -> None:
+        """Go through the next rows: ask for deletions, propose the purge of what is deleted."""
+        now_ms = self._clock.elapsed_ms()
+        if now_ms < self._rest_until_ms or not picture.settled:  # who holds a copy may not have been heard of yet
+            return
+        rows = self._next_rows()
+        if not rows:
+            self._rest_until_ms = now_ms + REST_MS
+            return
+        wanted: dict[Place, list[tuple[bytes, BlockLocation]]] = {}
+        gone: list[bytes] = []
+        for key, blocks in rows:
+            done = self._done_of(key)
+            left = [(place, block) for block in blocks for place in places(picture, block) if place not in done]
+            for place, block in left:
+                wanted.setdefault(place, []).append((key, block))
+            if not left:
+                gone.append(key)
+        for place, found in wanted.items():
+            self._delete(picture, place, found)
+        if gone:
+            self._purge(fitting(gone[:MAX_PURGED_ROWS]))
+
+    def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
+        """Return rows behind the last one that was looked at, and the blocks of each that datanodes hold; from the start after the end."""
+        start = self._after + b"\x00" if self._after else b""
+        # Without the apply lock: nothing rests on what is read. A row that is purged meanwhile is purged once more, which changes nothing.
+        page = self._replica.store.page(DELETED_TABLE, start, MAX_ROWS)
+        if page.rows or not page.more:
+            self._after = page.rows[-1][0] if page.more else b""
+        return [
+            (key, [block for block in tables.decode_key(value).blocks if is_on_datanodes(block)])
+            for key, value in page.rows
+        ]
+
+    def _done_of(self, key: bytes) -> set[Place]:
+        with self._lock:
+            return set(self._deleted.get(key, ()))
+
+    def _delete(self, picture: Picture, place: Place, found: list[tuple[bytes, BlockLocation]]) -> None:
+        """Have blocks deleted in one place: whole rows, as many as MAX_BLOCKS allows; a row with more by itself goes in parts."""
+        rows = [(key, [block for _, block in its]) for key, its in groupby(found, key=itemgetter(0))]
+        key, first = rows[0]
+        if len(first) > MAX_BLOCKS:
+            with self._lock:
+                begun = self._parts.get((key, place), 0)
+            blocks = first[begun : begun + MAX_BLOCKS]
+            rest = begun + len(blocks) if begun + len(blocks) < len(first) else 0
+            done = partial(self._part_was_deleted, place, key, rest)
+        else:
+            sizes = accumulate(len(its) for _, its in rows)
+            chosen = rows[: sum(size <= MAX_BLOCKS for size in sizes)]
+            blocks = [block for _, its in chosen for block in its]
+            done = partial(self._was_deleted, place, tuple(key for key, _ in chosen))
+        partition, name, _ = place
+        row = next((row for row in picture.pipelines if row.partition == partition), None)
+        if name:
+            member: Datanode | None = picture.member(name)
+        else:
+            member = None if row is None else placement.spokesman(picture, row)
+        if member is None or member.heartbeat is None:
+            return
+        named = [BlockId(container_id=block.container_id, local_id=block.local_id) for block in blocks]
+        self._courier.send(
+            ("delete", self._shard, *place), member.heartbeat.address,
+            DeleteBlocks(partition=partition, blocks=named), datanode=member.name,
+            done=done,
+        )  # fmt: skip
+
+    def _part_was_deleted(self, place: Place, key: bytes, rest: int, answer: Any) -> None:
+        """Remember how many blocks of a large row are deleted in a place; ``rest`` is 0 after the last of them."""
+        with self._lock:
+            self._parts.pop((key, place), None)
+            if rest and len(self._parts) < MAX_DONE:
+                self._parts[key, place] = rest
+        if not rest:
+            self._was_deleted(place, (key,), answer)
+
+    def _was_deleted(self, place: Place, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
+        with self._lock:
+            if len(self._deleted) >= MAX_DONE:
+                self._deleted.clear()
+            for key in rows:
+                self._deleted.setdefault(key, set()).add(place)
+
+    def _purge(self, rows: list[bytes]) -> None:
+        body = PurgeBlocks(shard=self._shard, rows=rows)
+        if self._proposer.propose(("purge", self._shard, rows[0], len(rows)), body):
+            self._note(f"{len(rows)} rows of {DELETED_TABLE} are to be purged", shard=self._shard)
+            with self._lock:
+                # Should the purge be lost, the rows are found again, and deleted again.
+                for key in rows:
+                    self._deleted.pop(key, None)
+
+
+def fitting(keys: list[bytes]) -> list[bytes]:
+    """Return the first keys of MAX_PURGE_BYTES in all, one at least; the others come with the next walk."""
+    sizes = accumulate(map(len, keys))
+    return keys[: max(1, sum(size <= MAX_PURGE_BYTES for size in sizes))]
+
+
+def places(picture: Picture, block: BlockLocation) -> list[Place]:
+    """Return where a block is to be deleted: in its pipeline, and on living datanodes that hold a copy of its container."""
+    partition = partition_of(block)
+    row = next((row for row in picture.pipelines if row.partition == partition), None)
+    found = picture.containers.get(block.container_id)
+    if row is None or found is None:
+        return [(partition, "", -1)]
+    copies = found.held_by - {one.datanode for one in row.members}
+    return [(partition, "", -1), *((partition, name, block.container_id) for name in sorted(copies))]
+
+
+def partition_of(block: BlockLocation) -> int:
+    """Return the number of a block's pipeline."""
+    return block.container_id & (ids.MAX_PIPELINES - 1)
+
+
+def is_on_datanodes(block: BlockLocation) -> bool:
+    """Say whether datanodes may hold a block: those of the settings' pipelines have other names."""
+    return block.pipeline == pipeline_name(partition_of(block))

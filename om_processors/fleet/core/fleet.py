@@ -1,0 +1,241 @@
+"""The picture of the datanodes: what they say of themselves in heartbeats, joined with the rows of shard 0. Pure.
+
+Rules:
+    - The last heartbeat of a name counts. A datanode is *stale* after a third of the time-out, *dead* after all of it; one that was never
+      heard is silent since this node began to listen, so a node that has just started declares nobody dead.
+    - What an operator wants of a datanode, and which pipelines exist, are rows (``tables``): all nodes have the same.
+    - A :class:`Picture` is a value of one moment. Everything that is decided about datanodes is a function of it (``placement``).
+
+What is kept is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from schemas.datanode_states import DECOMMISSIONED, IN_SERVICE, OPEN
+from schemas.records.datanode import (
+    MAX_REPORTED_CONTAINERS,
+    ContainerReport,
+    Heartbeat,
+    Member,
+    PipelineReport,
+    PipelineRow,
+)
+from schemas.records.rows import DatanodeRow
+
+MAX_DATANODES = 256
+"""Datanodes that are heard; a further name is ignored."""
+
+MAX_CONTAINERS = 20_000
+"""Containers of one datanode that are known: a heartbeat has at most MAX_REPORTED_CONTAINERS, those of a larger one come in turns."""
+
+STALE_PART = 3
+"""A datanode is stale after this part of the time-out."""
+
+
+class Health(Enum):
+    """How long ago a datanode was heard."""
+
+    HEALTHY = "HEALTHY"
+    STALE = "STALE"
+    DEAD = "DEAD"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datanode:
+    """One datanode as it is seen now. ``heartbeat`` is its last one, None if it was never heard."""
+
+    name: str
+    state: str
+    health: Health
+    silent_ms: int
+    heartbeat: Heartbeat | None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it may be asked to do something."""
+        return self.health is not Health.DEAD and self.heartbeat is not None
+
+    @property
+    def takes_blocks(self) -> bool:
+        """Whether it is healthy and in service."""
+        return self.health is Health.HEALTHY and self.state == IN_SERVICE and self.heartbeat is not None
+
+    @property
+    def rack(self) -> str:
+        """The rack that it says it stands in."""
+        return "" if self.heartbeat is None else self.heartbeat.rack
+
+    @property
+    def member(self) -> Member:
+        """Itself as a member of a pipeline; raises ValueError if it was never heard."""
+        if self.heartbeat is None:
+            raise ValueError(f"datanode {self.name} was never heard")
+        said = self.heartbeat
+        return Member(datanode=self.name, address=said.address, http_address=said.http_address, rack=said.rack)
+
+    def report(self, partition: int) -> PipelineReport | None:
+        """Return what it says of a pipeline, None if it does not follow it."""
+        if self.heartbeat is None:
+            return None
+        return next((report for report in self.heartbeat.pipelines if report.partition == partition), None)
+
+    def has_room(self, min_free_bytes: int) -> bool:
+        """Whether it has so many bytes free (above its own reserve)."""
+        return self.heartbeat is not None and self.heartbeat.free_bytes >= min_free_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A container as those that hold it report it: by datanode, whether the replica is good and closed; bytes and blocks are the most that one has."""
+
+    container_id: int
+    partition: int
+    used_bytes: int
+    blocks: int
+    closed_by: frozenset[str]
+    healthy_on: frozenset[str]
+    held_by: frozenset[str]
+
+    @property
+    def emptied(self) -> bool:
+        """Whether it is closed wherever it is held, and no block is left of it."""
+        return self.closed_by == self.held_by and not self.blocks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """All datanodes and pipelines at one moment. ``listened_ms`` is how long heartbeats have been heard."""
+
+    datanodes: Mapping[str, Datanode]
+    pipelines: tuple[PipelineRow, ...]
+    listened_ms: int
+    timeout_ms: int
+    min_free_bytes: int
+    reopens: bool
+    """Whether closed pipelines may be opened again: the cluster's feature level allows it."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has been listened long enough to believe in silence."""
+        return self.listened_ms >= self.timeout_ms
+
+    @cached_property
+    def containers(self) -> Mapping[int, Container]:
+        """What living datanodes hold, by container id."""
+        found: dict[int, list[tuple[str, ContainerReport]]] = {}
+        for datanode in self.datanodes.values():
+            if datanode.heartbeat is not None and datanode.health is not Health.DEAD:
+                for report in datanode.heartbeat.containers:
+                    found.setdefault(report.container_id, []).append((datanode.name, report))
+        return {
+            container_id: Container(
+                container_id=container_id,
+                partition=said[0][1].partition,
+                used_bytes=max(report.used_bytes for _, report in said),
+                blocks=max(report.blocks for _, report in said),
+                closed_by=frozenset(name for name, report in said if report.closed),
+                healthy_on=frozenset(name for name, report in said if report.healthy),
+                held_by=frozenset(name for name, _ in said),
+            )
+            for container_id, said in sorted(found.items())
+        }
+
+    @cached_property
+    def closed_containers(self) -> frozenset[int]:
+        """Containers that take no blocks: some replica is closed already, and the others will be."""
+        return frozenset(number for number, container in self.containers.items() if container.closed_by)
+
+    def open_pipelines(self) -> tuple[PipelineRow, ...]:
+        """Return the pipelines that are to take blocks."""
+        return tuple(row for row in self.pipelines if row.state == OPEN)
+
+    def pipelines_of(self, datanode: str) -> int:
+        """Return how many open pipelines a datanode is a member of."""
+        return self._memberships[datanode]
+
+    @cached_property
+    def _memberships(self) -> Counter[str]:
+        return Counter(one.datanode for row in self.open_pipelines() for one in row.members)
+
+    def member(self, name: str) -> Datanode:
+        """Return a datanode, which may never have been heard."""
+        found = self.datanodes.get(name)
+        return found if found is not None else self._unheard(name)
+
+    def found_at(self, member: Member) -> Member:
+        """Return a pipeline's member with the addresses that it has now, as far as it has been heard: those of its row are of long ago."""
+        node = self.member(member.datanode)
+        return member if node.heartbeat is None else node.member
+
+    def _unheard(self, name: str) -> Datanode:
+        health = Health.DEAD if self.settled else Health.STALE
+        return Datanode(name=name, state=IN_SERVICE, health=health, silent_ms=self.listened_ms, heartbeat=None)
+
+
+def _gathered(before: Iterable[ContainerReport], now: Iterable[ContainerReport]) -> list[ContainerReport]:
+    """Return what a datanode with many containers has reported, which it does in turns."""
+    found = {report.container_id: report for report in before}
+    found.update((report.container_id, report) for report in now)
+    return list(found.values())[-MAX_CONTAINERS:]
+
+
+class Fleet:
+    """What has been heard; :meth:`picture` joins it with the rows. Times in milliseconds of one clock. For one thread at a time."""
+
+    def __init__(self, *, cluster: str, timeout_ms: int, min_free_bytes: int, since_ms: int) -> None:
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
+        self._min_free_bytes = min_free_bytes
+        self._since_ms = since_ms
+        self._heard: dict[str, tuple[Heartbeat, int]] = {}
+        self.ignored = 0
+        """Heartbeats of other clusters, or of names beyond MAX_DATANODES."""
+
+    def hear(self, heartbeat: Heartbeat, now_ms: int) -> None:
+        """Take a heartbeat that was sent at ``now_ms`` of the local clock."""
+        name = heartbeat.datanode
+        if heartbeat.cluster != self._cluster or (name not in self._heard and len(self._heard) >= MAX_DATANODES):
+            self.ignored += 1
+            return
+        before = self._heard.get(name)
+        if len(heartbeat.containers) >= MAX_REPORTED_CONTAINERS and before is not None:
+            heartbeat = replace(heartbeat, containers=_gathered(before[0].containers, heartbeat.containers))
+        self._heard[name] = heartbeat, now_ms
+
+    def picture(
+        self, pipelines: Iterable[PipelineRow], rows: Iterable[DatanodeRow], now_ms: int, *, reopens: bool = True
+    ) -> Picture:
+        """Return the picture of this moment."""
+        states = {row.datanode: row.state for row in rows}
+        # One that is decommissioned and silent has been switched off, as it should be.
+        gone = {
+            name
+            for name, (_, heard_ms) in self._heard.items()
+            if states.get(name) == DECOMMISSIONED and now_ms - heard_ms > self._timeout_ms
+        }
+        names = sorted({*self._heard, *states} - gone)
+        return Picture(
+            datanodes={name: self._seen(name, states.get(name, IN_SERVICE), now_ms) for name in names},
+            pipelines=tuple(pipelines),
+            listened_ms=now_ms - self._since_ms,
+            timeout_ms=self._timeout_ms,
+            min_free_bytes=self._min_free_bytes,
+            reopens=reopens,
+        )
+
+    def _seen(self, name: str, state: str, now_ms: int) -> Datanode:
+        heartbeat, heard_ms = self._heard.get(name, (None, self._since_ms))
+        silent_ms = max(0, now_ms - heard_ms)
+        if silent_ms > self._timeout_ms:
+            health = Health.DEAD
+        elif silent_ms > self._timeout_ms // STALE_PART or heartbeat is None:
+            health = Health.STALE
+        else:
+            health = Health.HEALTHY
+        return Datanode(name=name, state=state, health=health, silent_ms=silent_ms, heartbeat=heartbeat)

@@ -1,0 +1,323 @@
+"""What to do with datanodes and containers, and which pipelines take blocks: functions of a :class:`~om_processors.fleet.core.fleet.Picture`. Pure.
+
+Which pipelines there are to be is decided in ``pipeline_making``. Rules:
+    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows its generation without a fault.
+    - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
+      entering maintenance count as holders: they come back. One that has no block left wherever it is held needs no replicas: there is
+      nothing to fetch (datanodes that still report it are older ones; others drop it).
+    - Who holds a container without being a member of its pipeline is told whom to ask about it: to repair it, and to delete what was
+      deleted while it was away or was still fetching.
+    - Nobody is believed dead before this node has listened for the whole time-out (``Picture.settled``).
+
+All decisions are repeated at each turn of the loop until the rows and heartbeats say that they are carried out: nothing is remembered
+here. What one turn decides is bounded by the limits below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from om_processors.execution.requests.fleet import FIRST_GENERATION
+from om_processors.fleet.core.fleet import MAX_CONTAINERS, Container, Datanode, Picture
+from om_processors.namespace.context import NumberedPipeline
+from schemas.datanode_states import (
+    CLOSED,
+    DECOMMISSIONED,
+    DECOMMISSIONING,
+    ENTERING_MAINTENANCE,
+    IN_MAINTENANCE,
+    IN_SERVICE,
+    OPEN,
+)
+from schemas.records.datanode import PipelineRow
+from schemas.records.messages import SetDatanodeState
+from schemas.records.record import record
+
+MAX_COPIES_PER_TURN = 20
+"""Containers that one turn of the loop has copied."""
+MAX_COPIES_PER_DATANODE = 2
+"""Containers that one turn has one datanode fetch."""
+MAX_SOURCES = 16
+"""Addresses that a datanode is given for one container, as many as it takes."""
+MAX_CLOSES_PER_TURN = 100
+LOAD_SLACK = 16
+"""Streams that a pipeline's busiest member may have beyond the least busy pipeline's before it gets no blocks for a while."""
+
+
+@record
+class Copy:
+    """A closed container is to be fetched by ``target``, or is held by it; ``sources`` (addresses) are who else has it."""
+
+    container_id: int
+    partition: int
+    target: str
+    sources: tuple[str, ...]
+
+
+# ---- allocation
+
+
+def is_usable(picture: Picture, row: PipelineRow) -> bool:
+    """Say whether a pipeline takes blocks now."""
+    if row.state != OPEN:
+        return False
+    for one in row.members:
+        datanode = picture.member(one.datanode)
+        report = datanode.report(row.partition)
+        if report is None or not report.healthy or not datanode.takes_blocks:
+            return False
+        if report.generation != row.generation:
+            return False
+        if not datanode.has_room(picture.min_free_bytes):
+            return False
+    return True
+
+
+def choices(picture: Picture) -> tuple[NumberedPipeline, ...]:
+    """Return the pipelines that blocks are allocated on, in the order of their numbers; the caller goes round robin.
+
+    Those without a leader, and those much busier than others, are left out as long as others are there.
+    """
+    usable = [row for row in picture.pipelines if is_usable(picture, row)]
+    led = [row for row in usable if leader(picture, row) is not None] or usable
+    loads = {row.partition: _load(picture, row) for row in led}
+    least = min(loads.values(), default=0)
+    return tuple((row.partition, row.pipeline) for row in led if loads[row.partition] <= least + LOAD_SLACK)
+
+
+def generations(picture: Picture) -> dict[int, int]:
+    """Return the generations of the pipelines that have been opened again, by partition."""
+    return {row.partition: row.generation for row in picture.pipelines if row.generation > FIRST_GENERATION}
+
+
+def leader(picture: Picture, row: PipelineRow) -> str | None:
+    """Return the member that says that it leads a pipeline; None if none does."""
+    for one in row.members:
+        report = picture.member(one.datanode).report(row.partition)
+        if report is not None and report.leading:
+            return one.datanode
+    return None
+
+
+def _load(picture: Picture, row: PipelineRow) -> int:
+    return max((streams_of(picture.member(one.datanode)) for one in row.members), default=0)
+
+
+def streams_of(datanode: Datanode) -> int:
+    return 0 if datanode.heartbeat is None else datanode.heartbeat.active_streams
+
+
+# ---- what datanodes are to be told
+
+
+def to_open(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
+    """Return the open pipelines with members that live but do not follow them yet, or an earlier generation."""
+    return [
+        (row, datanode)
+        for row in picture.open_pipelines()
+        for one in row.members
+        if (datanode := picture.member(one.datanode)).alive and _follows_less(datanode, row)
+    ]
+
+
+def _follows_less(datanode: Datanode, row: PipelineRow) -> bool:
+    report = datanode.report(row.partition)
+    return report is None or report.generation < row.generation
+
+
+def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
+    """Return the closed pipelines with living members that follow them: each is to be told so, once at least."""
+    return [
+        (row, datanode)
+        for row in picture.pipelines
+        if row.state == CLOSED
+        for one in row.members
+        if (datanode := picture.member(one.datanode)).alive and datanode.report(row.partition) is not None
+    ]
+
+
+def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Container, list[Datanode]]]:
+    """Return open containers that are to be closed, with the members to ask, the leader first: full ones, those of closed pipelines,
+    and those that one replica has closed.
+    """
+    rows = {row.partition: row for row in picture.pipelines}
+    found = []
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None or container.closed_by >= container.held_by:
+            continue
+        full = container.used_bytes >= container_bytes or bool(container.closed_by)
+        if full or row.state == CLOSED:
+            leads = leader(picture, row)
+            members = [picture.member(one.datanode) for one in row.members]
+            living = [node for node in members if node.alive and node.report(row.partition) is not None]
+            if living:
+                found.append((container, sorted(living, key=lambda node: node.name != leads)))
+        if len(found) == MAX_CLOSES_PER_TURN:
+            break
+    return found
+
+
+def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
+    """Return the member to ask for something that goes through a pipeline's log: its leader, or one that sends it on; None if none lives."""
+    living = [picture.member(one.datanode) for one in row.members]
+    living = [node for node in living if node.alive and node.report(row.partition) is not None]
+    leads = leader(picture, row)
+    return min(living, key=lambda node: node.name != leads, default=None)
+
+
+# ---- containers
+
+
+def holders(picture: Picture, container: Container, *, closed: bool = True) -> list[Datanode]:
+    """Return the datanodes that count as having a good replica of a container; with ``closed``, one that is closed already."""
+    counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
+    good = container.healthy_on & container.closed_by if closed else container.healthy_on
+    return [node for name in sorted(good) if (node := picture.member(name)).alive and node.state in counted]
+
+
+def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list[Copy]:
+    """Return what is to be copied where; ``fetching`` are (container, datanode) that are under way.
+
+    Containers with the fewest replicas come first.
+    """
+    if not picture.settled:
+        return []
+    short: list[tuple[int, Container, PipelineRow]] = []
+    rows = {row.partition: row for row in picture.pipelines}
+    away = _in_maintenance(picture)
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None or not container.closed_by or container.emptied:
+            continue
+        under_way = sum(number == container.container_id for number, _ in fetching)
+        silent = len(away & {one.datanode for one in row.members} - container.held_by)
+        # A replica that is not closed yet will be: it is no reason to make another.
+        have = len(holders(picture, container, closed=False)) + silent
+        if have + under_way < len(row.members):
+            short.append((have, container, row))
+    short.sort(key=lambda one: (one[0], one[1].container_id))
+    return _targets(picture, ((container, row) for _, container, row in short), fetching)
+
+
+def _in_maintenance(picture: Picture) -> set[str]:
+    states = (ENTERING_MAINTENANCE, IN_MAINTENANCE)
+    return {node.name for node in picture.datanodes.values() if node.state in states}
+
+
+def _targets(
+    picture: Picture, short: Iterable[tuple[Container, PipelineRow]], fetching: Collection[tuple[int, str]]
+) -> list[Copy]:
+    busy: dict[str, int] = {}
+    for _, name in fetching:
+        busy[name] = busy.get(name, 0) + 1
+    found: list[Copy] = []
+    for container, _ in short:
+        if len(found) == MAX_COPIES_PER_TURN:
+            break
+        sources = [picture.member(name) for name in sorted(container.healthy_on & container.closed_by)]
+        addresses = tuple(node.heartbeat.address for node in sources if node.alive and node.heartbeat is not None)
+        addresses = addresses[:MAX_SOURCES]
+        target = _target(picture, container, busy)
+        if not addresses or target is None:
+            continue
+        busy[target.name] = busy.get(target.name, 0) + 1
+        found.append(
+            Copy(
+                container_id=container.container_id,
+                partition=container.partition,
+                target=target.name,
+                sources=addresses,
+            )
+        )
+    return found
+
+
+def copy_sources(picture: Picture) -> list[Copy]:
+    """Return for every copy, held by a living datanode that is no member of the pipeline, whom to ask about it.
+
+    First the living members that follow the pipeline, though they have deleted all of the container: they know of the deletions. Then the
+    other holders, damaged ones too: each may have right what another has not.
+    """
+    rows = {row.partition: row for row in picture.pipelines}
+    members: dict[int, list[str]] = {}
+    found = []
+    for container in picture.containers.values():
+        row = rows.get(container.partition)
+        if row is None:
+            continue
+        if row.partition not in members:
+            members[row.partition] = [
+                one.datanode for one in row.members if picture.member(one.datanode).report(row.partition) is not None
+            ]
+        copies = sorted(container.closed_by - {one.datanode for one in row.members})
+        for name in copies:
+            asked = [picture.member(one) for one in (*members[row.partition], *copies) if one != name]
+            addresses = [node.heartbeat.address for node in asked if node.alive and node.heartbeat is not None]
+            if addresses and picture.member(name).alive:
+                found.append(
+                    Copy(
+                        container_id=container.container_id,
+                        partition=container.partition,
+                        target=name,
+                        sources=tuple(addresses[:MAX_SOURCES]),
+                    )
+                )
+    return found
+
+
+def _target(picture: Picture, container: Container, busy: dict[str, int]) -> Datanode | None:
+    """Return who should fetch a container: in a rack that has none if its replicas stand in one, with least to do, most room."""
+    racks = {node.rack for node in holders(picture, container)}
+    fit = [
+        node
+        for node in picture.datanodes.values()
+        if node.takes_blocks
+        # One that has a damaged replica repairs it itself, from its peers.
+        and node.name not in container.held_by
+        and busy.get(node.name, 0) < MAX_COPIES_PER_DATANODE
+        and node.has_room(max(picture.min_free_bytes, container.used_bytes))
+    ]
+    return min(
+        fit,
+        key=lambda node: (
+            len(racks) == 1 and node.rack in racks, busy.get(node.name, 0), -_free(node), node.name,
+        ),
+        default=None,
+    )  # fmt: skip
+
+
+def _free(node: Datanode) -> int:
+    return 0 if node.heartbeat is None else node.heartbeat.free_bytes
+
+
+# ---- datanodes that leave
+
+
+def reached(picture: Picture) -> list[SetDatanodeState]:
+    """Return the datanodes that have come to where their operator wants them."""
+    found = []
+    for node in picture.datanodes.values():
+        if picture.pipelines_of(node.name):
+            continue
+        if node.state == DECOMMISSIONING and picture.settled and not _still_needed(picture, node):
+            found.append(SetDatanodeState(datanode=node.name, state=DECOMMISSIONED))
+        elif node.state == ENTERING_MAINTENANCE:
+            found.append(SetDatanodeState(datanode=node.name, state=IN_MAINTENANCE))
+    return found
+
+
+def _still_needed(picture: Picture, node: Datanode) -> bool:
+    """Say whether a datanode holds what too few others hold, or may hold more than it has reported."""
+    if node.heartbeat is None:
+        return False
+    if len(node.heartbeat.containers) >= MAX_CONTAINERS:
+        return True
+    rows = {row.partition: row for row in picture.pipelines}
+    for report in node.heartbeat.containers:
+        container, row = picture.containers.get(report.container_id), rows.get(report.partition)
+        if container is None or row is None or container.emptied:
+            continue
+        if len(holders(picture, container)) < len(row.members):
+            return True
+    return False

@@ -1,0 +1,238 @@
+"""How an Object Manager node asks datanodes: one request a connection, over the frames of ``schemas.records.packets``; and the courier, which
+asks without keeping anybody waiting.
+
+Rules of the courier:
+    - What is under way is not asked again (by its key). At most MAX_UNDER_WAY requests are, each on a thread of its own: none waits for
+      another. MAX_PER_DATANODE of them go to one address, and MAX_FETCHES may be long ones: datanodes that are silent keep no other
+      datanode, and no other kind of request, from being asked.
+    - Each has a time-out, HELLO a short one. ``give_up`` ends those whose answer nobody waits for any more.
+    - The datanode at an address must be the one that is meant: addresses move.
+    - No answer is needed for correctness: the loops decide anew from heartbeats and rows.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from schemas.codecs.codec import Undecodable, decode, encode
+from schemas.records.datanode import Hello, StreamError
+from schemas.records.packets import (
+    HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MIN_VERSION,
+    VERSION,
+    BadFrame,
+    Kind,
+    agreed_version,
+    check_payload,
+    decode_header,
+    encode_frame,
+)
+from schemas.stream_errors import WRONG_CLUSTER
+
+CONNECT_TIMEOUT_S = 3.0
+HELLO_TIMEOUT_S = 5.0
+"""A datanode whose process stands still is connected to, by its kernel, and says nothing."""
+ANSWER_TIMEOUT_S = 30.0
+FETCH_TIMEOUT_S = 3600.0
+"""Copying a container may take this long."""
+MAX_UNDER_WAY = 64
+MAX_PER_DATANODE = 8
+"""Requests under way to one address."""
+MAX_FETCHES = MAX_UNDER_WAY // 2
+"""Requests under way that may take longer than ANSWER_TIMEOUT_S."""
+
+
+class DatanodeFailed(Exception):
+    """A datanode refused, or could not be asked; ``code`` is one of ``schemas.stream_errors``, or empty."""
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def ask(
+    address: str, request: Any, *, own: str, cluster: str, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
+    hello_timeout_s: float = HELLO_TIMEOUT_S, opened: Callable[[socket.socket], None] = lambda _: None,
+) -> Any:  # fmt: skip
+    """Send a request to the datanode at ``address`` (host:port) and return its answer; raises DatanodeFailed.
+
+    ``datanode`` is the name that it must have, empty: any. ``opened`` is given the socket; who shuts it down has the request fail.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S) as wire:
+            opened(wire)
+            wire.settimeout(hello_timeout_s)
+            hello = Hello(
+                peer=own, cluster=cluster, min_version=MIN_VERSION, max_version=VERSION,
+                max_payload_bytes=MAX_PAYLOAD_BYTES,
+            )  # fmt: skip
+            wire.sendall(encode_frame(Kind.HELLO, encode(hello)))
+            _check_hello(_receive(wire, hello_timeout_s, MAX_HELLO_BYTES), cluster, datanode)
+            wire.sendall(encode_frame(Kind.REQUEST, encode(request), sequence=1))
+            return _receive(wire, timeout_s, MAX_PAYLOAD_BYTES)
+    except (OSError, BadFrame, Undecodable, ValueError) as error:
+        raise DatanodeFailed(f"datanode at {address}: {type(error).__name__}: {error}") from error
+
+
+def _check_hello(hello: Any, cluster: str, datanode: str) -> None:
+    if not isinstance(hello, Hello):
+        raise BadFrame(f"a {type(hello).__name__} where a Hello was expected")
+    if hello.cluster != cluster:
+        raise DatanodeFailed(f"datanode {hello.peer} is of cluster {hello.cluster!r}, not {cluster!r}", WRONG_CLUSTER)
+    if datanode and hello.peer != datanode:
+        raise DatanodeFailed(f"datanode {hello.peer!r} answers there, not {datanode!r}")
+    agreed_version(hello.min_version, hello.max_version)
+
+
+def _receive(wire: socket.socket, timeout_s: float, max_bytes: int) -> Any:
+    """Return the record of the next frame, all of it within a time; raises DatanodeFailed for an ERROR."""
+    deadline_s = time.monotonic() + timeout_s
+    header = decode_header(_exactly(wire, HEADER_BYTES, deadline_s))
+    if header.length > max_bytes:
+        raise BadFrame(f"a {header.kind.name} of {header.length} bytes; at most {max_bytes} are taken")
+    payload = _exactly(wire, header.length, deadline_s)
+    check_payload(header, payload)
+    record = decode(payload)
+    if isinstance(record, StreamError):
+        raise DatanodeFailed(f"{record.datanode}: {record.code}: {record.message}", record.code)
+    return record
+
+
+def _exactly(wire: socket.socket, size: int, deadline_s: float) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"{len(data)} of {size} bytes have come in time")
+        wire.settimeout(left_s)
+        part = wire.recv(size - len(data))
+        if not part:
+            raise BadFrame(f"the connection ended after {len(data)} of {size} bytes")
+        data += part
+    return bytes(data)
+
+
+class _Errand:
+    """A request under way."""
+
+    __slots__ = ("address", "ended", "long", "wire")
+
+    def __init__(self, address: str, *, long: bool) -> None:
+        self.address = address
+        self.long = long
+        self.ended = False
+        self.wire: socket.socket | None = None
+
+
+class Courier:
+    """Asks datanodes on threads of its own. For many threads."""
+
+    def __init__(self, *, own: str, cluster: str, log: Callable[[str], None]) -> None:
+        self._own = own
+        self._cluster = cluster
+        self._log = log
+        self._lock = Lock()
+        self._under_way: dict[Hashable, _Errand] = {}
+        self._threads = ThreadPoolExecutor(max_workers=MAX_UNDER_WAY, thread_name_prefix="courier")
+        self._told: dict[Hashable, str] = {}
+        self._closed = False
+
+    @property
+    def under_way(self) -> frozenset[Hashable]:
+        """Keys of the requests that are not answered yet."""
+        with self._lock:
+            return frozenset(self._under_way)
+
+    def send(
+        self, key: Hashable, address: str, request: Any, *, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
+        done: Callable[[Any], None] | None = None,
+    ) -> bool:  # fmt: skip
+        """Ask, unless the same is under way or too much is; say whether it is asked. ``done`` is called with the answer, if there is one.
+
+        ``datanode`` is who must answer at the address, empty: anybody.
+        """
+        errand = _Errand(address, long=timeout_s > ANSWER_TIMEOUT_S)
+        with self._lock:
+            if self._closed or key in self._under_way or not self._has_room(errand):
+                return False
+            self._under_way[key] = errand
+            self._threads.submit(self._ask, key, errand, request, datanode, timeout_s, done)
+        return True
+
+    def _has_room(self, errand: _Errand) -> bool:
+        others = self._under_way.values()
+        if errand.long and sum(other.long for other in others) >= MAX_FETCHES:
+            return False
+        there = Counter(other.address for other in others)[errand.address]
+        return len(self._under_way) < MAX_UNDER_WAY and there < MAX_PER_DATANODE
+
+    def give_up(self, unwanted: Callable[[Hashable], bool]) -> None:
+        """End the requests under way whose keys are unwanted: they fail."""
+        with self._lock:
+            for key, errand in self._under_way.items():
+                if unwanted(key) and not errand.ended:
+                    errand.ended = True
+                    _shut(errand.wire)
+
+    def _ask(
+        self, key: Hashable, errand: _Errand, request: Any, datanode: str, timeout_s: float,
+        done: Callable[[Any], None] | None,
+    ) -> None:  # fmt: skip
+        def opened(wire: socket.socket) -> None:
+            with self._lock:
+                errand.wire = wire
+                if errand.ended:
+                    _shut(wire)
+
+        try:
+            answer = ask(
+                errand.address, request, own=self._own, cluster=self._cluster, datanode=datanode, timeout_s=timeout_s,
+                opened=opened,
+            )  # fmt: skip
+        except DatanodeFailed as error:
+            why = "given up" if errand.ended else str(error)
+            self._say(key, f"{type(request).__name__} {key}: {why}")
+        else:
+            self._say(key, "")
+            if done is not None:
+                done(answer)
+        finally:
+            with self._lock:
+                errand.wire = None
+                del self._under_way[key]
+
+    def _say(self, key: Hashable, trouble: str) -> None:
+        """Log a failure once, and not each time it is met again."""
+        with self._lock:
+            news = trouble and self._told.get(key) != trouble
+            if len(self._told) > MAX_UNDER_WAY * 16:
+                self._told.clear()
+            if trouble:
+                self._told[key] = trouble
+            else:
+                self._told.pop(key, None)
+        if news:
+            self._log(trouble)
+
+    def close(self) -> None:
+        """Begin nothing more, and end what is under way."""
+        with self._lock:
+            self._closed = True
+        self.give_up(lambda _: True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _shut(wire: socket.socket | None) -> None:
+    if wire is not None:
+        with suppress(OSError):  # it has ended by itself
+            wire.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,126 @@
+"""Hearing the datanodes: every node reads ``dn.heartbeats``, all of it, and keeps a picture of the fleet that its leaders allocate from.
+
+Rules:
+    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node that starts has a
+      picture at once; how old a heartbeat is, is told by the broker's clock against this machine's, cut to 0..time-out.
+    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here. Leaders take
+      the last one: a read of one attribute, which never waits.
+    - Nothing here decides. A picture that is old or wrong costs a client a retry, or a loop a turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from om_processors.config import NodeConfig
+from om_processors.fleet.core import placement
+from om_processors.fleet.core.fleet import Fleet, Picture
+from om_processors.namespace import tables
+from om_processors.namespace.context import Allocation
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import Clock
+from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_settings
+from replicated_db.shell.logs import Note
+from replicated_db.shell.process import Background
+from schemas.codecs.codec import Undecodable, decode_as
+from schemas.features import PIPELINE_GENERATIONS
+from schemas.records.datanode import Heartbeat
+from schemas.topics import DN_HEARTBEATS, SILENT_BROKER_MS
+
+REFRESH_MS = 200
+POLL_S = 0.1
+MAX_MESSAGES = 500
+RETRY_S = 1.0
+NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
+
+
+class FleetView(Background):
+    """The picture that this node has now. ``allocation`` is for the leaders' threads, ``picture`` for loops and readers."""
+
+    def __init__(
+        self, config: NodeConfig, replica: Replica, clock: Clock, note: Note, fatal: Callable[[BaseException], None]
+    ) -> None:
+        """``replica`` is shard 0's."""
+        super().__init__("heartbeats", fatal)
+        self._config = config
+        self._replica = replica
+        self._clock = clock
+        self._note = note
+        self._fleet = Fleet(
+            cluster=config.cluster, timeout_ms=config.datanode_timeout_ms, min_free_bytes=config.block_bytes,
+            since_ms=clock.elapsed_ms(),
+        )  # fmt: skip
+        self._lock = threading.Lock()
+        self.allocation = NOTHING
+        self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
+
+    def choose(self) -> Allocation:
+        """Return what blocks may be allocated on now; never waits."""
+        return self.allocation
+
+    def refresh(self) -> Picture:
+        """Make the picture anew from what was heard and the rows as they are applied now."""
+        with self._lock:
+            with self._replica.lock:
+                view = self._replica.late.cache
+                pipelines, rows = tables.pipelines(view), tables.datanodes(view)
+                reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
+            self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
+            self.allocation = Allocation(
+                pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
+                generations=placement.generations(picture),
+            )  # fmt: skip
+            return picture
+
+    def run(self) -> None:
+        """Listen, and again after an error of the broker's or a long silence."""
+        while not self._stop.is_set():
+            try:
+                self._listen()
+            except KafkaException as error:
+                self._note(f"heartbeats of datanodes: {error}; trying again")
+                self._stop.wait(RETRY_S)
+
+    def _listen(self) -> None:
+        consumer = Consumer(consumer_settings(self._config.bootstrap_servers, **{"auto.offset.reset": "latest"}))
+        try:
+            self._assign(consumer)
+            refreshed_ms = -REFRESH_MS
+            heard_ms = now_ms = self._clock.elapsed_ms()
+            # Silence may be that of a broker which is cut off from the others (replicated_db/shell/kafka/fresh_consumer.py).
+            while not self._stop.is_set() and now_ms - heard_ms < SILENT_BROKER_MS:
+                now_ms = self._clock.elapsed_ms()
+                for message in consumer.consume(MAX_MESSAGES, POLL_S):
+                    self._hear(message)
+                    heard_ms = now_ms
+                if now_ms - refreshed_ms >= REFRESH_MS:
+                    self.refresh()
+                    refreshed_ms = now_ms
+        finally:
+            consumer.close()
+
+    def _assign(self, consumer: Consumer) -> None:
+        """Place the consumer one time-out back in every partition. Raises KafkaException."""
+        found = consumer.list_topics(DN_HEARTBEATS, timeout=REQUEST_TIMEOUT_S).topics[DN_HEARTBEATS]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        since_ms = self._clock.wall_ms() - self._config.datanode_timeout_ms
+        places = [TopicPartition(DN_HEARTBEATS, partition, since_ms) for partition in found.partitions]
+        # A partition without so young a record comes back with its end.
+        consumer.assign(consumer.offsets_for_times(places, timeout=REQUEST_TIMEOUT_S))
+
+    def _hear(self, message: Message) -> None:
+        if message.error() is not None:
+            return  # librdkafka goes on by itself
+        try:
+            heartbeat = decode_as(Heartbeat, message.value() or b"")
+        except Undecodable as error:
+            self._note(f"a heartbeat on {DN_HEARTBEATS} is unreadable: {error}")
+            return
+        age_ms = self._clock.wall_ms() - message.timestamp()[1]
+        age_ms = max(0, min(age_ms, self._config.datanode_timeout_ms))
+        with self._lock:
+            self._fleet.hear(heartbeat, self._clock.elapsed_ms() - age_ms)

@@ -1,0 +1,130 @@
+"""Open keys of clients that have vanished: the leader of each shard looks through openKeyTable and has them expire.
+
+Ozone's OpenKeyCleanupService, with ``ozone.om.open.key.expire.threshold`` as the setting ``open_key_expire_threshold_ms``. Rules:
+    - A row goes by ExpireOpenKeys alone, through the log. The request names the time before which a row must have been modified, and its
+      handler looks at the row again: what is committed meanwhile, or given a block, is left alone.
+    - A row is modified by CreateKey and AllocateBlock. A client that needs longer than the threshold for the blocks that it was given at once (up
+      to PREALLOCATED_BLOCKS) loses its session.
+    - Time is the log's: of the last batch, and what has passed since on this node, never the wall clock's.
+    - Nothing is proposed before the shard's feature level is OPEN_KEY_EXPIRY.
+    - Where it stopped is remembered here, not in the log: the next leader begins at the first row, which changes nothing.
+    - Bounds: MAX_ROWS rows of MAX_BYTES a turn (a single one may be larger), so one request a turn, each TURN_S; after the table's end
+      it rests for REST_MS, or for the threshold if that is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from om_processors.execution.requests.key import MAX_EXPIRED_ROWS
+from om_processors.fleet.proposer import Proposer
+from om_processors.namespace import tables
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import Clock
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.logs import Note
+from replicated_db.shell.process import Background
+from schemas.column_families import OPEN_KEY_TABLE
+from schemas.features import OPEN_KEY_EXPIRY
+from schemas.records.messages import ExpireOpenKeys
+
+TURN_S = 1.0
+MAX_ROWS = MAX_EXPIRED_ROWS
+MAX_BYTES = 512 * 1024
+"""Of the rows that a turn looks at, their keys counted twice: the request, and its operations, stay below their limits if all expire."""
+REST_MS = 600_000
+"""Between two walks through the table."""
+
+
+class OpenKeyCleanup:
+    """Looks through the open keys of one shard, while this node leads it."""
+
+    def __init__(
+        self, shard: int, replica: Replica, proposer: Proposer, expire_threshold_ms: int, clock: Clock, note: Note
+    ) -> None:
+        self._shard = shard
+        self._replica = replica
+        self._proposer = proposer
+        self._expire_threshold_ms = expire_threshold_ms
+        self._clock = clock
+        self._note = note
+        self._after = b""
+        """The last row that was looked at; empty: the next one is the first."""
+        self._waits = False
+        """Whether the next rows lie behind many removed ones: they come once those are compacted."""
+        self._rest_until_ms = 0
+        self._log_time_ms = -1
+        self._log_time_seen_ms = 0
+        """When, since boot, the time of the last batch was first seen here."""
+
+    def turn(self) -> None:
+        """Look at the next rows, and propose that those of them expire which are older than the threshold."""
+        now_ms = self._clock.elapsed_ms()
+        log_time_ms = self._log_time(now_ms)
+        if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
+            return
+        found = self._next_rows()
+        if not (self._after or self._waits):
+            self._rest_until_ms = now_ms + min(REST_MS, self._expire_threshold_ms)
+        before_ms = log_time_ms - self._expire_threshold_ms
+        rows = [key for key, value in found if tables.decode_key(value).modification_time_ms < before_ms]
+        if rows:
+            self._expire(rows, before_ms)
+
+    def _log_time(self, now_ms: int) -> int:
+        """Return what time it is in the shard's log, or a little less; ``now_ms`` since boot.
+
+        Rows are stamped with it. The wall clock may be set while a node leads, and would end sessions of clients that live.
+        """
+        if (last_ms := self._replica.position.timestamp_ms) != self._log_time_ms:
+            self._log_time_ms, self._log_time_seen_ms = last_ms, now_ms
+        return last_ms + now_ms - self._log_time_seen_ms
+
+    def _next_rows(self) -> list[tuple[bytes, bytes]]:
+        """Return rows behind the last one that was looked at, and remember the last of these; nothing is behind the table's last row."""
+        start = self._after + b"\x00" if self._after else b""
+        # Without the apply lock, as nothing rests on what is read.
+        page = self._replica.store.page(OPEN_KEY_TABLE, start, MAX_ROWS)
+        self._waits = page.more and not page.rows
+        found: list[tuple[bytes, bytes]] = []
+        size_bytes = 0
+        for key, value in page.rows:
+            size_bytes += 2 * len(key) + len(value)
+            if found and size_bytes > MAX_BYTES:
+                break
+            found.append((key, value))
+        if not self._waits:
+            self._after = found[-1][0] if page.more or len(found) < len(page.rows) else b""
+        return found
+
+    def _expire(self, rows: list[bytes], before_ms: int) -> None:
+        body = ExpireOpenKeys(shard=self._shard, modified_before_ms=before_ms, rows=rows)
+        # What is not proposed now, or lost on its way, is found again by the next walk.
+        if self._proposer.propose(("expire", self._shard, rows[0], len(rows)), body):
+            self._note(f"{len(rows)} rows of {OPEN_KEY_TABLE} are to expire", shard=self._shard)
+
+
+class OpenKeyCleanupLoop(Background):
+    """Takes turns for the shards that this node leads, on a thread of its own."""
+
+    def __init__(
+        self, loops: Mapping[int, LeaderLoop], proposer: Proposer, expire_threshold_ms: int, clock: Clock, note: Note,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        super().__init__("open key cleanup", fatal)
+        self._loops = loops
+        self._cleanups = {
+            shard: OpenKeyCleanup(shard, loop.replica, proposer, expire_threshold_ms, clock, note)
+            for shard, loop in loops.items()
+        }
+
+    def run(self) -> None:
+        """Take turns."""
+        while not self._stop.wait(TURN_S):
+            self.turn()
+
+    def turn(self) -> None:
+        """Look at the next rows of each shard that this node leads."""
+        for shard, cleanup in self._cleanups.items():
+            if self._loops[shard].leading:
+                cleanup.turn()

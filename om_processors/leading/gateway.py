@@ -1,0 +1,119 @@
+"""The gateway: from a record of ``om.requests`` to a proposal, an immediate refusal, or a rejection. Pure.
+
+What depends on state is not decided here: a proposal is answered from its batch. Only what nobody can execute is sorted
+out: bytes that are no request (rejected, with the reason, for there is no caller to answer), requests over the size limit, and privileged ones
+without a proof of the cluster's secret (both answered at once). A proof is looked at here alone, before anything depends on the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xxhash import xxh3_128_digest
+
+from om_processors.execution.service import refusal_response
+from replicated_db.core.leading.leader import Proposal, Reply
+from schemas import result_codes as codes
+from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as
+from schemas.privilege import ClusterSecret, is_privileged
+from schemas.records.log import RequestPosition
+from schemas.records.messages import SHARD_COMMANDS, Rejected, Request
+from schemas.records.record import record
+from schemas.topics import MAX_REQUEST_BYTES
+
+MAX_REJECTED_BYTES = 65_536
+"""How much of a rejected record is kept."""
+
+
+@record
+class Received:
+    """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record.
+
+    ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
+    """
+
+    offset: int
+    value: bytes
+    position: RequestPosition | None = None
+    proof: bytes | None = None
+
+
+def resume_offset(
+    hint: RequestPosition | None, low: int, high: int, at: Callable[[int], bytes | None], since: Callable[[], int]
+) -> int:
+    """Return where a leader goes on reading requests, of which there are ``low`` to ``high`` (the next one's offset).
+
+    That is at its ``hint`` if the record before it is the one that the hint was made from (``at`` reads a value), else at the
+    offset that ``since`` returns: the first record that has not expired, negative if there is none.
+    """
+    if hint is not None and low < hint.offset <= high:
+        value = at(hint.offset - 1)
+        if value is not None and xxh3_128_digest(value) == hint.hash:
+            return hint.offset
+    found = since()
+    return max(low, min(found, high)) if found >= 0 else high
+
+
+class Gateway:
+    """Decodes the requests of one shard."""
+
+    def __init__(self, *, shard: int, node: str, secret: ClusterSecret) -> None:
+        self._shard = shard
+        self._node = node
+        self._secret = secret
+
+    def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected:
+        """Return what becomes of a record: a proposal, a reply that may leave at once, or a rejection."""
+        value = received.value
+        if len(value) > MAX_REQUEST_BYTES:
+            return self._oversize(received, now_ms)
+        try:
+            request = decode_as(Request, value)
+        except Undecodable as error:
+            return self.reject(received, error, now_ms)
+        if is_privileged(request.body) and not self._secret.proves(received.proof, value):
+            return self._unproven(request, received)
+        return self._proposal(request, received)
+
+    def reject(self, received: Received, error: Undecodable, now_ms: int) -> Rejected:
+        """Return the rejection of bytes that cannot be decoded."""
+        reason = codes.UNKNOWN_SCHEMA if isinstance(error, UnknownSchema) else codes.UNDECODABLE
+        return self._reject(received, reason, str(error), now_ms)
+
+    def _proposal(self, request: Request, received: Received) -> Proposal:
+        return Proposal(
+            client_id=request.client_id,
+            call_id=(request.call_id & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "big"),
+            request_hash=xxh3_128_digest(received.value),
+            first_sent_at_ms=request.first_sent_at_ms,
+            request_type=type(request.body).__name__,
+            body=request,
+            reply_to=request.reply_partition,
+            position=received.position,
+            begins_batch=isinstance(request.body, SHARD_COMMANDS),
+            answered_below=request.answered_below,
+        )
+
+    def _unproven(self, request: Request, received: Received) -> Reply:
+        what = "has no proof of" if received.proof is None else "has a proof of another secret than"
+        message = (
+            f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the cluster's secret: "
+            "the sender needs the file that the setting 'cluster_secret_file' names"
+        )
+        response = refusal_response(request, self._shard, codes.PERMISSION_DENIED, message)
+        return Reply(proposal=self._proposal(request, received), response=response)
+
+    def _oversize(self, received: Received, now_ms: int) -> Reply | Rejected:
+        message = f"a request of {len(received.value)} bytes; at most {MAX_REQUEST_BYTES}"
+        try:
+            request = decode_as(Request, received.value)
+        except Undecodable:
+            return self._reject(received, codes.REQUEST_TOO_LARGE, message, now_ms)
+        response = refusal_response(request, self._shard, codes.REQUEST_TOO_LARGE, message)
+        return Reply(proposal=self._proposal(request, received), response=response)
+
+    def _reject(self, received: Received, reason: str, message: str, now_ms: int) -> Rejected:
+        return Rejected(
+            shard=self._shard, offset=received.offset, node=self._node, reason=reason, message=message,
+            value=received.value[:MAX_REJECTED_BYTES], value_size_bytes=len(received.value), rejected_at_ms=now_ms,
+        )  # fmt: skip

@@ -1,0 +1,46 @@
+"""What a node sends beside the log: responses, audit reports, rejected requests. One producer for all of it.
+
+Losing any of these loses nothing: a client asks again and gets the recorded answer, a report that is missed makes a verdict
+``unknown``. It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.leading.leader import Reply
+from replicated_db.core.ports import Clock
+from replicated_db.shell.reports import AuditReports
+from schemas.codecs.codec import encode
+from schemas.codecs.envelopes import enveloped_responses
+from schemas.records.messages import Rejected
+from schemas.topics import OM_AUDIT, OM_REJECTED, OM_RESPONSES
+
+
+class KafkaOutbox(AuditReports):
+    """Sends for every shard of a node; safe to use from several threads."""
+
+    def __init__(
+        self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None], fatal: Callable[[BaseException], None],
+        observe: Callable[[Replica, Outcome], None] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(bootstrap_servers, OM_AUDIT, clock, log, fatal, observe)
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        """Send responses to the partitions that their clients read."""
+        by_client: dict[tuple[bytes, int], list[bytes]] = {}
+        for reply in replies:
+            proposal = reply.proposal
+            by_client.setdefault((proposal.client_id, proposal.reply_to), []).append(reply.response)
+        for (client_id, partition), responses in by_client.items():
+            for value in enveloped_responses(responses):
+                try:
+                    self._producer.produce(OM_RESPONSES, value, client_id, partition)
+                except Exception as error:  # a partition that does not exist, a full queue: the client asks again
+                    self._log(f"responses to client {client_id.hex()} not sent: {error}")
+        self._producer.poll(0)
+
+    def reject(self, rejected: Rejected) -> None:
+        """Keep a record that nobody can be answered for, with the reason."""
+        self.send(OM_REJECTED, encode(rejected), str(rejected.shard).encode(), -1)

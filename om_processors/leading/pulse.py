@@ -1,0 +1,28 @@
+"""Whether a node's event loop turns: a timer that notes when it was called last."""
+
+from __future__ import annotations
+
+import faust
+
+from replicated_db.core.ports import Clock
+
+PULSE_INTERVAL_S = 0.5
+
+
+class Pulse:
+    """The event loop's last turn; read from other threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turned_ms: int | None = None
+
+    def attach(self, app: faust.App) -> None:
+        """Have the app's event loop note its turns."""
+
+        @app.timer(interval=PULSE_INTERVAL_S)  # type: ignore[untyped-decorator]
+        async def pulse() -> None:
+            self._turned_ms = self._clock.elapsed_ms()
+
+    def ago_ms(self) -> float | None:
+        """Return how long ago the loop turned, None before its first turn."""
+        return None if self._turned_ms is None else self._clock.elapsed_ms() - self._turned_ms

@@ -1,0 +1,106 @@
+"""The thread that leads one shard while it is this node's to lead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.shell.leader_loop import LeaderLoop, UnfitToLead
+from replicated_db.shell.logs import Note
+
+MAX_FAILING_S = 30.0
+"""How long a node that owns a shard may fail to claim it before it leaves the group to others."""
+
+LONGEST_FAILING_S = 30 * 60.0
+"""As long, at most, once leaving has not helped."""
+
+RETRY_S = 0.5
+
+
+class ClaimPatience:
+    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so that another may try.
+
+    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. Once the
+    shard is led it begins anew.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        """How often this node has left the group because of the shard since it last led it."""
+
+    @property
+    def lasts_s(self) -> float:
+        """How long, in seconds, it lasts now."""
+        return min(MAX_FAILING_S * (1 << self.left), LONGEST_FAILING_S)
+
+
+class ShardThread:
+    """Claims and leads until it is told to stop, is deposed, or cannot.
+
+    ``deposed`` is called when another leads, ``failing`` when the shard cannot be claimed here, ``unfit`` when this node had better lead
+    nothing for a while, ``fatal`` with anything that must end the process. ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
+    """
+
+    def __init__(
+        self, loop: LeaderLoop, note: Note, *,
+        deposed: Callable[[], None], failing: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
+        patience: ClaimPatience, leaderless: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self.shard = loop.replica.identity.shard
+        self.stop = threading.Event()
+        self._loop = loop
+        self._note = note
+        self._deposed = deposed
+        self._failing = failing
+        self._unfit = unfit
+        self._fatal = fatal
+        self._patience = patience
+        self._leaderless = leaderless
+        loop.beat()
+        self.thread = threading.Thread(target=self._run, name=f"leader-{self.shard}", daemon=True)
+        self.thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self.thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._lead()
+        except BaseException as error:
+            self._fatal(error)
+
+    def _lead(self) -> None:
+        failing_since: float | None = None
+        while not self.stop.is_set():
+            led = self._loop.times_led
+            try:
+                try:
+                    reason = self._loop.lead(self.stop)
+                finally:
+                    if self._loop.times_led > led:  # what failed before that is over
+                        failing_since, self._patience.left = None, 0
+            except LogUnavailable as error:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > self._patience.lasts_s and not self._leaderless():
+                    self._note(
+                        f"shard {self.shard}: {error}; leaving the group, so that another node may try",
+                        shard=self.shard,
+                    )
+                    self._patience.left += 1
+                    self._failing()
+                    return
+                self._note(f"shard {self.shard}: {error}; trying again", shard=self.shard)
+                self.stop.wait(RETRY_S)
+                continue
+            except UnfitToLead as error:
+                self._note(f"shard {self.shard}: {error}", shard=self.shard)
+                self._unfit()
+                return
+            self._note(f"shard {self.shard}: leadership ended: {reason}", shard=self.shard)
+            if not self.stop.is_set():
+                self._deposed()
+            return

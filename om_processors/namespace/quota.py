@@ -1,0 +1,210 @@
+"""Usage counters and quotas; serial execution makes admission exact (design, section 4).
+
+A *bucket's* quotas bound its committed bytes (plain bytes: the factor of replication is not counted) and its number of
+keys. A *volume's* byte quota bounds the sum of its buckets' byte quotas, and requires each of them to have one; its
+namespace quota bounds the number of buckets. -1 is no limit, 0 and other negatives are illegal, as in Ozone's client.
+
+Replacing a key counts by the difference: where only that fits, it is admitted (Ozone asks for room for one more key).
+AllocateBlock gives no more than there is room for behind what the session has been given, so that nobody fills disks past a quota: the last block
+is shorter, then comes QUOTA_EXCEEDED. (Ozone refuses the last one unless a whole block fits.) Each session counts by itself: what others have
+been given and not committed does not, as in Ozone.
+Counters are signed 64 bits: whatever would pass 2^63 - 1 is refused as if that were the quota.
+"""
+
+from __future__ import annotations
+
+from om_processors.errors import OMError
+from om_processors.namespace import ids, tables
+from om_processors.namespace.context import ReadView, Transaction
+from replicated_db.core.tables.merge import decode_int64, encode_int64
+from schemas.column_families import ADD_INT64, BUCKET_TABLE, USAGE_TABLE
+from schemas.records.messages import UNLIMITED
+from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
+from schemas.result_codes import INVALID_REQUEST, QUOTA_ERROR, QUOTA_EXCEEDED
+
+MAX_COUNT = (1 << 63) - 1
+_ONE = encode_int64(1)
+_MINUS_ONE = encode_int64(-1)
+_ZERO = encode_int64(0)
+
+
+def check_value(owner: str, kind: str, quota: int | None) -> None:
+    """Raise OMError INVALID_REQUEST unless ``quota`` is positive, UNLIMITED, or None (unchanged)."""
+    if quota is not None and quota != UNLIMITED and quota <= 0:
+        raise OMError(
+            INVALID_REQUEST, f"illegal {kind} {quota} for {owner}: a positive number, or {UNLIMITED} for no limit"
+        )
+
+
+# ---- counters
+
+
+def read(view: ReadView, counter: bytes) -> int:
+    """Return a counter's value; an absent one is 0."""
+    return decode_int64(view.get(USAGE_TABLE, counter))
+
+
+def create(tx: Transaction, *counters: bytes) -> None:
+    """Create counters at 0."""
+    for counter in counters:
+        tx.put(USAGE_TABLE, counter, _ZERO)
+
+
+def add(tx: Transaction, counter: bytes, amount: int) -> None:
+    """Change a counter by ``amount``; by 0 nothing is written."""
+    if amount:
+        operand = _ONE if amount == 1 else _MINUS_ONE if amount == -1 else encode_int64(amount)
+        tx.merge(USAGE_TABLE, counter, ADD_INT64, operand)
+
+
+def remove(tx: Transaction, *counters: bytes) -> None:
+    """Delete counters with their owner."""
+    for counter in counters:
+        tx.delete(USAGE_TABLE, counter)
+
+
+# ---- keys in a bucket
+
+
+def admit_open_key(view: ReadView, bucket: BucketInfo, key: str, size_bytes: int) -> None:
+    """Raise OMError QUOTA_EXCEEDED if a key of the expected size could not be committed now."""
+    if bucket.quota_in_bytes != UNLIMITED or bucket.quota_in_namespace != UNLIMITED:
+        replaced = tables.get_key(view, tables.key_key(bucket.volume, bucket.bucket, key))
+        admit_key(view, bucket, size_bytes, replaced)
+
+
+def admit_block(view: ReadView, bucket: BucketInfo, info: KeyInfo, length_bytes: int) -> int:
+    """Return how many of ``length_bytes`` one more block of an open key may have; raises OMError QUOTA_EXCEEDED if none.
+
+    What the session has been given counts as if it were written: of the blocks that came with CreateKey the size that it was admitted with, and the
+    whole length of every block since. Where a size was declared one block more is allowed: it may stand for one whose datanodes failed.
+    All of it is read from the open key's row, so it is free again as soon as the row is gone.
+    """
+    if bucket.quota_in_bytes == UNLIMITED:
+        return length_bytes
+    replaced = tables.get_key(view, tables.key_key(bucket.volume, bucket.bucket, info.key))
+    used = read(view, tables.used_bytes_key(bucket.volume, bucket.bucket))
+    first = sum(block.length for block in info.blocks if ids.came_with(info.object_id, block.local_id))
+    given = sum(block.length for block in info.blocks) - first + min(info.size, first)
+    spare = length_bytes if info.size else 0
+    room = bucket.quota_in_bytes - used + (0 if replaced is None else replaced.size) - given + spare
+    if room <= 0:
+        raise OMError(
+            QUOTA_EXCEEDED,
+            f"bucket /{bucket.volume}/{bucket.bucket} has a quota of {bucket.quota_in_bytes} bytes and holds {used}: "
+            f"this open key has been given blocks for {given}, and gets no more",
+        )
+    return min(length_bytes, room)
+
+
+def admit_key(view: ReadView, bucket: BucketInfo, size_bytes: int, replaced: KeyInfo | None) -> None:
+    """Raise OMError QUOTA_EXCEEDED if a key of this size does not fit in the bucket, in place of ``replaced``."""
+    more_bytes = size_bytes if replaced is None else size_bytes - replaced.size
+    if more_bytes > 0:
+        limit = MAX_COUNT if bucket.quota_in_bytes == UNLIMITED else bucket.quota_in_bytes
+        used = read(view, tables.used_bytes_key(bucket.volume, bucket.bucket))
+        if used + more_bytes > limit:
+            raise OMError(
+                QUOTA_EXCEEDED,
+                f"bucket /{bucket.volume}/{bucket.bucket} has a quota of {limit} bytes and holds {used}: "
+                f"{more_bytes} more do not fit",
+            )
+    if replaced is None and bucket.quota_in_namespace != UNLIMITED:
+        used = read(view, tables.used_keys_key(bucket.volume, bucket.bucket))
+        if used + 1 > bucket.quota_in_namespace:
+            raise OMError(
+                QUOTA_EXCEEDED,
+                f"bucket /{bucket.volume}/{bucket.bucket} has a quota of {bucket.quota_in_namespace} keys and holds {used}",
+            )
+
+
+def add_key_usage(tx: Transaction, volume: str, bucket: str, more_bytes: int, more_keys: int) -> None:
+    """Change a bucket's usage by committed bytes and keys."""
+    add(tx, tables.used_bytes_key(volume, bucket), more_bytes)
+    add(tx, tables.used_keys_key(volume, bucket), more_keys)
+
+
+# ---- buckets in a volume
+
+
+def allotted(quota_in_bytes: int) -> int:
+    """Return what a bucket's byte quota counts in its volume's sum."""
+    return max(quota_in_bytes, 0)
+
+
+def check_bucket_bytes(view: ReadView, volume: VolumeInfo, bucket: str, old_quota: int, new_quota: int) -> None:
+    """Raise OMError unless the volume allows the bucket this byte quota in place of ``old_quota``.
+
+    QUOTA_ERROR: the volume has a byte quota, hence the bucket needs one. QUOTA_EXCEEDED: the sum would pass it.
+    """
+    if new_quota == UNLIMITED:
+        if volume.quota_in_bytes != UNLIMITED:
+            raise OMError(
+                QUOTA_ERROR,
+                f"bucket /{volume.volume}/{bucket} needs a quota in bytes, because its volume has one",
+            )
+        return
+    limit = MAX_COUNT if volume.quota_in_bytes == UNLIMITED else volume.quota_in_bytes
+    total = read(view, tables.allotted_bytes_key(volume.volume)) - allotted(old_quota) + new_quota
+    if new_quota > old_quota and total > limit:
+        raise OMError(
+            QUOTA_EXCEEDED,
+            f"with {new_quota} bytes for bucket {bucket}, the quotas of the buckets of /{volume.volume} "
+            f"would sum to {total} bytes, more than the volume's {limit}",
+        )
+
+
+def admit_bucket(view: ReadView, volume: VolumeInfo) -> None:
+    """Raise OMError QUOTA_EXCEEDED if the volume's namespace quota has no room for one more bucket."""
+    if volume.quota_in_namespace != UNLIMITED:
+        used = read(view, tables.used_buckets_key(volume.volume))
+        if used + 1 > volume.quota_in_namespace:
+            raise OMError(
+                QUOTA_EXCEEDED,
+                f"volume /{volume.volume} has a quota of {volume.quota_in_namespace} buckets and holds {used}",
+            )
+
+
+def check_bucket_usage(view: ReadView, info: BucketInfo, bytes_quota: int, namespace_quota: int) -> None:
+    """Raise OMError QUOTA_ERROR if a bucket's new quotas lie below what it holds."""
+    where = f"/{info.volume}/{info.bucket}"
+    for quota, counter, unit in (
+        (bytes_quota, tables.used_bytes_key(info.volume, info.bucket), "bytes"),
+        (namespace_quota, tables.used_keys_key(info.volume, info.bucket), "keys"),
+    ):
+        if quota != UNLIMITED and (used := read(view, counter)) > quota:
+            raise OMError(QUOTA_ERROR, f"a quota of {quota} {unit} for bucket {where}, which holds {used}")
+
+
+def check_volume_bytes(view: ReadView, info: VolumeInfo, quota: int) -> None:
+    """Raise OMError unless the volume can have this byte quota.
+
+    QUOTA_ERROR: a bucket has none. QUOTA_EXCEEDED: the buckets' quotas sum to more.
+    """
+    if quota == UNLIMITED:
+        return
+    if info.quota_in_bytes == UNLIMITED and (bucket := _bucket_without_quota(view, info.volume)) is not None:
+        raise OMError(
+            QUOTA_ERROR, f"volume /{info.volume} cannot have a quota in bytes, because its bucket {bucket} has none"
+        )
+    if (total := read(view, tables.allotted_bytes_key(info.volume))) > quota:
+        raise OMError(
+            QUOTA_EXCEEDED,
+            f"the quotas of the buckets of /{info.volume} sum to {total} bytes, more than {quota}",
+        )
+
+
+def check_volume_buckets(view: ReadView, info: VolumeInfo, quota: int) -> None:
+    """Raise OMError QUOTA_EXCEEDED if the volume holds more buckets than its new namespace quota."""
+    if quota != UNLIMITED and (used := read(view, tables.used_buckets_key(info.volume))) > quota:
+        raise OMError(QUOTA_EXCEEDED, f"volume /{info.volume} holds {used} buckets, more than {quota}")
+
+
+def _bucket_without_quota(view: ReadView, volume: str) -> str | None:
+    """Return a bucket without byte quota, or None. A volume with one has none such: only the first quota scans."""
+    prefix = tables.volume_prefix(volume)
+    for _, value in view.iterate(BUCKET_TABLE, prefix, tables.prefix_stop(prefix)):
+        info = tables.decode_bucket(value)
+        if info.quota_in_bytes == UNLIMITED:
+            return info.bucket
+    return None

@@ -1,0 +1,213 @@
+"""The HTTP API of a node, on Faust's web server: reads at a chosen consistency, status, health, metrics, digests.
+
+Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input), 404 (no such thing) or
+503 (not now: ask again, here or elsewhere). Paths and parameters: docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import faust
+from faust.web import View
+
+from om_processors.errors import OMError
+from om_processors.namespace.context import ReadView
+from om_processors.serving import queries
+from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
+from om_processors.serving.node_status import NodeStatus
+from om_processors.serving.views import Json
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.web import shard_pages
+from replicated_db.shell.web.metrics import CONTENT_TYPE
+from replicated_db.shell.web.scan_threads import ScansBusy, ScanThreads
+from schemas.result_codes import INVALID_REQUEST, OVERLOADED
+from schemas.sharding import shard_of
+
+Answer = tuple[int, Json]
+
+MAX_LISTINGS = 256
+"""Listings that are read or wait."""
+LISTINGS = ScanThreads("listing", MAX_LISTINGS)
+"""Of this process: a page of large rows takes too long for the event loop."""
+
+
+class HttpApi:
+    """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
+
+    def __init__(
+        self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._fatal = fatal
+        self._replicas = replicas
+        self._consistency = consistency
+        self._status = status
+
+    def attach(self, app: faust.App) -> None:
+        """Register all pages."""
+        for path, handler in self._pages().items():
+            _page(app, path, partial(self._or_stop, handler))
+
+        @app.page("/metrics")
+        async def metrics(view: View, request: Any) -> Any:  # noqa: ARG001 - Faust's signature
+            return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
+
+        @app.page("/v1/shards/{shard}/read-index")
+        class ReadIndex(View):
+            async def post(view, request: Any, shard: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
+                status, body = await answered(lambda: self.read_index(shard))
+                return view.json(body, status=status)
+
+    async def _or_stop(self, handler: Callable[..., Awaitable[Answer]], query: Any, **parts: str) -> Answer:
+        try:
+            return await handler(query, **parts)
+        except StoreFailure as error:
+            self._fatal(error)
+            raise
+
+    def _pages(self) -> dict[str, Callable[..., Awaitable[Answer]]]:
+        return {
+            "/health": self.health,
+            "/status": self.status,
+            "/v1/volumes": self.volumes,
+            "/v1/volumes/{volume}": self.volume,
+            "/v1/volumes/{volume}/buckets": self.buckets,
+            "/v1/volumes/{volume}/buckets/{bucket}": self.bucket,
+            "/v1/volumes/{volume}/buckets/{bucket}/keys": self.keys,
+            "/v1/volumes/{volume}/buckets/{bucket}/key": self.key,
+            "/v1/shards/{shard}/digest": self.digest,
+            "/v1/shards/{shard}/rows": self.rows,
+            "/v1/shards/{shard}/row": self.row,
+        }
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    async def volumes(self, query: Any) -> Answer:
+        """List the volumes of all shards: a snapshot per shard only."""
+        prefix, start_after, limit = _page_of(query)
+        listings: list[Json] = []
+        positions: dict[str, int] = {}
+        max_bytes = queries.MAX_PAGE_BYTES // len(self._replicas)
+        for shard in self._replicas:
+            listing, position = await self._read(
+                shard, query, lambda view: queries.list_volumes(view, prefix, start_after, limit, max_bytes), LISTINGS
+            )
+            listings.append(listing)
+            positions |= position
+        return 200, {**queries.merge_listings(listings, limit), "positions": positions}
+
+    async def volume(self, query: Any, volume: str) -> Answer:
+        """Return a volume."""
+        return await self._of_volume(volume, query, lambda view: queries.volume_info(view, volume))
+
+    async def buckets(self, query: Any, volume: str) -> Answer:
+        """List a volume's buckets."""
+        page = _page_of(query)
+        return await self._of_volume(volume, query, lambda view: queries.list_buckets(view, volume, *page), LISTINGS)
+
+    async def bucket(self, query: Any, volume: str, bucket: str) -> Answer:
+        """Return a bucket."""
+        return await self._of_volume(volume, query, lambda view: queries.bucket_info(view, volume, bucket))
+
+    async def keys(self, query: Any, volume: str, bucket: str) -> Answer:
+        """List a bucket's keys."""
+        page = _page_of(query)
+        ask = partial(_keys, volume, bucket, page)
+        return await self._of_volume(volume, query, ask, LISTINGS)
+
+    async def key(self, query: Any, volume: str, bucket: str) -> Answer:
+        """Return a key."""
+        name = query.get("name", "")
+        return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
+
+    async def _of_volume(
+        self, volume: str, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
+    ) -> Answer:
+        answer, positions = await self._read(shard_of(volume, len(self._replicas)), query, ask, threads)
+        return 200, {**answer, "positions": positions}
+
+    async def _read(
+        self, shard: int, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
+    ) -> tuple[Json, dict[str, int]]:
+        """Ask a snapshot of a shard, on ``threads`` if that takes long."""
+        consistency = query.get("consistency", LINEARIZABLE)
+        if consistency not in (LINEARIZABLE, SESSION, STALE):
+            raise OMError(INVALID_REQUEST, f"consistency {consistency!r} is not linearizable, session or stale")
+        await self._consistency.ready(shard, consistency, parse_session(query.get("session", "")))
+        position, _, snapshot = self._replicas[shard].snapshot()
+        positions = {str(shard): position.index}
+        try:
+            self._consistency.refuse_flagged(shard)
+            if threads is None:
+                return ask(snapshot), positions
+        except BaseException:
+            threads = None
+            raise
+        finally:
+            if threads is None:
+                snapshot.close()
+        return await threads.run(snapshot, ask), positions
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    async def health(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Say whether this node serves."""
+        return self._status.health()
+
+    async def status(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
+        """Return what this node knows of its shards."""
+        return 200, self._status.status()
+
+    async def read_index(self, shard: str) -> Answer:
+        """Return a read index; only the shard's leader can."""
+        offset, record_hash = await self._consistency.own_read_index(self._replica(shard).identity.shard)
+        return 200, {"offset": offset, "hash": record_hash}
+
+    async def digest(self, query: Any, shard: str) -> Answer:
+        """Return the incremental digest, and with ``scrub=true`` that of a full scan."""
+        return 200, await shard_pages.digest(self._replica(shard), query)
+
+    async def rows(self, query: Any, shard: str) -> Answer:
+        """Return key and hash of the rows of one digest bucket."""
+        return 200, await shard_pages.rows(self._replica(shard), query)
+
+    async def row(self, query: Any, shard: str) -> Answer:
+        """Return one row of any family."""
+        return 200, await shard_pages.row(self._replica(shard), query)
+
+    def _replica(self, shard: str) -> Replica:
+        return shard_pages.replica_of(self._replicas, shard)
+
+
+def _keys(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) -> Json:
+    return queries.list_keys(view, volume, bucket, *page)
+
+
+def _page_of(query: Any) -> tuple[str, str, int]:
+    limit = shard_pages.number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
+    return query.get("prefix", ""), query.get("start_after", ""), limit
+
+
+async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Translate refusals to HTTP; anything else is a defect and becomes Faust's 500, with its traceback in the log."""
+    try:
+        return await ask()
+    except OMError as error:
+        return (404 if error.status.endswith("_NOT_FOUND") else 400), {"error": error.status, "message": error.message}
+    except shard_pages.BadQuery as error:
+        return 400, {"error": INVALID_REQUEST, "message": str(error)}
+    except NotReadable as error:
+        return 503, {"error": error.code, "message": str(error)}
+    except ScansBusy as error:
+        return 503, {"error": OVERLOADED, "message": str(error)}
+
+
+def _page(app: faust.App, path: str, handler: Callable[..., Awaitable[Answer]]) -> None:
+    @app.page(path, name=f"v1{path}")
+    async def page(view: View, request: Any, **parts: str) -> Any:
+        status, body = await answered(lambda: handler(request.query, **parts))
+        return view.json(body, status=status)

@@ -1,0 +1,62 @@
+"""The part of a node's HTTP API by which leaders are moved (``lending``): for operators, and for nodes among themselves.
+
+``POST /v1/shards/{shard}/transfer?node=&address=`` goes to the shard's owner; the others are asked by owners:
+``GET fitness``, ``POST borrow``, ``POST renew``, ``POST give-back``, each with ``owner=``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import faust
+from faust.web import View
+
+from om_processors.errors import OMError
+from om_processors.leading.leadership import Leadership
+from om_processors.serving.http_api import Answer, answered
+from om_processors.serving.views import Json
+from replicated_db.core.applying.replica import Replica
+from schemas.result_codes import INVALID_REQUEST
+
+
+class LeadershipApi:
+    """Handlers; :meth:`attach` gives them their paths. They wait for drains and claims, so each runs beside the event loop."""
+
+    def __init__(self, leadership: Leadership, replicas: dict[int, Replica]) -> None:
+        self._leadership = leadership
+        self._replicas = replicas
+
+    def attach(self, app: faust.App) -> None:
+        """Register all pages."""
+        calls: dict[str, tuple[Callable[..., Json], tuple[str, ...]]] = {
+            "transfer": (self._leadership.transfer, ("node", "address")),
+            "borrow": (self._leadership.borrow, ("owner",)),
+            "renew": (self._leadership.renew, ("owner",)),
+            "give-back": (self._leadership.give_back, ("owner",)),
+        }
+        for what, (call, parameters) in calls.items():
+            self._post(app, what, call, parameters)
+
+        @app.page("/v1/shards/{shard}/fitness")
+        async def fitness(view: View, request: Any, shard: str) -> Any:  # noqa: ARG001 - Faust's signature
+            return view.json(await asyncio.to_thread(self._leadership.fitness))
+
+    def _post(self, app: faust.App, what: str, call: Callable[..., Json], parameters: tuple[str, ...]) -> None:
+        handle = self._handle
+
+        @app.page(f"/v1/shards/{{shard}}/{what}", name=f"v1/{what}")
+        class Page(View):
+            async def post(view, request: Any, shard: str) -> Any:  # noqa: N805 - Faust's signature
+                status, body = await answered(lambda: handle(call, parameters, request.query, shard))
+                return view.json(body, status=status)
+
+    async def _handle(self, call: Callable[..., Json], parameters: tuple[str, ...], query: Any, shard: str) -> Answer:
+        if not shard.isdecimal() or int(shard) not in self._replicas:
+            raise OMError(INVALID_REQUEST, f"there is no shard {shard!r}; there are 0..{len(self._replicas) - 1}")
+        for name in parameters:
+            if not query.get(name):
+                raise OMError(INVALID_REQUEST, f"the parameter {name!r} is missing")
+        return 200, await asyncio.to_thread(partial(call, int(shard), *(query[name] for name in parameters)))

@@ -1,0 +1,146 @@
+"""Queries: info on one object and listings, pure functions of a consistent view.
+
+A listing is in the byte order of the names in UTF-8, starts after ``start_after`` (exclusive, need not exist), holds names
+that start with ``prefix``, at most ``limit``, and says whether more would follow (``truncated``), and then after which name
+(``next_after``). It ends sooner where its rows have MAX_PAGE_BYTES, but has one entry at least. Listed keys come without their blocks
+(an empty list), which are most of a large key's row: key_info has them.
+
+Illegal input and missing objects raise OMError. Answers are JSON-ready dicts (``views.py``); the node adds positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from om_processors.errors import OMError
+from om_processors.namespace import tables
+from om_processors.namespace.context import ReadView
+from om_processors.namespace.names import check_bucket_name, check_key_name, check_text, check_volume_name, shown
+from om_processors.serving.views import Json, bucket_json, key_json, listed_key_json, volume_json
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
+from schemas.result_codes import INVALID_REQUEST, KEY_NOT_FOUND
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+"""Of the rows that a listing reads, keys and values as they are stored: what it takes to decode and to send them follows from that."""
+
+
+def volume_info(view: ReadView, volume: str) -> Json:
+    """Return a volume with its usage; raises OMError INVALID_VOLUME_NAME, VOLUME_NOT_FOUND."""
+    check_volume_name(volume)
+    return volume_json(view, tables.require_volume(view, volume))
+
+
+def bucket_info(view: ReadView, volume: str, bucket: str) -> Json:
+    """Return a bucket with its usage; raises OMError INVALID_*_NAME, VOLUME_NOT_FOUND, BUCKET_NOT_FOUND."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    return bucket_json(view, tables.require_bucket(view, volume, bucket))
+
+
+def key_info(view: ReadView, volume: str, bucket: str, key: str) -> Json:
+    """Return a committed key; raises OMError INVALID_*_NAME, VOLUME_, BUCKET_ or KEY_NOT_FOUND."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    check_key_name(key)
+    tables.require_bucket(view, volume, bucket)
+    info = tables.get_key(view, tables.key_key(volume, bucket, key))
+    if info is None:
+        raise OMError(KEY_NOT_FOUND, f"no key /{volume}/{bucket}/{shown(key)}")
+    return key_json(info)
+
+
+def list_volumes(
+    view: ReadView, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT,
+    max_bytes: int = MAX_PAGE_BYTES,
+) -> Json:  # fmt: skip
+    """List the volumes of one shard with their usage; :func:`merge_listings` joins several shards'."""
+    return _listing(
+        view, VOLUME_TABLE, b"/", (prefix, start_after, limit, max_bytes),
+        lambda v: volume_json(view, tables.decode_volume(v)),
+    )  # fmt: skip
+
+
+def list_buckets(
+    view: ReadView, volume: str, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT
+) -> Json:
+    """List a volume's buckets with their usage; raises OMError as :func:`volume_info` does."""
+    check_volume_name(volume)
+    tables.require_volume(view, volume)
+    base = tables.volume_prefix(volume)
+    return _listing(
+        view, BUCKET_TABLE, base, (prefix, start_after, limit, MAX_PAGE_BYTES),
+        lambda v: bucket_json(view, tables.decode_bucket(v)),
+    )  # fmt: skip
+
+
+def list_keys(
+    view: ReadView, volume: str, bucket: str, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT
+) -> Json:
+    """List a bucket's committed keys, without their blocks; raises OMError as :func:`bucket_info` does."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    tables.require_bucket(view, volume, bucket)
+    base = tables.bucket_prefix(volume, bucket)
+    return _listing(
+        view, KEY_TABLE, base, (prefix, start_after, limit, MAX_PAGE_BYTES),
+        lambda v: listed_key_json(tables.decode_key(v)),
+    )  # fmt: skip
+
+
+def merge_listings(listings: Iterable[Json], limit: int = DEFAULT_LIMIT) -> Json:
+    """Join the shards' listings of volumes, each taken with the same arguments: a snapshot per shard only."""
+    check_limit(limit)
+    entries: list[Json] = []
+    ends: list[bytes] = []
+    for listing in listings:
+        entries += listing["entries"]
+        if listing["truncated"]:
+            ends.append(listing["next_after"].encode())
+    entries.sort(key=_volume_name)
+    # Behind the end of a shard's page another of its volumes may come first.
+    found = [entry for entry in entries if not ends or _volume_name(entry) <= min(ends)][:limit]
+    if not ends and len(found) == len(entries):
+        return _page(found)
+    return _page(found, next_after=found[-1]["volume"])
+
+
+def _volume_name(entry: Json) -> bytes:
+    name: str = entry["volume"]
+    return name.encode()
+
+
+def check_limit(limit: int) -> None:
+    """Raise OMError INVALID_REQUEST unless ``limit`` is in 1..MAX_LIMIT."""
+    if not 1 <= limit <= MAX_LIMIT:
+        raise OMError(INVALID_REQUEST, f"limit {limit} is not in 1..{MAX_LIMIT}")
+
+
+def _page(entries: list[Json], *, next_after: str | None = None) -> Json:
+    more = {} if next_after is None else {"next_after": next_after}
+    return {"entries": entries, "truncated": bool(more), **more}
+
+
+def _listing(
+    view: ReadView, cf: str, base: bytes, page: tuple[str, str, int, int], to_json: Callable[[bytes], Json]
+) -> Json:
+    """List the rows under ``base`` whose names, which follow it, are asked for by ``page``: prefix, start_after, limit, bytes."""
+    prefix, start_after, limit, max_bytes = page
+    check_limit(limit)
+    check_text("prefix", prefix)
+    check_text("start_after", start_after)
+    start = base + prefix.encode()
+    stop = tables.prefix_stop(start)
+    if start_after:
+        start = max(start, base + start_after.encode() + b"\x00")
+    entries: list[Json] = []
+    size, last = 0, b""
+    if start < stop:
+        for key, value in view.iterate(cf, start, stop):
+            size += len(key) + len(value)
+            if len(entries) == limit or (entries and size > max_bytes):
+                return _page(entries, next_after=last.decode())
+            entries.append(to_json(value))
+            last = key[len(base) :]
+    return _page(entries)

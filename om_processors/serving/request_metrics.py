@@ -1,0 +1,117 @@
+"""Requests counted by type and result, and how long they took, on the node that led: summed over nodes, each request once.
+
+Counted is what a batch's record says, when the node that wrote it applies it (leading still, or deposed and reading the log): a record
+counts once, under one claim, and a claim is one node's. Repeats, and refusals that are in no batch, are not requests executed; the
+OVERLOADED ones have a counter of their own. Counters live as long as the process.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+
+from replicated_db.core.leading.leader import Effective, Reply
+from schemas.codecs.codec import decode_as
+from schemas.records.log import Batch, RequestBatch
+from schemas.records.messages import Response
+from schemas.result_codes import OK
+
+BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
+"""Upper bounds of the latency histogram; what is slower is in the last, unbounded one."""
+
+_NUMBERS_FROM = 26
+"""Where a Response's three numbers begin: behind the header and the client's id."""
+
+_OK = b"\x04OK\x00"
+"""Status OK and an empty message, as Avro writes them behind the numbers: what succeeded need not be decoded."""
+
+
+def status_of(response: bytes) -> str:
+    """Return the result code of an encoded Response."""
+    at = _NUMBERS_FROM
+    for _ in range(3):
+        while response[at] & 0x80:
+            at += 1
+        at += 1
+    if response.startswith(_OK, at):
+        return OK
+    return decode_as(Response, response).status
+
+
+def executed(effective: Effective) -> Iterator[tuple[int, Reply]]:
+    """Yield (index, reply) of each request of a batch; repeats that are answered with it are left out."""
+    record = effective.record
+    if isinstance(record, Batch):
+        entries: Any = record.results
+    elif isinstance(record, RequestBatch):
+        entries = record.requests
+    else:
+        return
+    following = iter(entries)
+    entry = next(following, None)
+    for reply in effective.replies:
+        if entry is None:
+            return
+        proposal = reply.proposal
+        if proposal.call_id == entry.call_id and proposal.client_id == entry.client_id:
+            yield entry.index, reply
+            entry = next(following, None)
+
+
+class RequestMetrics:
+    """Of one shard on one node."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        """(request type, result) -> number."""
+        self.slower: list[int] = [0] * (len(BUCKETS_MS) + 1)
+        """Number of requests by latency bucket, not cumulated."""
+        self.total_ms = 0
+
+    def count(self, batch: Batch, now_ms: int) -> None:
+        """Count a batch that took effect; ``now_ms`` is the wall clock, as the requests' first sending is the client's."""
+        for result in batch.results:
+            self._count_one(result.request_type, result.response, now_ms - result.first_sent_at_ms)
+
+    def count_late(self, effective: Effective, now_ms: int) -> None:
+        """Count a RequestBatch that took effect: its record holds no results, the leader's answers do."""
+        for _, reply in executed(effective):
+            self._count_one(reply.proposal.request_type, reply.response, now_ms - reply.proposal.first_sent_at_ms)
+
+    def _count_one(self, kind: str, response: bytes, latency_ms: int) -> None:
+        self.counts[kind, status_of(response)] += 1
+        self.slower[bisect_left(BUCKETS_MS, max(0, latency_ms))] += 1
+        self.total_ms += max(0, latency_ms)
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return (upper bound in seconds, requests up to it) of the latency histogram, the unbounded one last."""
+        bounds = [*(f"{bound_ms / 1000:g}" for bound_ms in BUCKETS_MS), "+Inf"]
+        return list(zip(bounds, accumulate(map(float, self.slower)), strict=True))
+
+
+Labelled = Iterable[tuple[Mapping[str, str], RequestMetrics]]
+"""Labels of a shard (``node``, ``shard``), and what was counted of it."""
+
+
+def requests_family(shards: Labelled) -> Metric:
+    """Return the number of requests by type and result."""
+    text = "Requests of effective batches by type and result, on the node that led."
+    found = CounterMetricFamily("stratolog_requests_total", text, labels=["node", "shard", "type", "result"])
+    for labels, requests in shards:
+        for (kind, status), number in sorted(requests.counts.items()):
+            found.add_metric([labels["node"], labels["shard"], kind, status], number)
+    return found
+
+
+def latency_family(shards: Labelled) -> Metric:
+    """Return how long requests took."""
+    text = "From a request's first sending until it was effective and applied."
+    found = HistogramMetricFamily("stratolog_request_seconds", text, labels=["node", "shard"])
+    for labels, requests in shards:
+        found.add_metric([labels["node"], labels["shard"]], requests.buckets(), requests.total_ms / 1000)
+    return found

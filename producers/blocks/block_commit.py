@@ -1,0 +1,184 @@
+"""Committing a block's length: PutBlock until it is taken, then the watch (design, section 8).
+
+What belongs here: the requests to a pipeline's members, who is asked, in which order, and for how long. The rules:
+
+1. PutBlock goes to the member that led last, else to the nearest; any member forwards it. NOT_LEADER with a hint is
+   followed; whatever may pass is tried again with the next member until the deadline. PutBlock may be repeated.
+2. The watch asks every member itself, at once. ALL is waited for until ``watch_timeout_ms``, then a MAJORITY of the
+   pipeline's members will do. Members that are known to fail are not waited for, but count among the members.
+3. A watch that no majority satisfies is followed by PutBlock again: the entry may be lost, or may have been appended by
+   a leader that was none any more (early close is what makes this likely).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from producers.blocks.datanode_connection import UNREACHABLE, Datanodes
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.stream_options import CommitWay, StreamOptions
+from producers.errors import DatanodeError
+from schemas.records.datanode import BlockCommitted, BlockWatched, Member, PutBlock, WatchBlock
+from schemas.records.packets import CELL_BYTES
+from schemas.records.rows import BlockLocation
+from schemas.stream_errors import (
+    BAD_FRAME,
+    BLOCK_DELETED,
+    CHECKSUM_MISMATCH,
+    CONTAINER_CLOSED,
+    INVALID_REQUEST,
+    NOT_LEADER,
+    PIPELINE_CLOSED,
+    TIMED_OUT,
+    WRONG_CLUSTER,
+)
+
+OF_THE_BLOCK = frozenset({BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, INVALID_REQUEST, PIPELINE_CLOSED})
+"""Codes after which the block will never grow, whoever is asked."""
+NOT_REACHED = frozenset({UNREACHABLE, TIMED_OUT, BAD_FRAME, WRONG_CLUSTER})
+"""Codes after which the datanode may be somewhere else: another listens at its address, or nobody does."""
+FIRST_PAUSE_MS = 20
+LAST_PAUSE_MS = 500
+PUT_TIMEOUT_MS = 6_000
+"""How long one member may take to answer PutBlock before the next one is asked: a leader that hangs is replaced meanwhile."""
+GRACE_MS = 1_000
+"""How much longer than the time-out that a request carries its answer is waited for."""
+
+
+class BlockCommitter:
+    """Commits lengths of one block; used by one thread at a time.
+
+    ``members`` in order of nearness, the writer's own list: it changes when one has moved. ``failing`` are the names that the writer has found
+    to fail, and grows here too. ``moved`` is asked when one cannot be reached: it says whether any is somewhere else by now, and updates both.
+    """
+
+    def __init__(
+        self, location: BlockLocation, pipeline: PipelineView, members: Sequence[Member], datanodes: Datanodes,
+        options: StreamOptions, failing: set[str], *, moved: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        self._location = location
+        self._pipeline = pipeline
+        self._members = members
+        self._moved = moved
+        self._datanodes = datanodes
+        self._options = options
+        self._failing = failing
+        self._leader = ""
+        """The member that took the last PutBlock, or is said to lead."""
+        self.fell_to_majority = 0
+        """Watches that ended with a majority only."""
+        self.puts = 0
+        """PutBlock requests that were answered."""
+
+    def request(self, length: int, checksums: bytes, *, wait_effective: bool = True) -> PutBlock:
+        """Return the PutBlock of a length."""
+        return PutBlock(
+            partition=self._pipeline.partition, container_id=self._location.container_id,
+            local_id=self._location.local_id, length=length, bytes_per_checksum=CELL_BYTES, checksums=checksums,
+            wait_effective=wait_effective,
+        )  # fmt: skip
+
+    def put(self, length: int, checksums: bytes, deadline_s: float, *, wait_effective: bool = True) -> BlockCommitted:
+        """Commit ``length`` bytes; raises DatanodeError if nobody took it before the deadline, or nobody ever will."""
+        request = self.request(length, checksums, wait_effective=wait_effective)
+        pause_ms = FIRST_PAUSE_MS
+        turn = 0
+        while True:
+            # Who is known to fail is asked last.
+            members = sorted(self._members, key=lambda member: member.datanode in self._failing)
+            member = self._named(self._leader) or members[turn % len(members)]
+            left_ms = int((deadline_s - time.monotonic()) * 1000)
+            try:
+                timeout_ms = max(min(left_ms, PUT_TIMEOUT_MS), 1)
+                answer = self._datanodes.ask(member, request, BlockCommitted, timeout_ms=timeout_ms)
+            except DatanodeError as error:
+                if error.status in OF_THE_BLOCK:
+                    raise
+                if time.monotonic() + pause_ms / 1000 >= deadline_s:
+                    raise
+                hinted = self._named(error.hint) if error.status == NOT_LEADER else None
+                followed = hinted is not None and hinted.datanode != self._leader
+                self._leader = hinted.datanode if followed and hinted is not None else ""
+                turn += 1
+                if error.status in NOT_REACHED:
+                    self._moved()
+                if not followed:
+                    time.sleep(pause_ms / 1000)
+                    pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+            else:
+                self._leader = member.datanode
+                self.puts += 1
+                return answer
+
+    def _named(self, hint: str) -> Member | None:
+        return next((member for member in self._members if hint in {member.datanode, member.address}), None)
+
+    def watch(self, length: int, bcs_id: int, deadline_s: float) -> bool:
+        """Wait until all members, or after a time a majority, hold ``length`` bytes; False if no majority does by then.
+
+        Returns False early if every member has answered and the answer is no.
+        """
+        waited_for = [member for member in self._members if member.datanode not in self._failing]
+        timeout_ms = self._options.watch_timeout_ms
+        if len(waited_for) >= self._pipeline.majority:
+            satisfied = self._ask(waited_for, length, bcs_id, timeout_ms, need=len(waited_for))
+            if len(satisfied) >= self._pipeline.majority:
+                if len(satisfied) < len(self._members):
+                    self.fell_to_majority += 1
+                # Who was too slow once is not waited for again in this block.
+                self._failing.update(member.datanode for member in waited_for if member.datanode not in satisfied)
+                return True
+        if time.monotonic() >= deadline_s:
+            return False
+        self._moved()
+        left_ms = max(int((deadline_s - time.monotonic()) * 1000), 1)
+        again = self._ask(self._members, length, bcs_id, min(timeout_ms, left_ms), need=self._pipeline.majority)
+        if len(again) >= self._pipeline.majority:
+            self.fell_to_majority += 1
+            return True
+        return False
+
+    def _ask(self, members: Sequence[Member], length: int, bcs_id: int, timeout_ms: int, *, need: int) -> set[str]:
+        request = WatchBlock(
+            partition=self._pipeline.partition, container_id=self._location.container_id,
+            local_id=self._location.local_id, length=length, bcs_id=bcs_id, timeout_ms=timeout_ms,
+        )  # fmt: skip
+
+        def satisfied(outcomes: Mapping[str, BlockWatched | DatanodeError]) -> set[str]:
+            return {
+                name for name, outcome in outcomes.items() if isinstance(outcome, BlockWatched) and outcome.satisfied
+            }
+
+        outcomes = self._datanodes.ask_all(
+            members, request, BlockWatched, timeout_ms=timeout_ms + GRACE_MS,
+            enough=lambda so_far: len(satisfied(so_far)) >= need,
+        )  # fmt: skip
+        found = satisfied(outcomes)
+        for outcome in outcomes.values():
+            refused = isinstance(outcome, DatanodeError) and outcome.status in OF_THE_BLOCK - {CHECKSUM_MISMATCH}
+            if refused and isinstance(outcome, DatanodeError) and len(found) < self._pipeline.majority:
+                raise outcome
+        return found
+
+    def make_durable(
+        self, length: int, checksums: bytes, *, timeout_ms: int, committed: BlockCommitted | None = None
+    ) -> BlockCommitted:
+        """Commit and watch ``length`` bytes, and return by which entry; rule 3.
+
+        ``committed`` is the answer to a PutBlock that was sent already. Raises DatanodeError.
+        """
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        early = self._options.commit_way == CommitWay.EARLY_CLOSE
+        while True:
+            if committed is None:
+                committed = self.put(length, checksums, deadline_s, wait_effective=not early)
+            if self.watch(length, committed.bcs_id, deadline_s):
+                return committed
+            if time.monotonic() >= deadline_s:
+                where = f"block {self._location.container_id}/{self._location.local_id} on {self._pipeline.pipeline}"
+                raise DatanodeError(
+                    TIMED_OUT, f"no majority of replicas holds {length} bytes of {where} after {timeout_ms} ms"
+                )
+            committed, early = None, False
+            time.sleep(FIRST_PAUSE_MS / 1000)

@@ -1,0 +1,205 @@
+"""One stream of a block's bytes: through a tree of datanodes, or, the old way, as chunks through the log.
+
+What belongs here: the frames of a stream, in the order that datanodes expect, and acknowledgements. Both kinds have the
+same methods, so that a writer does not care which it has. All may raise DatanodeError; the stream is over then.
+
+A :class:`PacketStream` numbers its frames: OPEN is 0, packets and END follow. It is acknowledged in bytes. A
+:class:`ChunkStream` sends its requests in turn on CHUNK_CONNECTIONS connections, so that as many are in the log's
+pipeline at a time, and takes the answers in the order of the chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from producers.blocks.core.stream_window import Buffer, Packet
+from producers.blocks.datanode_connection import Connection
+from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
+from schemas.records.packets import FrameHeader, Kind, encode_header
+from schemas.stream_errors import BAD_FRAME
+
+ACK_PACKETS = 8
+"""Acknowledgements are looked for at most every so many packets while there is room in the window."""
+
+END_PATIENCE = 3
+"""How many times longer the end of a stream may take: whole blocks are written to disks."""
+
+
+CHUNK_CONNECTIONS = 4
+"""Chunks that are on their way at a time: a datanode answers the requests of one connection one after the other."""
+
+
+class BlockStream(Protocol):
+    """What a writer needs of a stream."""
+
+    def close(self) -> None:
+        """Close its connections."""
+
+    def interrupt(self) -> None:
+        """Have whoever waits on it hear an error; for any thread."""
+
+    def begin(self, offset: int) -> None:
+        """Open the stream at ``offset``; returns when all datanodes are ready."""
+
+    def send(self, packets: Sequence[Packet]) -> None:
+        """Send packets, one behind the other."""
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """Return how far everyone has everything, None if nothing new came; ``wait`` for news."""
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """End the stream; returns when everyone has ``length`` bytes, with the answer to ``commit`` if one was given."""
+
+
+class PacketStream:
+    """A stream through a spanning tree, on its own connection to the primary."""
+
+    def __init__(self, connection: Connection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
+        self._connection = connection
+        self._opening = opening
+        self._stream = stream
+        self._silence_ms = silence_ms
+        self._sequence = 0
+        connection.doing = f"stream of block {opening.container_id}/{opening.local_id}"
+
+    def close(self) -> None:
+        """As :meth:`BlockStream.close`."""
+        self._connection.close()
+
+    def interrupt(self) -> None:
+        """As :meth:`BlockStream.interrupt`."""
+        self._connection.interrupt()
+
+    def begin(self, offset: int) -> None:
+        """As :meth:`BlockStream.begin`."""
+        self._connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
+        header, _ = self._connection.receive_patiently(self._silence_ms)
+        if self._offset_of(header) != offset:
+            raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
+
+    def send(self, packets: Sequence[Packet]) -> None:
+        """As :meth:`BlockStream.send`."""
+        parts: list[Buffer] = []
+        for packet in packets:
+            self._sequence += 1
+            data = packet.data
+            parts += (
+                encode_header(Kind.DATA, self._stream, self._sequence, packet.offset, len(data), packet.crc),
+                data,
+            )
+        self._connection.send_parts(parts)
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """As :meth:`BlockStream.acknowledged`."""
+        found = None
+        if wait:
+            header, _ = self._connection.receive_patiently(self._silence_ms)
+            found = self._offset_of(header)
+        while (frame := self._connection.receive_now()) is not None:
+            found = self._offset_of(frame[0])
+        return found
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """As :meth:`BlockStream.end`."""
+        self._sequence += 1
+        payload = b"" if commit is None else encode(commit)
+        self._connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
+        while True:
+            header, answer = self._connection.receive_patiently(END_PATIENCE * self._silence_ms)
+            acknowledged(self._offset_of(header))
+            if header.sequence == self._sequence and header.offset == length and (answer or commit is None):
+                break
+        try:
+            return decode_as(BlockCommitted, bytes(answer)) if answer else None
+        except Undecodable as error:
+            raise self._connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
+
+    def _offset_of(self, header: FrameHeader) -> int:
+        if header.kind is not Kind.ACK:
+            raise self._connection.error(BAD_FRAME, f"a {header.kind.name} frame where an ACK was expected")
+        return header.offset
+
+
+class ChunkStream:
+    """The old way: every chunk is a request to the pipeline's leader, and an entry of its log.
+
+    ``connect`` opens a connection to it.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Connection], *, partition: int, container_id: int, local_id: int, silence_ms: int
+    ) -> None:
+        self._connect = connect
+        self._connections: list[Connection] = []
+        self._partition = partition
+        self._container_id = container_id
+        self._local_id = local_id
+        self._silence_ms = silence_ms
+        self._sent = 0
+        self._under_way: deque[tuple[Connection, int]] = deque()
+        """The chunks that are not answered: where each was sent, and its end."""
+
+    def close(self) -> None:
+        """As :meth:`BlockStream.close`."""
+        for connection in self._connections:
+            connection.close()
+
+    def interrupt(self) -> None:
+        """As :meth:`BlockStream.interrupt`."""
+        for connection in list(self._connections):
+            connection.interrupt()
+
+    def begin(self, offset: int) -> None:
+        """Connect once; the first chunk begins the stream."""
+        del offset
+        self._connection_for(0)
+
+    def send(self, packets: Sequence[Packet]) -> None:
+        """As :meth:`BlockStream.send`."""
+        for packet in packets:
+            self._send_chunk(packet)
+
+    def _send_chunk(self, packet: Packet) -> None:
+        request = WriteChunk(
+            partition=self._partition, container_id=self._container_id, local_id=self._local_id,
+            offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,
+        )  # fmt: skip
+        connection = self._connection_for(self._sent % CHUNK_CONNECTIONS)
+        connection.send(Kind.REQUEST, encode(request))
+        self._sent += 1
+        self._under_way.append((connection, packet.end))
+
+    def acknowledged(self, *, wait: bool) -> int | None:
+        """As :meth:`BlockStream.acknowledged`."""
+        found = None
+        if wait and self._under_way:
+            connection, _ = self._under_way[0]
+            found = self._take(connection.receive_patiently(self._silence_ms))
+        while self._under_way and (frame := self._under_way[0][0].receive_now()) is not None:
+            found = self._take(frame)
+        return found
+
+    def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
+        """Wait for all answers; PutBlock is a request of its own."""
+        del length, commit
+        while self._under_way:
+            offset = self.acknowledged(wait=True)
+            if offset is not None:
+                acknowledged(offset)
+        return None
+
+    def _connection_for(self, number: int) -> Connection:
+        if number == len(self._connections):
+            self._connections.append(self._connect())
+            self._connections[-1].doing = f"WriteChunk of block {self._container_id}/{self._local_id}"
+        return self._connections[number]
+
+    def _take(self, frame: tuple[FrameHeader, bytearray]) -> int:
+        connection, end = self._under_way.popleft()
+        answer = connection.answer(*frame)
+        if not isinstance(answer, ChunkWritten):
+            raise connection.error(BAD_FRAME, f"WriteChunk was answered with a {type(answer).__name__}")
+        return end

@@ -1,0 +1,531 @@
+"""Writes one block: streams its bytes, commits them, and keeps them until the watch (design, section 8).
+
+What belongs here: the shell around :class:`producers.blocks.core.stream_window.StreamWindow`: the stream, who is to blame when it
+fails, and commits in the background. The rules:
+
+1. The caller's thread sends packets and takes acknowledgements; one commit with its watch at a time runs on the
+   block's own ``background`` thread, so that one which does not end keeps no other block waiting. They meet in the window, under a lock.
+2. A stream that fails is resumed from what all datanodes have acknowledged, without the datanodes that are known to
+   fail: their replicas catch up by themselves through the log. While a majority of the pipeline lives, and attempts
+   make progress, this goes on.
+3. Otherwise the block is given up (:class:`BlockFailed`): what is acknowledged is committed through the log if that is
+   possible, what is watched stays as a block of its own, and all other bytes are still here to be written elsewhere.
+4. A datanode that refuses the connection, or does not say HELLO, is failing. One that stays in the dark after an
+   error is believed STRIKES times. Before anybody is blamed, the Object Manager is asked whether it is somewhere else by now.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from producers.blocks.block_commit import OF_THE_BLOCK, BlockCommitter
+from producers.blocks.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
+from producers.blocks.core.stream_window import StreamWindow
+from producers.blocks.core.topology import nearest_first, spanning_tree
+from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, UNREACHABLE, Datanodes
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.stream_options import CommitWay, StreamOptions
+from producers.errors import DatanodeError
+from schemas.records.datanode import BlockCommitted, Member, OpenStream
+from schemas.records.packets import CELL_BYTES
+from schemas.records.rows import BlockLocation
+from schemas.stream_errors import (
+    BAD_FRAME,
+    DOWNSTREAM_FAILED,
+    FAILED,
+    NOT_LEADER,
+    OVERLOADED,
+    STOPPING,
+    TIMED_OUT,
+)
+
+STRIKES = 3
+"""Errors without an obvious culprit after which a datanode is left out."""
+MAX_FUTILE_RESUMES = 8
+"""Resumptions in a row without a byte of progress after which the block is given up."""
+PAUSE_MS = 50
+STILL_S = 0.25
+"""How often who waits for a commit looks whether it still should."""
+MAX_STREAM_ID = 2**63 - 1
+
+_PASSING = frozenset({BAD_FRAME, OVERLOADED, NOT_LEADER, STOPPING})
+"""Codes that the same datanode may not give again."""
+
+
+class BlockFailed(Exception):
+    """The block takes no more bytes; :meth:`BlockWriter.salvage` says what of it stays."""
+
+    def __init__(self, error: DatanodeError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class BlockWriter:
+    """Writes one block; for one thread. Methods raise BlockFailed unless they say otherwise."""
+
+    def __init__(
+        self, location: BlockLocation, pipeline: PipelineView, datanodes: Datanodes, options: StreamOptions,
+        *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
+        look_again: Callable[[], PipelineView] | None = None,
+    ) -> None:  # fmt: skip
+        """``still`` is told what is waited for, and may raise to end the wait; ``look_again`` says where the datanodes are now."""
+        self.location = location
+        self.pipeline = pipeline
+        self.window = StreamWindow(options.limits(location.length))
+        self.resumed = 0
+        """How often a stream was resumed."""
+        self.stuck = False
+        """Whether a commit of it does not end, and keeps its ``background``."""
+        self._still = still
+        self._look_again = look_again
+        self._given_up = False
+        """The block is salvaged: what a commit brings from now on changes nothing any more."""
+        self._datanodes = datanodes
+        self._options = options
+        self._background: ThreadPoolExecutor | None = None
+        """The thread on which the block is committed; there is none before the first commit."""
+        members = random.sample(pipeline.members, len(pipeline.members))
+        self._members = nearest_first(members, options.rack)
+        self._failing = failing if failing is not None else set()
+        self._strikes: dict[str, int] = {}
+        self._committer = BlockCommitter(
+            location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved
+        )
+        self._lock = threading.Lock()
+        self._stream: BlockStream | None = None
+        self._streaming: list[Member] = []
+        self._primary: Member | None = None
+        self._avoided: str = ""
+        """The primary that is tried last next time."""
+        self._futile = 0
+        self._resumed_at = -1
+        self._since_ack = 0
+        self._durable: Future[None] | None = None
+        self._leader_hint = ""
+
+    # -- bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept in memory."""
+        with self._lock:
+            return self.window.held_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the block takes no more bytes."""
+        return self.window.full
+
+    @property
+    def watches_by_majority(self) -> int:
+        """Watches that ended with a majority of the replicas only."""
+        return self._committer.fell_to_majority
+
+    def put(self, data: memoryview, *, keep: bool) -> int:
+        """Take bytes, without sending them yet, and return how many were; never raises. See StreamWindow.write."""
+        with self._lock:
+            return self.window.write(data, keep=keep)
+
+    def push(self) -> None:
+        """Send what is packed; returns when it is on its way, within the window."""
+        self._drive(self._send_all)
+
+    def wait_for_room(self) -> None:
+        """Wait until :meth:`put` takes a byte; the block must not be full."""
+        while True:
+            self._drive(self._send_all)
+            with self._lock:
+                if self.window.room():
+                    return
+            if self._unacknowledged():
+                self._drive(self._send_and_hear)
+            elif self._durable is not None:
+                self._await_durable()
+            elif not self._begin_due():
+                # A flush may have left the last flush point short of the buffer's limit.
+                self._begin_durable(self.window.acknowledged)
+
+    def _unacknowledged(self) -> bool:
+        return self.window.sent > self.window.acknowledged
+
+    def flush(self) -> None:
+        """Send everything and wait until all datanodes have it."""
+        with self._lock:
+            self.window.seal()
+        self._drive(self._send_and_wait)
+
+    def hsync(self) -> None:
+        """Return once everything is committed and watched."""
+        self.flush()
+        self._await_durable()
+        if self.window.watched < self.window.written:
+            self._begin_durable(self.window.written)
+            self._await_durable()
+
+    def finish(self) -> None:
+        """End the stream and commit; the watch goes on in the background until :meth:`settle`."""
+        with self._lock:
+            self.window.seal()
+        length = self.window.written
+        answers: list[BlockCommitted | None] = []
+        self._drive(lambda: self._end(length, answers))
+        self._close_stream()
+        self._await_durable()
+        if self.window.watched == length:
+            return
+        committed = answers[-1]
+        with self._lock:
+            checksums = self.window.ask(length)
+        try:
+            if committed is None:
+                deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
+                early = self._options.commit_way == CommitWay.EARLY_CLOSE
+                committed = self._committer.put(length, checksums, deadline_s, wait_effective=not early)
+        except DatanodeError as error:
+            with self._lock:
+                self.window.give_up_asking()
+            raise BlockFailed(error) from error
+        self._submit(length, checksums, committed)
+
+    def settle(self) -> BlockLocation:
+        """Return the block as it is committed and watched, after :meth:`finish`."""
+        try:
+            self._await_durable()
+        finally:
+            self._end_background()
+        return self._watched()
+
+    def watched_location(self) -> BlockLocation | None:
+        """Return the block as far as it is watched, None if it is not at all; never raises."""
+        found = self._watched()
+        return found if found.length else None
+
+    def _watched(self) -> BlockLocation:
+        with self._lock:
+            return replace(self.location, length=self.window.watched, bcs_id=self.window.watched_bcs_id)
+
+    # -- the stream
+
+    def _drive(self, step: Callable[[], None]) -> None:
+        """Run a step that uses the stream; resume the stream and run it again whenever it fails."""
+        while True:
+            self._check_durable()
+            try:
+                step()
+            except DatanodeError as error:
+                self._recover(error)
+            else:
+                return
+
+    def _opened(self) -> BlockStream:
+        """Return the stream, opening one if there is none."""
+        if self._stream is None:
+            with self._lock:
+                offset = self.window.resume()
+            self._stream = self._open(offset)
+        return self._stream
+
+    def _open(self, offset: int) -> BlockStream:
+        members = [member for member in self._members if member.datanode not in self._failing]
+        # The one that failed as primary may do better further down.
+        members.sort(key=lambda member: member.datanode == self._avoided)
+        location, pipeline, options = self.location, self.pipeline, self._options
+        if options.commit_way == CommitWay.THROUGH_LOG:
+            hinted = [member for member in members if self._leader_hint in {member.datanode, member.address}]
+            # The first of the list leads first; any other would send each chunk on to it.
+            listed = [member for member in pipeline.members if member in members and member.datanode != self._avoided]
+            primary = (hinted or listed or members)[0]
+            self._begun_with(primary, [primary])
+            stream: BlockStream = ChunkStream(
+                partial(self._datanodes.connect, primary), partition=pipeline.partition, container_id=location.container_id,
+                local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
+            )  # fmt: skip
+        else:
+            primary = members[0]
+            self._begun_with(primary, members)
+            opening = OpenStream(
+                container_id=location.container_id, local_id=location.local_id, partition=pipeline.partition,
+                offset=offset, bytes_per_checksum=CELL_BYTES, window_bytes=self.window.limits.window_bytes,
+                routes=spanning_tree(members, primary.datanode, options.topology),
+            )  # fmt: skip
+            stream = PacketStream(
+                self._datanodes.connect(primary), opening, stream=random.randint(1, MAX_STREAM_ID),
+                silence_ms=self._datanodes.silence_ms,
+            )  # fmt: skip
+        try:
+            stream.begin(offset)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def _begun_with(self, primary: Member, members: list[Member]) -> None:
+        self._primary = primary
+        self._streaming = members
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _send_all(self) -> None:
+        """Send every packet there is, waiting for acknowledgements when the window is full."""
+        while True:
+            with self._lock:
+                packets = self.window.next_packets()
+                left = self.window.packed > self.window.sent
+            if packets:
+                self._opened().send(packets)
+                with self._lock:
+                    # A stream that was opened just now begins where everyone is, which is at these packets or before them.
+                    for packet in packets:
+                        self.window.was_sent(packet)
+                self._since_ack += 1
+                if self._since_ack >= ACK_PACKETS:
+                    self._since_ack = 0
+                    self._take_acknowledgements(wait=False)
+            elif left:
+                self._take_acknowledgements(wait=True)
+            else:
+                break
+        self._begin_due()
+
+    def _send_and_hear(self) -> None:
+        self._send_all()
+        if self._unacknowledged():
+            self._take_acknowledgements(wait=True)
+
+    def _send_and_wait(self) -> None:
+        self._send_all()
+        while self._unacknowledged():
+            self._take_acknowledgements(wait=True)
+
+    def _take_acknowledgements(self, *, wait: bool) -> None:
+        offset = self._opened().acknowledged(wait=wait)
+        if offset is not None:
+            self._acknowledge(offset)
+        self._begin_due()
+
+    def _acknowledge(self, offset: int) -> None:
+        try:
+            with self._lock:
+                self.window.acknowledge(offset)
+        except ValueError as error:
+            primary = self._primary.datanode if self._primary else ""
+            raise DatanodeError(BAD_FRAME, str(error), datanode=primary) from error
+
+    def _end(self, length: int, answers: list[BlockCommitted | None]) -> None:
+        self._send_all()
+        on_stream = self._options.commit_way == CommitWay.ON_STREAM and self.window.watched < length
+        commit = None
+        if on_stream and not answers:
+            with self._lock:
+                commit = self._committer.request(length, self.window.checksums(length))
+        elif self._stream is None and self.window.acknowledged == length:
+            answers.append(None)
+            return
+        if commit is not None:
+            answers.append(None)  # The commit rides a stream once; if that fails, it goes its own way.
+        answers.append(self._opened().end(length, commit, self._acknowledge))
+        self._acknowledge(length)
+
+    # -- failures
+
+    def _recover(self, error: DatanodeError) -> None:
+        """Prepare to open another stream; raises BlockFailed if there is no use."""
+        self._close_stream()
+        self._still(error)
+        with self._lock:
+            window = self.window
+            # Of other errors datanodes of earlier versions told how far they had come themselves, which says nothing of the others.
+            if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
+                window.acknowledge(error.offset)
+            progress = window.acknowledged > self._resumed_at
+            self._resumed_at = window.acknowledged
+            window.resume()
+        self.resumed += 1
+        self._futile = 0 if progress else self._futile + 1
+        if error.status in OF_THE_BLOCK or self._futile > MAX_FUTILE_RESUMES:
+            raise BlockFailed(error)
+        if not self._moved():
+            self._blame(error)
+        if len(self._members) - len(self._failing & {m.datanode for m in self._members}) < self.pipeline.majority:
+            raise BlockFailed(error)
+        if self._futile:
+            time.sleep(self._futile * PAUSE_MS / 1000)
+
+    def _moved(self) -> bool:
+        """Ask where the datanodes are now, and go on with those that are somewhere else; return whether there are any."""
+        if self._look_again is None:
+            return False
+        pipeline = self._look_again()
+        known = {member.datanode: member.address for member in self._members}
+        now = {member.datanode: member for member in pipeline.members}
+        moved = {name for name, address in known.items() if name in now and now[name].address != address}
+        if not moved:
+            return False
+        self.pipeline = pipeline
+        self._members[:] = [now.get(member.datanode, member) for member in self._members]
+        self._failing -= moved
+        for name in moved:
+            self._strikes.pop(name, None)
+        self._avoided = ""
+        return True
+
+    def _blame(self, error: DatanodeError) -> None:
+        """Find out who fails; rule 4."""
+        primary = self._primary.datanode if self._primary else ""
+        culprit = error.datanode or primary
+        self._avoided = primary if culprit == primary else self._avoided
+        if error.status == NOT_LEADER:
+            self._leader_hint = error.hint
+            return
+        if error.status == TIMED_OUT and culprit == primary:
+            # The primary is silent, but it may itself be waiting for another.
+            suspects = self._streaming
+        else:
+            suspects = [member for member in self._streaming if member.datanode == culprit]
+        if error.status in {TIMED_OUT, UNREACHABLE, DOWNSTREAM_FAILED}:
+            alive = self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
+            silent = {member.datanode for member in suspects} - alive
+            self._failing |= silent
+            if silent:
+                return
+        strikes = self._strikes[culprit] = self._strikes.get(culprit, 0) + 1
+        passing = error.status in _PASSING or error.status in {TIMED_OUT, UNREACHABLE}
+        passing = passing or (error.status == DOWNSTREAM_FAILED and error.hint in _PASSING | {"", TIMED_OUT, FAILED})
+        if not passing or strikes >= STRIKES:
+            self._failing.add(culprit)
+
+    # -- commits
+
+    def _begin_due(self) -> bool:
+        """Begin the commit that is due, if none is under way; return whether one is."""
+        if self._durable is not None and not self._durable.done():
+            return True
+        self._check_durable()
+        with self._lock:
+            length = self.window.due()
+        if length is None:
+            return False
+        self._begin_durable(length)
+        return True
+
+    def _begin_durable(self, length: int) -> None:
+        with self._lock:
+            checksums = self.window.ask(length)
+        self._submit(length, checksums, None)
+
+    def _submit(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
+        if self._background is None:
+            self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
+        self._durable = self._background.submit(self._make_durable, length, checksums, committed)
+
+    def _end_background(self) -> None:
+        """Have the thread end, at once or with what it does now."""
+        if self._background is not None:
+            self._background.shutdown(wait=False, cancel_futures=True)
+
+    def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
+        """Commit and watch, on the background. May outlive the block: then nothing of it counts."""
+        if committed is not None:
+            with self._lock:
+                if not self._given_up:
+                    self.window.commit(length, committed.bcs_id)
+        try:
+            committed = self._committer.make_durable(
+                length, checksums, timeout_ms=self._options.commit_timeout_ms, committed=committed
+            )
+        except BaseException:
+            with self._lock:
+                if not self._given_up:
+                    self.window.give_up_asking()
+            raise
+        with self._lock:
+            if not self._given_up:
+                self.window.commit(length, committed.bcs_id)
+                self.window.watch(length)
+
+    def _check_durable(self) -> None:
+        if self._durable is not None and self._durable.done():
+            durable, self._durable = self._durable, None
+            error = durable.exception()
+            if isinstance(error, DatanodeError):
+                raise BlockFailed(error) from error
+            if error is not None:
+                raise error
+
+    def _await_durable(self) -> None:
+        if self._durable is None:
+            return
+        # More than a commit may take: a put and a watch that begin just before the deadline.
+        deadline_s = time.monotonic() + 3 * self._options.commit_timeout_ms / 1000
+        while not wait([self._durable], min(STILL_S, max(deadline_s - time.monotonic(), 0))).done:
+            self._still(f"block {self._name} is being committed on {self.pipeline.pipeline}")
+            if time.monotonic() >= deadline_s:
+                self.stuck = True
+                raise BlockFailed(DatanodeError(TIMED_OUT, f"the commit of block {self._name} does not end"))
+        self._check_durable()
+
+    @property
+    def _name(self) -> str:
+        return f"{self.location.container_id}/{self.location.local_id}"
+
+    def salvage(self, failure: BlockFailed) -> BlockLocation | None:
+        """Commit what is acknowledged if that is possible, and return what of the block stays; never raises BlockFailed.
+
+        All bytes beyond it are in :meth:`unwatched`. A commit that is still under way, and perhaps ends well some day, changes neither.
+        """
+        self._close_stream()
+        try:
+            if not self.stuck:
+                with suppress(BlockFailed):
+                    self._await_durable()
+        finally:
+            self._end_background()
+        if not self.stuck:
+            self._commit_acknowledged(failure)
+        with self._lock:
+            self._given_up = True
+        return self.watched_location()
+
+    def _commit_acknowledged(self, failure: BlockFailed) -> None:
+        window = self.window
+        # A datanode that takes no stream may still follow the log.
+        self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
+        living = [member for member in self._members if member.datanode not in self._failing]
+        hopeless = failure.error.status in OF_THE_BLOCK or len(living) < self.pipeline.majority
+        if not hopeless and window.acknowledged > window.watched:
+            try:
+                with self._lock:
+                    length = window.acknowledged
+                    checksums = window.ask(length)
+                timeout_ms = min(2 * self._options.watch_timeout_ms, self._options.commit_timeout_ms)
+                committed = self._committer.make_durable(length, checksums, timeout_ms=timeout_ms)
+                with self._lock:
+                    window.commit(length, committed.bcs_id)
+                    window.watch(length)
+            except DatanodeError:
+                with self._lock:
+                    window.give_up_asking()
+
+    def unwatched(self) -> Iterator[memoryview]:
+        """Iterate over the bytes beyond :meth:`watched_location`, after :meth:`salvage`."""
+        return self.window.unwatched()
+
+    def interrupt(self) -> None:
+        """Have the thread that waits for the stream hear an error at once; for any thread."""
+        if (stream := self._stream) is not None:
+            stream.interrupt()
+
+    def abandon(self) -> None:
+        """Let go of the block: nothing more is sent or committed."""
+        self._close_stream()
+        self._end_background()

@@ -1,0 +1,524 @@
+"""Connections to datanodes: frames over blocking sockets, and requests over a few of them (design, section 8).
+
+What belongs here: sockets, time-outs, and the way from an ERROR frame to an exception; nothing of blocks. The rules:
+
+1. Both sides say HELLO first. Another cluster, version or datanode than was meant ends the connection.
+2. A frame is sent as ``[header, payload]`` without copying the payload. What is received into a payload is not copied
+   either.
+3. Every wait has a limit; a datanode that is silent for longer, or does not send a frame whole within twice that, is
+   treated as gone (TIMED_OUT). What goes wrong
+   with a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is closed.
+4. Connections for requests are kept for the next request, MAX_IDLE for each datanode; a request that fails on a
+   kept one is sent once more on a new one: all requests to datanodes may be repeated.
+5. At most ``max_conversations`` threads talk to datanodes by requests at a time; the others wait their turn.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from struct import Struct
+from typing import Any, TypeVar
+
+from crc32c import crc32c
+
+from producers.errors import DatanodeError
+from producers.waiting import WORD_AFTER_MS, logger
+from schemas.codecs.codec import Undecodable, decode, encode
+from schemas.records.datanode import Hello, Member, StreamError
+from schemas.records.packets import (
+    HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    MIN_VERSION,
+    VERSION,
+    BadFrame,
+    FrameHeader,
+    Kind,
+    agreed_version,
+    check_payload,
+    decode_header,
+    encode_header,
+)
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
+
+UNREACHABLE = "UNREACHABLE"
+"""Status of a DatanodeError: the connection could not be made, or broke."""
+
+CONNECT_TIMEOUT_MS = 4_000
+"""How long a connection may take, and then the HELLO of the datanode: a process that hangs still gets connections."""
+SILENCE_MS = 30_000
+"""A datanode that neither takes nor sends a byte for this long, while it should, is treated as gone. Longer than datanodes
+wait for each other, so that the one next to a datanode that hangs can name it."""
+PROBE_AFTER_MS = 4_000
+"""After this silence a datanode that streams is asked for a HELLO on another connection; without one it is gone."""
+PROBE_TIMEOUT_MS = 2_000
+RECEIVE_BYTES = 64 * 1024
+"""What is read at once; larger payloads are received where they belong."""
+SOCKET_BUFFER_BYTES = 1024 * 1024
+MAX_IDLE = 4
+"""Connections that are kept open to one datanode for requests to come."""
+MAX_CONVERSATIONS = 256
+_TIMEVAL = Struct("ll")
+
+Answer = TypeVar("Answer")
+
+
+class Connection:
+    """One connection; for one thread at a time. Every method may raise DatanodeError.
+
+    Raises DatanodeError if the datanode cannot be reached or is of another cluster or version.
+    """
+
+    def __init__(
+        self, address: str, hello: Hello, *, datanode: str = "", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None,
+    ) -> None:  # fmt: skip
+        """``hello_timeout_ms`` is how long the datanode may take for HELLO if that is less than ``connect_timeout_ms``."""
+        self.address = address
+        self.datanode = datanode or address
+        self.doing = "HELLO"
+        """What goes into the message of an error."""
+        self.used = False
+        """Whether an earlier request was answered on it."""
+        self.is_alive: Callable[[], bool] = lambda: True
+        """Asked while the datanode is silent whether waiting makes sense."""
+        self._silence_ms = silence_ms
+        self._received = bytearray()
+        self._frame_deadline_s = float("inf")
+        self._timeouts: dict[int, int] = {}
+        try:
+            self._socket = socket.create_connection(_host_and_port(address), connect_timeout_ms / 1000)
+        except (OSError, ValueError) as error:
+            raise self.error(UNREACHABLE, f"cannot connect to {address}: {error}") from error
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+            self._socket.settimeout(None)
+            self._limit(socket.SO_SNDTIMEO, min(silence_ms, PROBE_AFTER_MS))
+            self._greet(hello, min(connect_timeout_ms, hello_timeout_ms or connect_timeout_ms))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _greet(self, hello: Hello, timeout_ms: int) -> None:
+        self.send(Kind.HELLO, encode(hello))
+        if timeout_ms > WORD_AFTER_MS and not _readable([self], WORD_AFTER_MS / 1000):
+            logger.warning(
+                "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
+            )
+        header, payload = self.receive(timeout_ms)
+        if header.kind is not Kind.HELLO:
+            raise self.error(
+                BAD_FRAME, f"{self.address} answered HELLO with {header.kind.name} of {len(payload)} bytes"
+            )
+        try:
+            greeting = decode(bytes(payload))
+        except Undecodable as error:
+            raise self.error(BAD_FRAME, f"the HELLO of {self.address} cannot be read: {error}") from error
+        if not isinstance(greeting, Hello):
+            raise self.error(BAD_FRAME, f"{self.address} answered HELLO with a {type(greeting).__name__}")
+        if hello.cluster and greeting.cluster and greeting.cluster != hello.cluster:
+            message = f"{self.address} belongs to the cluster {greeting.cluster!r}, not {hello.cluster!r}"
+            raise self.error(WRONG_CLUSTER, message)
+        try:
+            agreed_version(greeting.min_version, greeting.max_version)
+        except BadFrame as error:
+            raise self.error(UNSUPPORTED_VERSION, str(error)) from error
+        if not self.datanode or self.datanode == self.address:
+            self.datanode = greeting.peer
+        elif greeting.peer != self.datanode:
+            # Two names must not lead to one datanode: its word would count twice in a watch.
+            raise self.error(UNREACHABLE, f"{self.address} is now the address of {greeting.peer!r}")
+
+    # -- frames
+
+    def send(self, kind: Kind, payload: bytes | bytearray | memoryview = b"", *, stream: int = 0, sequence: int = 0,
+             offset: int = 0, crc: int | None = None) -> None:  # fmt: skip
+        """Send a frame; ``crc`` is the payload's CRC32C if it is known."""
+        known = crc32c(payload) if crc is None else crc
+        header = encode_header(kind, stream, sequence, offset, len(payload), known)
+        self.send_parts([header, payload] if len(payload) else [header])
+
+    def send_parts(self, parts: list[bytes | bytearray | memoryview]) -> None:
+        """Send the parts of whole frames, one behind the other."""
+        total = sum(map(len, parts))
+        try:
+            while (sent := self._send_some(parts)) < total:
+                total -= sent
+                parts = _after(parts, sent)
+        except OSError as error:
+            raise self._last_words() or self.error(UNREACHABLE, f"{self.address}: {error}") from error
+
+    def _send_some(self, parts: list[bytes | bytearray | memoryview]) -> int:
+        for _ in range(max(self._silence_ms // PROBE_AFTER_MS, 1)):
+            try:
+                return self._socket.sendmsg(parts)
+            except BlockingIOError:
+                if not self.is_alive():
+                    break
+        raise self.error(TIMED_OUT, f"{self.address} takes no bytes")
+
+    def receive_patiently(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+        """As :meth:`receive`, but give up sooner if the datanode does not seem to be alive."""
+        for _ in range(timeout_ms // PROBE_AFTER_MS):
+            self._limit(socket.SO_RCVTIMEO, PROBE_AFTER_MS)
+            self._frame_deadline_s = time.monotonic() + 2 * PROBE_AFTER_MS / 1000
+            try:
+                while len(self._received) < HEADER_BYTES:
+                    self._read_some(0)
+                break
+            except DatanodeError as error:
+                if error.status != TIMED_OUT or not self.is_alive():
+                    raise
+        return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
+
+    def receive(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+        """Wait for a frame and return it; an ERROR frame is raised, TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that."""
+        self._limit(socket.SO_RCVTIMEO, timeout_ms)
+        self._frame_deadline_s = time.monotonic() + 2 * timeout_ms / 1000
+        while len(self._received) < HEADER_BYTES:
+            self._read_some(0)
+        return self._frame()
+
+    def receive_now(self) -> tuple[FrameHeader, bytearray] | None:
+        """Return a frame that is there already, None if there is none; an ERROR frame is raised."""
+        if len(self._received) < HEADER_BYTES and not self._read_some(socket.MSG_DONTWAIT):
+            return None
+        self._frame_deadline_s = time.monotonic() + 2 * self._silence_ms / 1000
+        if len(self._received) < HEADER_BYTES:
+            return None
+        return self._frame()
+
+    def _frame(self) -> tuple[FrameHeader, bytearray]:
+        try:
+            header = decode_header(bytes(self._received[:HEADER_BYTES]))
+            payload = self._payload(header.length)
+            check_payload(header, payload)
+        except BadFrame as error:
+            self.close()
+            raise self.error(BAD_FRAME, str(error)) from error
+        if header.kind is Kind.ERROR:
+            raise self._refusal(payload)
+        return header, payload
+
+    def _payload(self, length: int) -> bytearray:
+        end = HEADER_BYTES + length
+        payload = self._received[HEADER_BYTES:end]
+        del self._received[:end]
+        have = len(payload)
+        if have < length:
+            payload += bytes(length - have)
+            with memoryview(payload) as view:
+                while have < length:
+                    have += self._checked(partial(self._socket.recv_into, view[have:]))
+        return payload
+
+    def _read_some(self, flags: int) -> bool:
+        """Read what is there; False if nothing is and ``flags`` say not to wait."""
+        if flags:
+            try:
+                data = self._socket.recv(RECEIVE_BYTES, flags)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                raise self.error(UNREACHABLE, f"{self.address}: {error}") from error
+            if not data:
+                raise self.error(UNREACHABLE, f"{self.address} closed the connection")
+        else:
+            data = self._checked(lambda: self._socket.recv(RECEIVE_BYTES))
+        self._received += data
+        return True
+
+    def _checked(self, read: Callable[[], Any]) -> Any:
+        if time.monotonic() > self._frame_deadline_s:
+            raise self.error(TIMED_OUT, f"{self.address} does not send a whole frame in time")
+        try:
+            found = read()
+        except BlockingIOError as error:
+            raise self.error(TIMED_OUT, f"{self.address} is silent") from error
+        except OSError as error:
+            raise self.error(UNREACHABLE, f"{self.address}: {error}") from error
+        if not found:
+            raise self.error(UNREACHABLE, f"{self.address} closed the connection")
+        return found
+
+    def _last_words(self) -> DatanodeError | None:
+        """Return the ERROR that the datanode sent before it closed the connection, if it is still to be had."""
+        try:
+            while self.receive_now() is not None:
+                pass
+        except DatanodeError as error:
+            return None if error.status == UNREACHABLE else error
+        return None
+
+    def _limit(self, option: int, timeout_ms: int) -> None:
+        if self._timeouts.get(option) != timeout_ms:
+            seconds, rest_ms = divmod(max(timeout_ms, 1), 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, rest_ms * 1000))
+            self._timeouts[option] = timeout_ms
+
+    # -- requests
+
+    def ask(self, request: Any, timeout_ms: int) -> Any:
+        """Send a request and return the record that answers it."""
+        self.doing = type(request).__name__
+        self.send(Kind.REQUEST, encode(request))
+        header, payload = self.receive(timeout_ms)
+        return self.answer(header, payload)
+
+    def answer(self, header: FrameHeader, payload: bytearray) -> Any:
+        """Return the record in a REPLY; raises DatanodeError for any other frame."""
+        if header.kind is not Kind.REPLY:
+            raise self.error(BAD_FRAME, f"a {header.kind.name} frame where a REPLY was expected")
+        self.used = True
+        try:
+            return decode(bytes(payload))
+        except Undecodable as error:
+            raise self.error(BAD_FRAME, f"the answer cannot be read: {error}") from error
+
+    # -- errors
+
+    def error(self, status: str, message: str) -> DatanodeError:
+        """Return the exception of what this datanode was asked last."""
+        return DatanodeError(status, message, datanode=self.datanode, doing=self.doing)
+
+    def _refusal(self, payload: bytearray) -> DatanodeError:
+        try:
+            said = decode(bytes(payload))
+        except Undecodable as error:
+            return self.error(BAD_FRAME, f"an ERROR cannot be read: {error}")
+        if not isinstance(said, StreamError):
+            return self.error(BAD_FRAME, f"an ERROR holds a {type(said).__name__}")
+        self.used = True
+        return DatanodeError(
+            said.code, said.message, datanode=said.datanode or self.datanode, doing=self.doing, offset=said.offset,
+            hint=said.hint,
+        )  # fmt: skip
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, to wait for several connections."""
+        return self._socket.fileno()
+
+    @property
+    def has_received(self) -> bool:
+        """Whether a part of a frame is here already."""
+        return bool(self._received)
+
+    def interrupt(self) -> None:
+        """Have whoever waits on it hear that it is closed; for any thread."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+class Datanodes:
+    """Connections to the datanodes of one cluster; safe to share between threads.
+
+    ``cluster`` is checked against each datanode's, unless it is empty.
+    """
+
+    def __init__(
+        self, *, cluster: str = "", peer: str = "client", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
+    ) -> None:  # fmt: skip
+        self.silence_ms = silence_ms
+        self._connect_timeout_ms = connect_timeout_ms
+        self._hello = Hello(
+            peer=peer,
+            cluster=cluster,
+            min_version=MIN_VERSION,
+            max_version=VERSION,
+            max_payload_bytes=MAX_PAYLOAD_BYTES,
+        )
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Connection]] = {}
+        self._turns = threading.BoundedSemaphore(max_conversations)
+        self._closed = False
+
+    def connect(self, member: Member, *, timeout_ms: int | None = None) -> Connection:
+        """Open a new connection, for a stream; one for a request takes no longer than ``timeout_ms`` to connect, and to say HELLO."""
+        limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
+        connection = Connection(
+            member.address, self._hello, datanode=member.datanode,
+            connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
+            hello_timeout_ms=timeout_ms,
+        )  # fmt: skip
+        connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
+        return connection
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until few enough threads talk to datanodes; raises DatanodeError (OVERLOADED) if that takes too long."""
+        if not self._turns.acquire(timeout=10 * self.silence_ms / 1000):
+            raise DatanodeError(OVERLOADED, "too many requests to datanodes are under way in this client")
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> Connection:
+        """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
+        with self._lock:
+            kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
+            for connection in self._idle.pop(member.address, ()):
+                if connection.datanode != member.datanode:
+                    connection.close()  # whoever was at this address before
+            if kept:
+                self._idle[member.address] = kept
+            if fresh and kept:
+                # One of them was dead: the others are as old.
+                for connection in kept:
+                    connection.close()
+                kept.clear()
+            if kept:
+                return kept.pop()
+        return self.connect(member, timeout_ms=timeout_ms)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection on which nothing is under way for the next request."""
+        with self._lock:
+            kept = self._idle.setdefault(connection.address, [])
+            if not self._closed and len(kept) < MAX_IDLE and not connection.has_received:
+                kept.append(connection)
+                return
+        connection.close()
+
+    def ask(self, member: Member, request: Any, expect: type[Answer], *, timeout_ms: int | None = None) -> Answer:
+        """Send a request to a datanode and return its answer; raises DatanodeError."""
+        answers = self.ask_all([member], request, expect, timeout_ms=timeout_ms or self.silence_ms)
+        outcome = answers[member.datanode]
+        if isinstance(outcome, DatanodeError):
+            raise outcome
+        return outcome
+
+    def ask_all(
+        self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
+    ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
+        """Send one request to several datanodes at once; return what each answered, by name.
+
+        Ends early when ``enough`` says so; who has not answered by then, or in ``timeout_ms``, has TIMED_OUT.
+        """
+        with self.turn():
+            asked: dict[str, Connection] = {}
+            outcomes: dict[str, Answer | DatanodeError] = {}
+            try:
+                for member in members:
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms)
+                self._collect(members, request, expect, timeout_ms, enough, asked, outcomes)
+            finally:
+                for connection in asked.values():
+                    connection.close()
+        for member in members:
+            if member.datanode not in outcomes:
+                message = f"no answer in {timeout_ms} ms"
+                doing = type(request).__name__
+                outcomes[member.datanode] = DatanodeError(TIMED_OUT, message, datanode=member.datanode, doing=doing)
+        return outcomes
+
+    def _begin(
+        self, member: Member, request: Any, asked: dict[str, Connection], outcomes: dict[str, Any], *, timeout_ms: int,
+        fresh: bool = False,
+    ) -> None:  # fmt: skip
+        connection = None
+        try:
+            connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
+            connection.doing = type(request).__name__
+            connection.send(Kind.REQUEST, encode(request))
+            asked[member.datanode] = connection
+        except DatanodeError as error:
+            if connection is not None:
+                connection.close()
+                if connection.used and not fresh:
+                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
+                    return
+            outcomes[member.datanode] = error
+
+    def _collect(
+        self, members: Sequence[Member], request: Any, expect: type[Answer], timeout_ms: int,
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, Connection],
+        outcomes: dict[str, Answer | DatanodeError],
+    ) -> None:  # fmt: skip
+        named = {member.datanode: member for member in members}
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        while asked and not enough(outcomes) and (left_s := deadline_s - time.monotonic()) > 0:
+            ready = _readable(list(asked.values()), left_s)
+            for name in [name for name, connection in asked.items() if connection in ready]:
+                connection = asked.pop(name)
+                reused = connection.used
+                try:
+                    outcome = connection.answer(*connection.receive(self.silence_ms))
+                    if not isinstance(outcome, expect):
+                        raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")
+                    outcomes[name] = outcome
+                    self.give_back(connection)
+                except DatanodeError as error:
+                    if error.status in {UNREACHABLE, TIMED_OUT, BAD_FRAME}:
+                        connection.close()
+                        if error.status == UNREACHABLE and reused:
+                            self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
+                            continue
+                    else:
+                        self.give_back(connection)
+                    outcomes[name] = error
+
+    def answers(
+        self, members: Sequence[Member], *, timeout_ms: int, still: Callable[[object], None] = lambda _: None
+    ) -> set[str]:
+        """Return the names of those who say HELLO now; ``still`` is told of each that does not."""
+        alive = set()
+        for member in members:
+            try:
+                hello = self._hello
+                Connection(
+                    member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
+                    silence_ms=timeout_ms,
+                ).close()  # fmt: skip
+                alive.add(member.datanode)
+            except DatanodeError as error:
+                still(error)
+        return alive
+
+    def close(self) -> None:
+        """Close all connections that are kept."""
+        with self._lock:
+            self._closed = True
+            kept = [connection for connections in self._idle.values() for connection in connections]
+            self._idle.clear()
+        for connection in kept:
+            connection.close()
+
+
+def _readable(connections: list[Connection], timeout_s: float) -> list[Connection]:
+    poll = select.poll()
+    by_descriptor = {connection.fileno(): connection for connection in connections}
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.POLLIN)
+    return [by_descriptor[descriptor] for descriptor, _ in poll.poll(timeout_s * 1000)]
+
+
+def _after(parts: list[bytes | bytearray | memoryview], sent: int) -> list[bytes | bytearray | memoryview]:
+    """Return what of a frame is left to be sent."""
+    left: list[bytes | bytearray | memoryview] = []
+    for part in parts:
+        if sent >= len(part):
+            sent -= len(part)
+        else:
+            left.append(memoryview(part)[sent:])
+            sent = 0
+    return left
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.strip("[]"), int(port)

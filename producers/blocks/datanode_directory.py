@@ -1,0 +1,178 @@
+"""Which datanodes a pipeline consists of, as the Object Manager says (design, section 8).
+
+What belongs here: ``GET /v1/pipelines`` with its cache. It is asked again for an unknown pipeline, and when a writer
+met a failure, but not more often than every MIN_REFRESH_MS; what is known stays known if nobody answers.
+A datanode that is dead where it was costs readers one question each SILENT_MS.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from producers.errors import RequestFailed, RetryableError
+from producers.reads.reads import Reads
+from schemas.records.datanode import Member
+from schemas.result_codes import INTERNAL_ERROR
+from schemas.stream_errors import NO_SUCH_PIPELINE
+
+PATH = "/v1/pipelines"
+CONTAINERS_PATH = "/v1/containers"
+STATUS_PATH = "/status"
+"""Names the cluster, if the list of pipelines does not."""
+MIN_REFRESH_MS = 200
+SILENT_MS = 5_000
+"""So long nobody who met a failing datanode asks an Object Manager that did not answer, and no reader asks again after a datanode that has not moved."""
+TRY_MS = 2_000
+"""How long a question may take that is asked because a datanode failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineView:
+    """A pipeline as the Object Manager knows it; ``partition`` is that of ``dn.log``."""
+
+    pipeline: str
+    partition: int
+    state: str
+    members: tuple[Member, ...]
+
+    @property
+    def majority(self) -> int:
+        """Members that are more than half."""
+        return len(self.members) // 2 + 1
+
+
+class Directory:
+    """The pipelines by name; safe to share between threads."""
+
+    def __init__(self, reads: Reads) -> None:
+        self._reads = reads
+        self._lock = threading.Lock()
+        self._known: dict[str, PipelineView] = {}
+        self._asked_at_s = float("-inf")
+        self._failed_at_s = float("-inf")
+        self._cluster = ""
+        self._confirmed: dict[str, tuple[str, float]] = {}
+        """Address of each datanode that could not be reached though it is where it was, and when the Object Manager said so (seconds)."""
+
+    def pipeline(self, name: str) -> PipelineView:
+        """Return a pipeline, asking the Object Manager if it is not known.
+
+        Raises RetryableError if it does not know it either, or as :meth:`producers.reads.reads.Reads.get` does.
+        """
+        found = self._known.get(name)
+        if found is None:
+            self.refresh()
+            found = self._known.get(name)
+        if found is None:
+            raise RetryableError(NO_SUCH_PIPELINE, f"the Object Manager knows no pipeline {name!r}")
+        return found
+
+    def cluster_name(self) -> str:
+        """Return the name of the cluster, which datanodes want to hear; raises as :meth:`refresh`."""
+        if not self._cluster:
+            self.refresh()
+        if not self._cluster:
+            self._cluster = str(self._reads.get(STATUS_PATH, {}, "stale").get("cluster", ""))
+        return self._cluster
+
+    def refresh(self, *, deadline_ms: int | None = None) -> None:
+        """Ask again, if the last time is long enough ago."""
+        with self._lock:
+            if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
+                return
+            self._ask(deadline_ms)
+
+    def _ask(self, deadline_ms: int | None) -> None:
+        asked_at_s = time.monotonic()
+        try:
+            answer = self._reads.get(PATH, {}, "stale", deadline_ms=deadline_ms)
+            try:
+                self._known = self._known | {view.pipeline: view for view in map(_view, answer["pipelines"])}
+            except (KeyError, TypeError, ValueError) as error:
+                raise RequestFailed(
+                    INTERNAL_ERROR, f"GET {PATH}: the answer cannot be understood: {error!r}"
+                ) from error
+            self._cluster = str(answer.get("cluster", "")) or self._cluster
+            self._failed_at_s = float("-inf")
+        except BaseException:
+            self._failed_at_s = time.monotonic()
+            raise
+        finally:
+            self._asked_at_s = asked_at_s
+
+    def _silent(self) -> bool:
+        """Whether the Object Manager did not answer just now: who asks because of a datanode does not wait for it again."""
+        return time.monotonic() - self._failed_at_s < SILENT_MS / 1000
+
+    def holders(self, container_id: int) -> list[Member]:
+        """Return who holds a container now: after copying, others than its pipeline's members do; nobody if nobody knows."""
+        try:
+            answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline_ms=TRY_MS)
+            return [_member(replica) for replica in answer["replicas"]]
+        except (RetryableError, RequestFailed, KeyError, TypeError):
+            return []
+
+    def try_refresh(self) -> None:
+        """As :meth:`refresh`, but with little patience; what was known stays if nobody answers, or not to be understood."""
+        if not self._silent():
+            with suppress(RetryableError, RequestFailed):
+                self.refresh(deadline_ms=TRY_MS)
+
+    def known(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it was heard of last, ``view`` itself if it was not: without asking."""
+        return self._known.get(view.pipeline, view)
+
+    def current(self, view: PipelineView) -> PipelineView:
+        """Return a pipeline as it is now, for whoever found a datanode gone: it may have other addresses. ``view`` itself if nobody knows.
+
+        An answer from before the call will not do; the next question is waited for if the last one was asked just now.
+        """
+        called_at_s = time.monotonic()
+        while True:
+            with self._lock:
+                if self._asked_at_s >= called_at_s or self._silent():
+                    break
+                left_s = self._asked_at_s + MIN_REFRESH_MS / 1000 - time.monotonic()
+                if left_s <= 0:
+                    with suppress(RetryableError, RequestFailed):
+                        self._ask(TRY_MS)
+                    break
+            # Not under the lock: others may have what they need without asking.
+            time.sleep(left_s)
+        return self.known(view)
+
+    def whereabouts(self, view: PipelineView, member: Member, *, again: bool) -> Member:
+        """Return a member of ``view`` as it is now, for a reader that could not reach it: as :meth:`current`, but one that is known to be
+        dead does not cost each read a question. Within SILENT_MS of an answer that it is where it was, only ``again`` asks.
+        """
+        address, confirmed_at_s = self._confirmed.get(member.datanode, ("", 0.0))
+        fresh = address == member.address and time.monotonic() - confirmed_at_s < SILENT_MS / 1000
+        now = self.known(view) if fresh and not again else self.current(view)
+        found = next((one for one in now.members if one.datanode == member.datanode), member)
+        if found.address == member.address and not fresh and not self._silent():
+            self._confirmed[member.datanode] = (member.address, time.monotonic())
+        return found
+
+
+def _view(value: dict[str, object]) -> PipelineView:
+    members = value["members"]
+    if not isinstance(members, list):
+        raise TypeError(f"members of {value['pipeline']!r} are no list")
+    return PipelineView(
+        pipeline=str(value["pipeline"]),
+        partition=int(str(value["partition"])),
+        state=str(value["state"]),
+        members=tuple(map(_member, members)),
+    )
+
+
+def _member(value: dict[str, object]) -> Member:
+    return Member(
+        datanode=str(value["datanode"]),
+        address=str(value["address"]),
+        http_address=str(value["http_address"]),
+        rack=str(value["rack"]),
+    )

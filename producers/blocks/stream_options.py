@@ -1,0 +1,101 @@
+"""How a client writes and reads bytes: the options of its streams, checked once.
+
+What belongs here: the options, their defaults and ranges. Sizes in bytes, times in milliseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+from producers.blocks.core.stream_window import Limits
+from producers.blocks.core.topology import SHAPES, Shape
+from producers.requests import arguments
+from schemas.records.packets import MAX_PACKET_BYTES, PACKET_BYTES
+
+MIB = 1024 * 1024
+DEFAULT_BLOCK_BYTES = 256 * MIB
+
+
+class CommitWay(IntEnum):
+    """How the length of a block is committed."""
+
+    THROUGH_LOG = 0
+    """The old way, to be measured against: chunks of 4 MiB through the log, then PutBlock."""
+    SEPARATE = 1
+    """End the stream, then PutBlock to the pipeline's leader, then watch."""
+    ON_STREAM = 2
+    """PutBlock rides the end of the stream, then watch."""
+    EARLY_CLOSE = 3
+    """PutBlock is answered as soon as the leader has appended the entry; the watch validates the length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """Options of reading and writing bytes. Raises ValueError for a value out of range, TypeError for one of another type, naming it.
+
+    ``commit_way`` is one of :class:`CommitWay`; ``topology`` the shape of the spanning tree; ``rack`` where this
+    client is. A packet has ``packet_bytes``; ``window_bytes`` are on their way at most; each ``flush_bytes`` are
+    committed; a writer waits at ``client_buffer_bytes`` that are not watched. A block has ``block_bytes`` at most,
+    and never more than were allocated. ``watch_timeout_ms`` is how long all replicas are waited for before a
+    majority will do, ``commit_timeout_ms`` how long a commit with its watch is tried before the block is given up.
+    ``read_ahead_bytes`` is how much of a block is asked for at once by a reader who reads on.
+
+    >>> StreamOptions(commit_way=7)
+    Traceback (most recent call last):
+    ...
+    ValueError: commit_way must be 0, 1, 2 or 3, not 7
+    """
+
+    commit_way: int = CommitWay.SEPARATE
+    topology: Shape = "chain"
+    rack: str = ""
+    packet_bytes: int = PACKET_BYTES
+    window_bytes: int = 8 * MIB
+    flush_bytes: int = 64 * MIB
+    client_buffer_bytes: int = 256 * MIB
+    block_bytes: int = DEFAULT_BLOCK_BYTES
+    watch_timeout_ms: int = 5_000
+    commit_timeout_ms: int = 30_000
+    read_ahead_bytes: int = 16 * MIB
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for field in fields(self):
+            if isinstance(field.default, str):
+                arguments.text(field.name, getattr(self, field.name))
+            else:
+                arguments.number(field.name, getattr(self, field.name), 0)
+        if self.commit_way not in list(CommitWay):
+            raise ValueError(f"commit_way must be 0, 1, 2 or 3, not {self.commit_way}")
+        if self.topology not in SHAPES:
+            raise ValueError(f"topology must be one of {', '.join(SHAPES)}, not {self.topology!r}")
+        for name in ("watch_timeout_ms", "commit_timeout_ms", "read_ahead_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
+            raise ValueError(
+                f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not {self.client_buffer_bytes}:"
+                " a writer would wait for ever"
+            )
+        self.limits(self.block_bytes)
+
+    def limits(self, block_bytes: int) -> Limits:
+        """Return the limits of a block of which ``block_bytes`` were allocated; those of a chunk in the old way."""
+        block_bytes = min(block_bytes, self.block_bytes)
+        if self.commit_way == CommitWay.THROUGH_LOG:
+            chunk = MAX_PACKET_BYTES
+            return Limits(
+                block_bytes=block_bytes,
+                packet_bytes=chunk,
+                window_bytes=max(self.window_bytes, chunk),
+                flush_bytes=max(self.flush_bytes // chunk, 1) * chunk,
+                buffer_bytes=max(self.client_buffer_bytes, self.flush_bytes, chunk),
+            )
+        return Limits(
+            block_bytes=block_bytes,
+            packet_bytes=self.packet_bytes,
+            window_bytes=self.window_bytes,
+            flush_bytes=self.flush_bytes,
+            buffer_bytes=self.client_buffer_bytes,
+        )

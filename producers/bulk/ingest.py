@@ -1,0 +1,422 @@
+"""Ingest of a directory tree: each file becomes a key, by createKey and commitKey (``stratolog ingest``).
+
+What belongs here: the three phases and their summary. First the tree is walked for what there is and which volumes
+and buckets it needs; these are created, unless they exist; then each file is read, hashed, opened and committed,
+many at a time. Paths become key names unchanged, ``placement`` says in which volume and bucket, and ``tree`` what
+is skipped. A file's modification time and SHA-256 go into the key's metadata.
+
+With ``writers`` the files' bytes are written too, each file through the datanodes by a thread of its own; without, only
+metadata is. Running it again is safe: a key that exists is replaced by an equal one. What failed is named in the summary.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from producers.bulk.histogram import Histogram
+from producers.bulk.key_copy import copy
+from producers.bulk.listing import metadata_of
+from producers.bulk.placement import Placement, PlacementRule
+from producers.bulk.tree import FileContent, FoundFile, Skipped, read_file, walk
+from producers.errors import StratologError
+from producers.requests.core.calls import Done, Outcome
+from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
+from schemas.records.messages import CommitKey, CreateKey, RequestBody
+from schemas.result_codes import INTERNAL_ERROR, INVALID_REQUEST
+
+if TYPE_CHECKING:
+    from producers.client import Client
+
+NAMED_FAILURES = 100
+"""At most so many failures, and so many skipped files, are named in a summary; all are counted."""
+MAX_IN_FLIGHT = 1000
+"""Keys that are written at the same time, unless the caller says otherwise."""
+WRITERS = 16
+"""Files whose bytes are written at the same time, unless the caller says otherwise."""
+PROGRESS_INTERVAL_MS = 100
+"""Progress is told at most this often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far an ingest is: files and bytes that are done (committed, skipped or failed), and all there are."""
+
+    files: int
+    files_total: int
+    bytes: int
+    bytes_total: int
+    requests: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A file that was not ingested, with the status of the request that failed."""
+
+    relative_path: str
+    status: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestSummary:
+    """What an ingest did. ``requests`` are those for volumes, buckets, createKey and commitKey.
+
+    ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; where bytes were written,
+    those of whole files.
+    ``failures`` and ``skipped`` name the first ones; ``failed_files`` and ``skipped_files`` count them all.
+    """
+
+    keys: int
+    bytes: int
+    requests: int
+    seconds: float
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    places: list[tuple[str, str]]
+    failed_files: int
+    failures: list[Failure]
+    skipped_files: int
+    skipped: list[Skipped]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file that can be ingested was."""
+        return self.failed_files == 0
+
+
+def ingest(
+    client: Submitter,
+    root: str | os.PathLike[str],
+    *,
+    placement: PlacementRule | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    max_in_flight: int = MAX_IN_FLIGHT,
+    leave_out: Collection[str] = (),
+) -> IngestSummary:
+    """Ingest the metadata of the tree below ``root`` with at most ``max_in_flight`` keys written at the same time.
+
+    ``leave_out`` are directories within it that are not taken. ``progress`` is called on the calling thread. Raises OSError if ``root`` is no directory, ValueError for an
+    illegal ``max_in_flight``, one of ``producers.errors`` if a volume or bucket cannot be created; what goes wrong
+    with a single file is in the summary.
+
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
+    ...     print(ingest(client, "/usr/lib/python3").keys)
+    4711
+    """
+    if max_in_flight < 1:
+        raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
+    run = _Ingest(client, root, placement or Placement(), progress, max_in_flight, leave_out)
+    return run.through(lambda content, place, size: _KeyWriter(run, content, place, size).begin())
+
+
+def ingest_contents(
+    client: Client,
+    root: str | os.PathLike[str],
+    *,
+    placement: PlacementRule | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    writers: int = WRITERS,
+    leave_out: Collection[str] = (),
+) -> IngestSummary:
+    """Ingest the tree below ``root`` with its files' bytes, ``writers`` files at the same time; else as :func:`ingest`.
+
+    >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
+    ...     print(ingest_contents(client, "/usr/lib/python3").bytes)
+    51234567
+    """
+    if writers < 1:
+        raise ValueError(f"writers must be at least 1, not {writers}")
+    # One file more for each writer is hashed already when a writer is done with its last one.
+    run = _Ingest(client, root, placement or Placement(), progress, 2 * writers, leave_out)
+    with _pool(writers) as pool:
+
+        def begin(content: FileContent, place: tuple[str, str], size: int) -> None:
+            pool.submit(_write_contents, run, client, content, place, size)
+
+        return run.through(begin)
+
+
+@contextmanager
+def _pool(writers: int) -> Iterator[ThreadPoolExecutor]:
+    """Open a pool, which waits for its threads in the end, but not after an interrupt."""
+    pool = ThreadPoolExecutor(max_workers=writers, thread_name_prefix="ingest")
+    try:
+        yield pool
+    except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    except BaseException:
+        pool.shutdown()
+        raise
+    pool.shutdown()
+
+
+Begin = Callable[[FileContent, tuple[str, str], int], None]
+"""Begins to write a file that was read: in which volume and bucket, and which size it had when the tree was surveyed."""
+
+
+class _Ingest:
+    """One ingest. ``lock`` guards what the client's thread counts; all else belongs to the calling thread."""
+
+    def __init__(
+        self,
+        client: Submitter,
+        root: str | os.PathLike[str],
+        placement: PlacementRule,
+        progress: Callable[[Progress], None] | None,
+        max_in_flight: int,
+        leave_out: Collection[str],
+    ) -> None:
+        self.client = client
+        self.leave_out = leave_out
+        self.root = root
+        self.placement = placement
+        self.progress = progress
+        self.max_in_flight = max_in_flight
+        self.room = threading.Semaphore(max_in_flight)
+        self.lock = threading.Lock()
+        self.begun_s = time.monotonic()
+        self.told_s = 0.0
+        self.places: set[tuple[str, str]] = set()
+        self.files_total = self.bytes_total = 0
+        self.files = self.bytes_done = self.keys = self.key_bytes = self.requests = 0
+        self.failed_files = self.skipped_files = 0
+        self.failures: list[Failure] = []
+        self.skipped: list[Skipped] = []
+        self.histogram = Histogram()
+        self.writing_s = 0.0
+        self.writing_requests = 0
+
+    def through(self, begin: Begin) -> IngestSummary:
+        """Take all three phases."""
+        self.survey()
+        self.create_places(self.places)
+        self.write_keys(begin)
+        return self.summary()
+
+    def survey(self) -> None:
+        """Walk the tree for its size and the places that it needs."""
+        for found in walk(self.root, self.leave_out):
+            if isinstance(found, FoundFile):
+                self.files_total += 1
+                self.bytes_total += found.size
+                self.places.add(self.placement.place(found.relative_path))
+
+    def create_places(self, places: Collection[tuple[str, str]]) -> None:
+        """Create volumes and buckets that do not exist yet."""
+        requests = ensure_places(self.client, places)
+        self.places.update(places)
+        with self.lock:
+            self.requests += requests
+
+    def write_keys(self, begin: Begin) -> None:
+        """Read and write each file; returns when each has been committed, skipped or failed."""
+        begun_s = time.monotonic()
+        before = self.requests
+        try:
+            for found in walk(self.root, self.leave_out):
+                self._write(found, begin)
+                self.tell_progress()
+        except KeyboardInterrupt:
+            raise  # what is under way ends with the client: a person who interrupts waits for nothing
+        except BaseException:
+            self._await_written()
+            raise
+        self._await_written()
+        self.writing_s = time.monotonic() - begun_s
+        self.writing_requests = self.requests - before
+        self.tell_progress(last=True)
+
+    def _await_written(self) -> None:
+        """Wait until no key is under way: callbacks count into this object until the last one is done."""
+        for _ in range(self.max_in_flight):
+            while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
+                self.tell_progress()
+
+    def _write(self, found: FoundFile | Skipped, begin: Begin) -> None:
+        if isinstance(found, Skipped):
+            self.skip(found, surveyed=None)
+            return
+        content = read_file(self.root, found.relative_path)
+        if isinstance(content, Skipped):
+            self.skip(content, surveyed=found)
+            return
+        place = self.placement.place(content.relative_path)
+        if place not in self.places:
+            # The file appeared after the survey, in a directory that had none.
+            self.create_places([place])
+        self.room.acquire()
+        try:
+            begin(content, place, found.size)
+        except BaseException:
+            self.room.release()
+            raise
+
+    def skip(self, skipped: Skipped, *, surveyed: FoundFile | None) -> None:
+        """Count something that is not taken; ``surveyed`` if it was counted among the files."""
+        self.skipped_files += 1
+        if len(self.skipped) < NAMED_FAILURES:
+            self.skipped.append(skipped)
+        if surveyed is not None:
+            with self.lock:
+                self.files += 1
+                self.bytes_done += surveyed.size
+
+    def end(self, content: FileContent, surveyed_size: int, status: str | None, message: str = "") -> None:
+        """Count a file that is committed (``status`` None) or failed, and give back its room."""
+        with self.lock:
+            self.files += 1
+            self.bytes_done += surveyed_size
+            if status is None:
+                self.keys += 1
+                self.key_bytes += content.size
+            else:
+                self.failed_files += 1
+                if len(self.failures) < NAMED_FAILURES:
+                    failure = Failure(relative_path=content.relative_path, status=status, message=message)
+                    self.failures.append(failure)
+        self.room.release()
+
+    def tell_progress(self, *, last: bool = False) -> None:
+        """Tell the caller how far it is, if the last time was long enough ago."""
+        now_s = time.monotonic()
+        if self.progress is None or (not last and now_s - self.told_s < PROGRESS_INTERVAL_MS / 1000):
+            return
+        self.told_s = now_s
+        with self.lock:
+            current = Progress(
+                files=self.files,
+                files_total=self.files_total,
+                bytes=self.bytes_done,
+                bytes_total=self.bytes_total,
+                requests=self.requests,
+                elapsed_s=now_s - self.begun_s,
+            )
+        self.progress(current)
+
+    def summary(self) -> IngestSummary:
+        """Return what was done."""
+        return IngestSummary(
+            keys=self.keys,
+            bytes=self.key_bytes,
+            requests=self.requests,
+            seconds=round(self.writing_s, 3),
+            requests_per_second=round(self.writing_requests / max(self.writing_s, 1e-9), 1),
+            p50_ms=round(self.histogram.percentile_ms(50), 3),
+            p99_ms=round(self.histogram.percentile_ms(99), 3),
+            max_ms=round(self.histogram.max_ms, 3),
+            places=sorted(self.places),
+            failed_files=self.failed_files,
+            failures=self.failures,
+            skipped_files=self.skipped_files,
+            skipped=self.skipped,
+        )
+
+
+class _KeyWriter:
+    """One file on its way: createKey, then commitKey. Takes a place of the ingest's room and gives it back."""
+
+    __slots__ = ("begun_s", "bucket", "content", "run", "surveyed_size", "volume")
+
+    def __init__(self, run: _Ingest, content: FileContent, place: tuple[str, str], surveyed_size: int) -> None:
+        self.run = run
+        self.content = content
+        self.volume, self.bucket = place
+        self.surveyed_size = surveyed_size
+        self.begun_s = 0.0
+
+    def begin(self) -> None:
+        """Open the key."""
+        content = self.content
+        create = CreateKey(
+            volume=self.volume,
+            bucket=self.bucket,
+            key=content.relative_path,
+            size=content.size,
+            metadata=metadata_of(content),
+        )
+        self._submit(create, self._opened)
+
+    def _submit(self, body: RequestBody, done: Done) -> None:
+        self.begun_s = time.monotonic()
+        try:
+            self.run.client.submit_with(body, done)
+        except StratologError as error:
+            self._end(error.status, str(error))
+
+    def _opened(self, outcome: Outcome) -> None:
+        self._count(outcome)
+        if isinstance(outcome, StratologError):
+            self._end(outcome.status, str(outcome))
+            return
+        content = self.content
+        try:
+            session = session_of(outcome)
+            blocks = fit_blocks(session.blocks, content.size)
+        except (TypeError, ValueError) as error:
+            self._end(INTERNAL_ERROR, str(error))
+            return
+        commit = CommitKey(
+            volume=self.volume,
+            bucket=self.bucket,
+            key=content.relative_path,
+            session_id=session.session_id,
+            size=content.size,
+            blocks=blocks,
+        )
+        self._submit(commit, self._committed)
+
+    def _committed(self, outcome: Outcome) -> None:
+        self._count(outcome)
+        if isinstance(outcome, StratologError):
+            self._end(outcome.status, str(outcome))
+        else:
+            self._end(None, "")
+
+    def _count(self, outcome: Outcome) -> None:
+        latency_ms = (time.monotonic() - self.begun_s) * 1000
+        with self.run.lock:
+            self.run.requests += 1
+            if not isinstance(outcome, StratologError):
+                self.run.histogram.add(latency_ms)
+
+    def _end(self, status: str | None, message: str) -> None:
+        self.run.end(self.content, self.surveyed_size, status, message)
+
+
+def _write_contents(
+    run: _Ingest, client: Client, content: FileContent, place: tuple[str, str], surveyed_size: int
+) -> None:
+    """Write one file with its bytes, on a thread of the pool. The key is aborted if they are not those that were hashed."""
+    begun_s = time.monotonic()
+    status, message = None, ""
+    try:
+        path = "/".join(("", *place, content.relative_path))
+        local = os.path.join(os.fspath(run.root), content.relative_path)
+        with (
+            open(local, "rb", buffering=0) as source,
+            client.open(path, "wb", size=content.size, metadata=metadata_of(content)) as key,
+        ):
+            if copy(source, key).sha256 != content.sha256:
+                raise OSError(f"{content.relative_path} changed while it was read")
+    except StratologError as error:
+        status, message = error.status, str(error)
+    except OSError as error:
+        status, message = INVALID_REQUEST, str(error)
+    except Exception as error:  # nobody asks for the future: a file that is lost must be named
+        status, message = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
+    with run.lock:
+        run.requests += 2
+        if status is None:
+            run.histogram.add((time.monotonic() - begun_s) * 1000)
+    run.end(content, surveyed_size, status, message)

@@ -1,0 +1,108 @@
+"""Whole files into keys and back: what a command, or an ingest of many files, calls for each.
+
+What belongs here: copying with a SHA-256 of what was copied, and progress. A key is written from a file as it is at that
+moment; it becomes visible when all of it is durable. A local file appears under its name when all of it is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from producers.client import Client
+    from producers.files.key_files import KeyInput, KeyOutput
+
+COPY_BYTES = 1024 * 1024
+"""How much is moved at once."""
+
+Progress = Callable[[int], None]
+"""Told how many bytes were copied since it was told last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What was copied; ``sha256`` in hexadecimal."""
+
+    bytes: int
+    sha256: str
+    seconds: float
+
+    @property
+    def mb_per_second(self) -> float:
+        """Millions of bytes a second."""
+        return self.bytes / max(self.seconds, 1e-9) / 1e6
+
+
+def put_file(
+    client: Client, path: str, local: str | os.PathLike[str], *, metadata: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Copied:  # fmt: skip
+    """Write one local file as the key ``/volume/bucket/key``.
+
+    Raises OSError if the file cannot be read, one of ``producers.errors`` if the key cannot be written; there is no key
+    then, or the one from before.
+
+    >>> put_file(client, "/vol1/bucket1/a.txt", "a.txt").bytes  # doctest: +SKIP
+    5
+    """
+    with Path(local).open("rb") as source:
+        size = os.fstat(source.fileno()).st_size
+        with client.open(path, "wb", size=size, metadata=metadata) as key:
+            return copy(source, key, progress)
+
+
+def get_file(key: KeyInput, local: str | os.PathLike[str], *, progress: Progress | None = None) -> Copied:
+    """Write a key's bytes, from where its file stands, into a local file, which is replaced if it exists.
+
+    When this returns the file survives a power failure; until then its name stands for what was there before, or nothing. Raises OSError if it
+    cannot be written, one of ``producers.errors`` if the key cannot be read.
+
+    >>> with client.open("/vol1/bucket1/a.txt") as key:  # doctest: +SKIP
+    ...     get_file(key, "a.txt")
+    """
+    final = Path(local)
+    # A name of its own for each call: two threads may write one file, and a process of another container has this one's number.
+    partial = final.with_name(f".{secrets.token_hex(8)}.part")
+    with partial.open("xb") as target:
+        try:
+            copied = copy(key, target, progress)
+            target.flush()
+            os.fsync(target.fileno())
+            partial.replace(final)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    _fsync_folder(final.parent)
+    return copied
+
+
+def _fsync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:
+        return  # one may write into a folder that one may not read: then nobody can ask for more
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def copy(source: BinaryIO | KeyInput, target: BinaryIO | KeyOutput, progress: Progress | None = None) -> Copied:
+    """Copy all that is left of ``source``; the time is that of the copy, without what closing ``target`` takes."""
+    digest = hashlib.sha256()
+    total = 0
+    begun_s = time.monotonic()
+    while data := source.read(COPY_BYTES):
+        target.write(data)
+        digest.update(data)
+        total += len(data)
+        if progress is not None:
+            progress(len(data))
+    return Copied(bytes=total, sha256=digest.hexdigest(), seconds=time.monotonic() - begun_s)

@@ -1,0 +1,294 @@
+"""Load generator: createKey + commitKey in a closed loop (used by the bench; ``python -m producers.bulk.load``).
+
+What belongs here: generating requests as fast as they are answered, and measuring them in bounded memory. With
+N in flight there are N *workers*; each opens a key, commits it, and begins the next. A request's latency runs
+from its submission to the call of its callback; with one in flight the blocking methods are measured instead,
+as that is what a caller with one request at a time uses. Requests answered during the warm-up are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from producers.bulk.histogram import Histogram
+from producers.client import Client
+from producers.errors import StratologError
+from producers.requests.core.calls import Outcome, Policy
+from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
+from schemas.records.messages import CommitKey, CreateKey, RequestBody, Response
+from schemas.result_codes import INTERNAL_ERROR
+
+MAX_FAILURES = 1000
+"""A run ends early after so many failed requests: it measures nothing any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSpec:
+    """What to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
+
+    ``size`` is each key's size in bytes. Raises ValueError for a value out of range.
+    """
+
+    volume: str
+    bucket: str
+    in_flight: int
+    seconds: float = 10.0
+    warm_up_seconds: float = 1.0
+    pairs: int = 0
+    size: int = 4096
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+        if self.seconds <= 0 or self.warm_up_seconds < 0:
+            raise ValueError(f"seconds ({self.seconds}) must be positive, warm_up_seconds not negative")
+        if self.pairs < 0 or self.size < 0:
+            raise ValueError(f"pairs ({self.pairs}) and size ({self.size}) must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What was measured. ``client_cpu_us`` is the processor time of this process per request, in microseconds."""
+
+    in_flight: int
+    requests: int
+    failures: dict[str, int]
+    seconds: float
+    requests_per_second: float
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    client_cpu_us: float
+
+
+def run_load(client: Submitter, spec: LoadSpec) -> LoadResult:
+    """Generate load on a volume and bucket that exist, and return what was measured.
+
+    Keys are named after the client and the moment, so runs do not meet each other's.
+
+    >>> run_load(client, LoadSpec(volume="v", bucket="b", in_flight=500)).requests_per_second  # doctest: +SKIP
+    """
+    run = _Run(client, spec)
+    if spec.in_flight == 1:
+        run.block()
+    else:
+        run.pipeline()
+    return run.result()
+
+
+class _Run:
+    """One run. In the pipelined form all but :meth:`pipeline` runs on the client's thread, so nothing is locked."""
+
+    def __init__(self, client: Submitter, spec: LoadSpec) -> None:
+        self.client = client
+        self.spec = spec
+        self.histogram = Histogram()
+        self.failures: Counter[str] = Counter()
+        self.prefix = f"load/{client.client_id.hex()[:12]}-{time.time_ns():x}"
+        self.begun_s = time.monotonic()
+        self.counted_from_s = self.begun_s + spec.warm_up_seconds
+        self.ends_s = self.counted_from_s + spec.seconds
+        self.measured_from_s: float | None = None
+        self.last_s = self.begun_s
+        self.cpu_from_s = 0.0
+        self.cpu_s = 0.0
+        self.pairs = 0
+
+    def goes_on(self) -> bool:
+        """Say whether a worker may begin another key."""
+        if self.spec.pairs and self.pairs >= self.spec.pairs:
+            return False
+        return time.monotonic() < self.ends_s and self.failures.total() < MAX_FAILURES
+
+    def next_key(self) -> CreateKey:
+        """Return the request that opens the next key."""
+        self.pairs += 1
+        spec = self.spec
+        return CreateKey(volume=spec.volume, bucket=spec.bucket, key=f"{self.prefix}/{self.pairs:09d}", size=spec.size)
+
+    def commit_of(self, create: CreateKey, response: Response) -> CommitKey:
+        """Return the request that commits a key that was opened."""
+        session = session_of(response)
+        return CommitKey(
+            volume=create.volume,
+            bucket=create.bucket,
+            key=create.key,
+            session_id=session.session_id,
+            size=create.size,
+            blocks=fit_blocks(session.blocks, create.size),
+        )
+
+    def count(self, begun_s: float, outcome: Outcome) -> None:
+        """Count a request that began at ``begun_s`` and has just ended."""
+        now_s = time.monotonic()
+        if isinstance(outcome, StratologError):
+            self.failures[outcome.status] += 1
+        elif now_s >= self.counted_from_s:
+            if self.measured_from_s is None:
+                self.measured_from_s = now_s
+                self.cpu_from_s = time.process_time()
+            self.histogram.add((now_s - begun_s) * 1000)
+            self.last_s = now_s
+
+    def block(self) -> None:
+        """Run with one request in flight, each waited for."""
+        while self.goes_on():
+            create = self.next_key()
+            opened = self._blocking(create)
+            if opened is None:
+                continue
+            try:
+                commit = self.commit_of(create, opened)
+            except (TypeError, ValueError):
+                self.failures[INTERNAL_ERROR] += 1
+                continue
+            self._blocking(commit)
+        self.cpu_s = time.process_time()
+
+    def _blocking(self, body: RequestBody) -> Response | None:
+        begun_s = time.monotonic()
+        outcome: Outcome
+        try:
+            outcome = self.client.submit(body).result()
+        except StratologError as error:
+            outcome = error
+        self.count(begun_s, outcome)
+        return outcome if isinstance(outcome, Response) else None
+
+    def pipeline(self) -> None:
+        """Run with many requests in flight, and wait for the end of all workers."""
+        ended = threading.Semaphore(0)
+        workers = [_Worker(self, ended) for _ in range(self.spec.in_flight)]
+        for worker in workers:
+            worker.begin()  # Waits for room if others use the client, too.
+        for _ in workers:
+            ended.acquire()
+        self.cpu_s = time.process_time()
+
+    def result(self) -> LoadResult:
+        """Return what was measured."""
+        histogram = self.histogram
+        from_s = self.last_s if self.measured_from_s is None else self.measured_from_s
+        seconds = max(self.last_s - from_s, 1e-9)
+        return LoadResult(
+            in_flight=self.spec.in_flight,
+            requests=histogram.count,
+            failures=dict(self.failures),
+            seconds=round(seconds, 3),
+            requests_per_second=round(histogram.count / seconds, 1) if histogram.count > 1 else 0.0,
+            p50_ms=round(histogram.percentile_ms(50), 3),
+            p99_ms=round(histogram.percentile_ms(99), 3),
+            max_ms=round(histogram.max_ms, 3),
+            client_cpu_us=round((self.cpu_s - self.cpu_from_s) / max(histogram.count, 1) * 1e6, 1),
+        )
+
+
+class _Worker:
+    """One of the N that each have a request in flight."""
+
+    __slots__ = ("begun_s", "create", "ended", "run")
+
+    def __init__(self, run: _Run, ended: threading.Semaphore) -> None:
+        self.run = run
+        self.ended = ended
+        self.begun_s = 0.0
+        self.create: CreateKey
+
+    def begin(self) -> None:
+        """Open the next key, or end."""
+        if not self.run.goes_on():
+            self.ended.release()
+            return
+        self.create = self.run.next_key()
+        self._submit(self.create, self._opened)
+
+    def _submit(self, body: RequestBody, done: Callable[[Outcome], None]) -> None:
+        self.begun_s = time.monotonic()
+        try:
+            self.run.client.submit_with(body, done)
+        except StratologError as error:
+            # The client takes no requests any more: this worker cannot go on.
+            self.run.failures[error.status] += 1
+            self.ended.release()
+
+    def _opened(self, outcome: Outcome) -> None:
+        self.run.count(self.begun_s, outcome)
+        if isinstance(outcome, StratologError):
+            self.begin()
+            return
+        try:
+            commit = self.run.commit_of(self.create, outcome)
+        except (TypeError, ValueError):
+            # The server opened the key with too few blocks, or none: no commit can follow.
+            self.run.failures[INTERNAL_ERROR] += 1
+            self.begin()
+            return
+        self._submit(commit, self._committed)
+
+    def _committed(self, outcome: Outcome) -> None:
+        self.run.count(self.begun_s, outcome)
+        self.begin()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the load generator from the command line; return 0 if no request failed."""
+    options = _parser().parse_args(arguments)
+    failed = False
+    limit = max(*options.in_flight, Policy().max_in_flight)
+    with Client(options.bootstrap_servers, caller=options.caller, max_in_flight=limit) as client:
+        ensure_places(client, [(options.volume, options.bucket)])
+        for in_flight in options.in_flight:
+            spec = LoadSpec(
+                volume=options.volume,
+                bucket=options.bucket,
+                in_flight=in_flight,
+                seconds=options.seconds,
+                warm_up_seconds=options.warm_up_seconds,
+                pairs=options.pairs,
+                size=options.size,
+            )
+            result = run_load(client, spec)
+            failed = failed or bool(result.failures)
+            print(json.dumps(asdict(result)) if options.json else _line(result), flush=True)
+    return 1 if failed else 0
+
+
+def _line(result: LoadResult) -> str:
+    failures = ", ".join(f"{count} {status}" for status, count in sorted(result.failures.items())) or "none"
+    return (
+        f"{result.in_flight:>6} in flight: {result.requests_per_second:>9,.0f} requests/s, "
+        f"p50 {result.p50_ms:.2f} ms, p99 {result.p99_ms:.2f} ms, failures: {failures}"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {__package__}.load", description="createKey + commitKey in a closed loop"
+    )
+    parser.add_argument("--bootstrap-servers", default="127.0.0.1:9092")
+    parser.add_argument("--caller", default=None)
+    parser.add_argument("--volume", default="load")
+    parser.add_argument("--bucket", default="load")
+    parser.add_argument("--in-flight", type=_counts, default=[1, 50, 500, 4000], help="for example 1,50,500,4000")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for each number in flight")
+    parser.add_argument("--warm-up-seconds", type=float, default=1.0)
+    parser.add_argument("--pairs", type=int, default=0, help="stop after so many keys; 0 = no limit")
+    parser.add_argument("--size", type=int, default=4096, help="size of each key in bytes")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""Reading keys back from each of their replicas, and comparing the bytes with the SHA-256 that was written with the key.
+
+What belongs here: the comparison that the demo ends with. A key's first replica is the first member's of each of its blocks, and so on;
+each is read by itself, without falling back on another, so that a wrong or missing one is seen. Replicas are read by a
+few threads; a listing is gone through page by page, so memory does not grow with the number of keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from producers.bulk.listing import SHA256
+from producers.bulk.placement import Placement
+from producers.errors import StratologError
+from producers.files.key_reader import KeyReader
+from schemas.records.rows import KeyInfo
+
+if TYPE_CHECKING:
+    from producers.client import Client
+
+READERS = 8
+"""Replicas that are read at the same time, unless the caller says otherwise."""
+NAMED_FAULTS = 20
+"""At most so many wrong replicas are named; all are counted."""
+READ_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongReplica:
+    """A replica of a key that could not be read, or has other bytes."""
+
+    path: str
+    replica: int
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ReadBack:
+    """What was read; ``bytes`` over all replicas, ``fewest_replicas`` that any key with bytes has."""
+
+    keys: int = 0
+    replicas: int = 0
+    bytes: int = 0
+    fewest_replicas: int | None = None
+    wrong_replicas: int = 0
+    wrong: list[WrongReplica] = field(default_factory=list)
+
+
+def read_back(
+    client: Client, placement: Placement, *, readers: int = READERS, progress: Callable[[ReadBack], None] | None = None
+) -> ReadBack:
+    """Read every key in a placement's volumes from each of its replicas.
+
+    ``progress`` is called on the calling thread now and then. Raises one of ``producers.errors`` if keys cannot be listed, ValueError for
+    an illegal ``readers``; what is wrong with a replica is in what is returned.
+
+    >>> read_back(client, Placement()).wrong_replicas  # doctest: +SKIP
+    0
+    """
+    if readers < 1:
+        raise ValueError(f"readers must be at least 1, not {readers}")
+    found, lock = ReadBack(), threading.Lock()
+    pending: set[Future[None]] = set()
+    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="read-back") as pool:
+        for listed in _keys(client, placement):
+            info = client.key_info(listed.volume, listed.bucket, listed.key).info
+            replicas = _replicas(client, info)
+            found.keys += 1
+            if replicas is not None:
+                found.fewest_replicas = min(replicas, found.fewest_replicas or replicas)
+            for replica in range(replicas or 0):
+                pending.add(pool.submit(_read, client, info, replica, found, lock))
+            if len(pending) > 4 * readers:
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                _raise_from(done)
+                if progress is not None:
+                    progress(found)
+        _raise_from(wait(pending).done)
+    return found
+
+
+def _raise_from(done: set[Future[None]]) -> None:
+    for future in done:
+        future.result()
+
+
+def _keys(client: Client, placement: Placement) -> Iterator[KeyInfo]:
+    names = set(placement.volume_names())
+    for volume in client.list_volumes(prefix=f"{placement.prefix}-"):
+        for bucket in client.list_buckets(volume.volume) if volume.volume in names else ():
+            yield from client.list_keys(volume.volume, bucket.bucket)
+
+
+def _replicas(client: Client, info: KeyInfo) -> int | None:
+    """Return how many replicas a key has; None if it has no bytes."""
+    members = [len(client.streams.directory.pipeline(block.pipeline).members) for block in info.blocks]
+    return min(members) if members else None
+
+
+def _read(client: Client, info: KeyInfo, replica: int, found: ReadBack, lock: threading.Lock) -> None:
+    reader = KeyReader(client.streams, info.blocks, replica=replica)
+    digest, read, reason = hashlib.sha256(), 0, ""
+    try:
+        while read < reader.size:
+            part = reader.next_bytes(read, min(READ_BYTES, reader.size - read))[: reader.size - read]
+            digest.update(part)
+            read += len(part)
+        if (read, digest.hexdigest()) != (info.size, info.metadata.get(SHA256)):
+            reason = f"{read} bytes with SHA-256 {digest.hexdigest()}, written were {info.size} with {info.metadata.get(SHA256)}"
+    except StratologError as error:
+        reason = str(error)
+    finally:
+        reader.close()
+    with lock:
+        found.replicas += 1
+        found.bytes += read
+        if reason:
+            found.wrong_replicas += 1
+            if len(found.wrong) < NAMED_FAULTS:
+                path = f"/{info.volume}/{info.bucket}/{info.key}"
+                found.wrong.append(WrongReplica(path=path, replica=replica, reason=reason))

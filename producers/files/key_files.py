@@ -1,0 +1,321 @@
+"""Keys as file objects, for ``client.open`` (design, section 8).
+
+What belongs here: the way from :class:`KeyWriter` and :class:`KeyReader` to what Python expects of a binary file; the
+same awaited is in ``async_key_files``. A key that is written becomes visible, whole, when its file is closed; a ``with`` block that ends by an
+exception, a file whose writing failed once, and one that is dropped without being closed, leave what was there before.
+
+A file that wraps another (``io.TextIOWrapper``) closes it whatever happened. Within ``with client.open(...)`` that commits nothing while an
+exception is on its way or being handled: the end of the block decides. Without that ``with``, a wrapper's close is a close.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import InvalidArgument
+from producers.files.key_reader import KeyReader
+from producers.files.key_streams import KeyStreams
+from producers.files.key_writer import KeyWriter, Requester, WriteStatistics
+from producers.reads.reads import CONSISTENCIES, DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.requests import arguments
+from schemas.records.rows import BlockLocation, KeyInfo
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
+PEEK_BYTES = 1
+
+
+def split_path(path: str) -> tuple[str, str, str]:
+    """Return volume, bucket and key of ``/volume/bucket/key``; raises InvalidArgument for anything else.
+
+    >>> split_path("/vol1/bucket1/a/b.txt")
+    ('vol1', 'bucket1', 'a/b.txt')
+    """
+    volume, _, rest = arguments.text("path", path).removeprefix("/").partition("/")
+    bucket, _, key = rest.partition("/")
+    if not volume or not bucket or not key:
+        raise InvalidArgument("path", f"must be that of a key, /volume/bucket/key, not {arguments.shown(path)}")
+    return volume, bucket, key
+
+
+def check_open(
+    path: str, *, size: int, replication: str, metadata: Mapping[str, str] | None, options: StreamOptions | None,
+    consistency: Consistency,
+) -> None:  # fmt: skip
+    """Check what ``client.open`` is given; raises TypeError, InvalidArgument."""
+    split_path(path)
+    arguments.number("size", size, 0)
+    arguments.text("replication", replication)
+    arguments.metadata("metadata", metadata)
+    arguments.optional("options", options, StreamOptions)
+    arguments.choice("consistency", consistency, CONSISTENCIES)
+
+
+def create_file(
+    client: Requester, streams: KeyStreams, path: str, *, size: int = 0, replication: str = "RATIS/THREE",
+    metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+) -> KeyOutput:  # fmt: skip
+    """Open a key to write it; what ``client.open(path, "wb")`` does."""
+    place = split_path(path)
+    writer = KeyWriter(client, streams, place, size=size, replication=replication, metadata=metadata, options=options)
+    return KeyOutput(writer, path)
+
+
+def open_file(
+    reads: Reads, streams: KeyStreams, path: str, *, options: StreamOptions | None = None,
+    consistency: Consistency = DEFAULT_CONSISTENCY,
+) -> KeyInput:  # fmt: skip
+    """Open a key to read it; what ``client.open(path)`` does."""
+    info = reads.key_info(*split_path(path), consistency=consistency).info
+    return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
+
+
+class KeyOutput(io.BufferedIOBase):
+    """A key that is being written, as a binary file; for one thread at a time.
+
+    >>> with client.open("/vol1/bucket1/a.txt", "wb") as file:  # doctest: +SKIP
+    ...     file.write(b"hello")
+    ...     file.hsync()  # from here on these bytes survive any one failure
+    ...     file.write(b" world")
+    """
+
+    def __init__(self, writer: KeyWriter, name: str) -> None:
+        super().__init__()
+        self._writer = writer
+        self.name = name
+        """Path of the key."""
+        self.mode = "wb"
+        self._finishing = False
+        self._within = False
+        """Whether the file is in a ``with`` block of its own."""
+        self._undecided = False
+        """Whether it was closed while an exception was being handled: the end of the block commits, or does not."""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of ``data`` and return its length; waits while too many bytes are on their way."""
+        self._check()
+        given = data if isinstance(data, bytes | bytearray | memoryview) else memoryview(data)
+        return self._writer.write(given)
+
+    def flush(self) -> None:
+        """Return once all datanodes have what was written; it is not committed: see :meth:`hsync`."""
+        # Closing a file flushes it once more.
+        if not self._finishing:
+            self._check()
+            self._writer.flush()
+
+    def hsync(self) -> None:
+        """Return once what was written is committed, verified and stored by all replicas, or a majority of them.
+
+        >>> file.hsync()  # doctest: +SKIP
+        """
+        self._check()
+        self._writer.hsync()
+
+    def tell(self) -> int:
+        """Return the bytes written so far."""
+        self._check()
+        return self._writer.written
+
+    def locations(self) -> list[BlockLocation]:
+        """Return the blocks as far as they are committed and watched.
+
+        >>> [block.length for block in file.locations()]  # doctest: +SKIP
+        [268435456, 1024]
+        """
+        return self._writer.locations()
+
+    def statistics(self) -> WriteStatistics:
+        """Return what the writing met so far: blocks, failures, resumed streams."""
+        return self._writer.statistics()
+
+    def close(self) -> None:
+        """Commit the key: it is visible when this returns. Raises one of ``producers.errors`` if it is not.
+
+        After a write that failed nothing is committed, and this raises, each time. Closing again does nothing else.
+        """
+        if self._undecided:
+            return
+        # The exception may be one that was handled when the block began: a bare ``raise`` sends the same object on its way again.
+        if self._within and not self.closed and sys.exc_info()[1] is not None:
+            self._undecided = True
+            self._finish()
+            return
+        try:
+            self._writer.close()
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._finishing = True
+        super().close()
+
+    def abort(self) -> None:
+        """Close without committing: the key stays as it was before, or absent.
+
+        >>> file.abort()  # doctest: +SKIP
+        """
+        self._undecided = False
+        self._writer.abort()
+        self._finish()
+
+    def __enter__(self) -> Self:
+        """Return the file itself."""
+        self._check()
+        self._within = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit, or abort if an exception is on its way."""
+        self._within = self._undecided = False
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def __del__(self) -> None:
+        """Abort: a file that was forgotten is not a key that was meant."""
+        if hasattr(self, "_finishing"):
+            self.abort()
+
+    def _dealloc_warn(self, source: object) -> None:
+        """Abort: Python's wrappers call this before they close what they wrap because they were forgotten themselves."""
+        del source
+        self.abort()
+
+    def interrupt(self, reason: str) -> None:
+        """Have the key fail, and whoever is writing it hear of it soon; may be called by any thread.
+
+        >>> file.interrupt("the upload was cancelled")  # doctest: +SKIP
+        """
+        self._writer.interrupt(reason)
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")
+
+
+class KeyInput(io.BufferedIOBase):
+    """A key's bytes as a binary file; for one thread at a time. What is read is the key as it was when it was opened.
+
+    >>> with client.open("/vol1/bucket1/a.txt") as file:  # doctest: +SKIP
+    ...     file.seek(6)
+    ...     print(file.read())
+    b'world'
+    """
+
+    def __init__(self, reader: KeyReader, name: str, info: KeyInfo | None = None) -> None:
+        super().__init__()
+        self._reader = reader
+        self._offset = 0
+        self.name = name
+        """Path of the key."""
+        self.mode = "rb"
+        self.info = info
+        """The key's row: size, metadata, blocks."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the key."""
+        return self._reader.size
+
+    @property
+    def failovers(self) -> int:
+        """How often another replica had to be asked."""
+        return self._reader.failovers
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return where the next byte is read."""
+        self._check()
+        return self._offset
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Move to another offset, which may lie beyond the end, and return it."""
+        self._check()
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self.size}
+        if whence not in bases:
+            raise ValueError(f"whence must be 0, 1 or 2, not {whence}")
+        if bases[whence] + offset < 0:
+            raise ValueError(f"offset {bases[whence] + offset} lies before the key")
+        self._offset = bases[whence] + offset
+        return self._offset
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill a buffer and return how many bytes there were, fewer only at the end."""
+        self._check()
+        count = self._reader.read_into(memoryview(buffer).cast("B"), self._offset)
+        self._offset += count
+        return count
+
+    def readinto1(self, buffer: WriteableBuffer, /) -> int:
+        """As :meth:`readinto`, but with what one packet holds at most."""
+        part = self.read1(memoryview(buffer).nbytes)
+        memoryview(buffer).cast("B")[: len(part)] = part
+        return len(part)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Return ``size`` bytes, all that are left if it is negative or None; fewer only at the end."""
+        self._check()
+        left = max(self.size - self._offset, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        buffer = bytearray(wanted)
+        return bytes(memoryview(buffer)[: self.readinto(buffer)])
+
+    def read1(self, size: int = -1, /) -> bytes:
+        """Return what one packet holds, ``size`` bytes at most."""
+        self._check()
+        if self._offset >= self.size or size == 0:
+            return b""
+        part = self._reader.next_bytes(self._offset, size if size > 0 else 1)
+        found = bytes(part[:size] if size > 0 else part)
+        self._offset += len(found)
+        return found
+
+    def peek(self, size: int = 0, /) -> bytes:
+        """Return some bytes without moving."""
+        del size
+        self._check()
+        if self._offset >= self.size:
+            return b""
+        return bytes(self._reader.next_bytes(self._offset, PEEK_BYTES))
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Return ``size`` bytes from ``offset`` on without moving; fewer only at the end.
+
+        >>> file.pread(5, 1_000_000)  # doctest: +SKIP
+        b'bytes'
+        """
+        self._check()
+        buffer = bytearray(max(min(size, self.size - offset), 0))
+        return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
+
+    def close(self) -> None:
+        """Let go of connections."""
+        if not self.closed:
+            self._reader.close()
+            super().close()
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ValueError(f"{self.name} is closed")

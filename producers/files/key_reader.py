@@ -1,0 +1,312 @@
+"""Reads a key's bytes from its blocks' replicas (design, section 8).
+
+What belongs here: which block and replica a byte is read from. The rules:
+
+1. Replicas are asked in order of nearness; the one that answered last is asked first. If no member of the block's
+   pipeline can answer, whoever else holds the container now is asked too.
+2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
+   replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
+   followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised. One that cannot be reached
+   may be somewhere else by now: the Object Manager is asked.
+3. A replica whose block is unhealthy refuses it as a whole, so the healthy ones are read. If none is left, those that have
+   refused are asked again for what they have that is right (SalvageBlock), each until its first bad cell; for what lies
+   behind that all are asked anew. Nobody is remembered as bad: each may be the only one to have a later cell.
+4. A reader that reads on asks for more at once, twice as much each time, ``read_ahead_bytes`` at most; what was asked
+   for waits in the sockets' buffers. One packet is held here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from producers.blocks.block_commit import NOT_REACHED
+from producers.blocks.core.topology import nearest_first
+from producers.blocks.datanode_connection import UNREACHABLE, Connection
+from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import DatanodeError, RequestFailed
+from producers.files.key_streams import KeyStreams
+from producers.waiting import Patience
+from schemas.codecs.codec import encode
+from schemas.records.datanode import Member, ReadBlock, SalvageBlock
+from schemas.records.packets import CELL_BYTES, Kind
+from schemas.records.rows import NEVER_WRITTEN, BlockLocation
+from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
+
+MAX_ROUNDS = 3
+FIRST_PAUSE_MS = 100
+FIRST_READ_BYTES = 4 * CELL_BYTES
+"""What a reader asks for at first, unless it wants more."""
+DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
+"""How a replica refuses a block of which it may have other bytes."""
+DRAIN_BYTES = 4 * CELL_BYTES
+"""An answer of which no more than this is left is read to its end, so that its connection can be kept."""
+
+
+class KeyReader:
+    """Reads the bytes of ``blocks``, which lie one after the other; for one thread at a time.
+
+    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that it has none.
+    """
+
+    def __init__(
+        self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
+        replica: int | None = None,
+    ) -> None:  # fmt: skip
+        """Read with ``options``. With ``replica`` only that one of each block is read: its place among the pipeline's members."""
+        self._streams = streams
+        self._replica = replica
+        self._options = options or streams.options
+        self._blocks = list(blocks)
+        self.size = sum(block.length for block in self._blocks)
+        """Bytes of the key."""
+        self._block: _BlockReader | None = None
+        self.failovers = 0
+        """How often another replica had to be asked."""
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` with the key's bytes from ``offset`` on; return how many there were, fewer only at the end."""
+        wanted = max(min(len(buffer), self.size - offset), 0)
+        done = 0
+        while done < wanted:
+            part = self.next_bytes(offset + done, wanted - done)
+            count = min(len(part), wanted - done)
+            buffer[done : done + count] = part[:count]
+            done += count
+        return done
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        """Return some bytes from ``offset`` on, which lies within the key; ``wanted`` is how many are going to be read."""
+        block = self._reader_at(offset)
+        part = block.next_bytes(offset - block.location.offset, wanted)
+        self.failovers += block.take_failovers()
+        return part
+
+    def _reader_at(self, offset: int) -> _BlockReader:
+        found = self._block
+        if found is not None and 0 <= offset - found.location.offset < found.location.length:
+            return found
+        self.close()
+        location = next(block for block in self._blocks if 0 <= offset - block.offset < block.length)
+        if location.bcs_id == NEVER_WRITTEN:
+            where = f"block {location.container_id}/{location.local_id}"
+            raise RequestFailed(NOT_COMMITTED, f"{where} was never written: the key was committed with metadata alone")
+        found = self._block = _BlockReader(self._streams, location, self._options, self._replica)
+        return found
+
+    def close(self) -> None:
+        """Let go of connections; reading again opens new ones."""
+        if self._block is not None:
+            self._block.close()
+            self._block = None
+
+
+class _BlockReader:
+    """Reads one block."""
+
+    def __init__(
+        self, streams: KeyStreams, location: BlockLocation, options: StreamOptions, replica: int | None
+    ) -> None:
+        self.location = location
+        self._replica = replica
+        self._streams = streams
+        self._options = options
+        self._preferred: Member | None = None
+        self._connection: Connection | None = None
+        self._next = self._end = 0
+        """Where the next packet of the answer under way lies, and where the answer ends."""
+        self._ahead = FIRST_READ_BYTES
+        self._packet = memoryview(b"")
+        self._packet_offset = 0
+        self._failovers = 0
+        self._patience = Patience(f"reading block {location.container_id}/{location.local_id}")
+
+    def take_failovers(self) -> int:
+        """Return how often another replica was asked since the last call."""
+        found, self._failovers = self._failovers, 0
+        return found
+
+    def next_bytes(self, offset: int, wanted: int) -> memoryview:
+        """As :meth:`KeyReader.next_bytes`, within the block."""
+        if not 0 <= offset - self._packet_offset < len(self._packet):
+            self._fetch(offset, wanted)
+        return self._packet[offset - self._packet_offset :]
+
+    def _fetch(self, offset: int, wanted: int) -> None:
+        """Have the packet in which ``offset`` lies, from whichever replica."""
+        cell = offset - offset % CELL_BYTES
+        error: DatanodeError | None = None
+        if self._connection is not None and self._next == cell and cell < self._end:
+            error = self._try_receive(self._connection, cell)
+            if error is None:
+                return
+            self._failovers += 1
+            self._drop()
+        self._let_go()
+        self._patience.begin()
+        for attempt in range(MAX_ROUNDS):
+            if attempt:
+                time.sleep(attempt * FIRST_PAUSE_MS / 1000)
+                self._streams.directory.try_refresh()
+            pipeline = self._streams.directory.pipeline(self.location.pipeline)
+            damaged: list[Member] = []
+            for member in self._in_order(self._candidates(pipeline, attempt)):
+                error = self._ask_where_it_is(pipeline, member, cell, offset + wanted, again=attempt > 0)
+                if error is None:
+                    return
+                self._patience.still(error)
+                if error.status in DAMAGED:
+                    damaged.append(member)
+            # Who reads one replica only wants to know whether it is whole.
+            for member in damaged if self._replica is None else []:
+                error = self._ask(pipeline, member, cell, offset + wanted, salvage=True)
+                if error is None:
+                    return
+        raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
+
+    def _candidates(self, pipeline: PipelineView, attempt: int) -> list[Member]:
+        """Return whom to ask: the members, and from the second attempt on whoever else holds the container."""
+        members = list(pipeline.members)
+        if self._replica is not None:
+            return [members[self._replica]]
+        if attempt:
+            known = {member.datanode for member in members}
+            holders = self._streams.directory.holders(self.location.container_id)
+            members += [member for member in holders if member.datanode not in known]
+        return members
+
+    def _ask_where_it_is(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, again: bool
+    ) -> DatanodeError | None:
+        """As :meth:`_ask`; one that cannot be reached is asked once more if the Object Manager says that it is somewhere else by now.
+
+        ``again`` asks it even if it has just said where that one is: nobody else could answer.
+        """
+        directory = self._streams.directory
+        now = next((one for one in directory.known(pipeline).members if one.datanode == member.datanode), member)
+        error = self._ask(pipeline, now, cell, wanted_end)
+        if error is not None and error.status in NOT_REACHED:
+            found = directory.whereabouts(pipeline, now, again=again)
+            if found.address != now.address:
+                return self._ask(pipeline, found, cell, wanted_end)
+        return error
+
+    def _ask(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool = False
+    ) -> DatanodeError | None:
+        """As :meth:`_try_replica`, and remember who answered."""
+        error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
+        if error is None:
+            self._preferred = member
+            return None
+        self._failovers += 1
+        self._drop()
+        if member is self._preferred:
+            self._preferred = None
+        return error
+
+    def _in_order(self, given: list[Member]) -> list[Member]:
+        members = nearest_first(random.sample(given, len(given)), self._options.rack)
+        return sorted(members, key=lambda member: member != self._preferred)
+
+    def _try_replica(
+        self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool
+    ) -> DatanodeError | None:
+        """Ask a replica for cells from ``cell`` on, and take the first packet of its answer."""
+        reads_on = cell == self._next and cell > 0
+        self._ahead = min(2 * self._ahead, self._options.read_ahead_bytes) if reads_on else FIRST_READ_BYTES
+        end = min(max(wanted_end, cell + self._ahead), self.location.length)
+        request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
+        for fresh in (False, True):
+            connection: Connection | None = None
+            try:
+                connection = self._streams.datanodes.borrow(member, fresh=fresh)
+                connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
+                connection.send(Kind.REQUEST, encode(request))
+            except DatanodeError as error:
+                if connection is not None:
+                    connection.close()
+                if fresh or connection is None:
+                    return error  # a new connection failed: another will do no better
+                continue
+            self._connection, self._next, self._end = connection, cell, end
+            failure = self._try_receive(connection, cell)
+            if failure is None or failure.status != UNREACHABLE or fresh:
+                return failure
+            self._drop()
+        return None
+
+    def _request(self, partition: int, offset: int, length: int, *, salvage: bool) -> ReadBlock | SalvageBlock:
+        container_id, local_id, bcs_id = self.location.container_id, self.location.local_id, self.location.bcs_id
+        if salvage:
+            return SalvageBlock(
+                partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+            )  # fmt: skip
+        return ReadBlock(
+            partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+            committed_only=True,
+        )  # fmt: skip
+
+    def _try_receive(self, connection: Connection, cell: int) -> DatanodeError | None:
+        """Take the packet at ``cell`` from the answer under way."""
+        try:
+            header, payload = connection.receive(self._streams.datanodes.silence_ms)
+            if header.kind is Kind.END:
+                return connection.error(
+                    NOT_COMMITTED, f"the answer ended at {header.offset}, {self._end} was asked for"
+                )
+            if header.kind is not Kind.DATA or header.offset != cell or not payload:
+                what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
+                return connection.error(BAD_FRAME, what)
+        except DatanodeError as error:
+            return error
+        # A replica may have more than this key's part of the block.
+        self._packet = memoryview(payload)[: self.location.length - cell].toreadonly()
+        self._packet_offset = cell
+        self._next = cell + len(payload)
+        if self._next >= self._end:
+            self._connection = None
+            self._finish_answer(connection)
+        return None
+
+    def _finish_answer(self, connection: Connection) -> None:
+        """Take the end of the answer, and give the connection back."""
+        connection.used = True
+        try:
+            header, _ = connection.receive(self._streams.datanodes.silence_ms)
+        except DatanodeError:
+            connection.close()
+            return
+        if header.kind is Kind.END:
+            self._streams.datanodes.give_back(connection)
+        else:
+            connection.close()
+
+    def _let_go(self) -> None:
+        """End the answer under way: read what little is left of it, or close the connection."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        try:
+            if 0 < self._end - self._next <= DRAIN_BYTES:
+                while connection.receive(self._streams.datanodes.silence_ms)[0].kind is Kind.DATA:
+                    pass
+                self._streams.datanodes.give_back(connection)
+                return
+        except DatanodeError:
+            pass
+        connection.close()
+
+    def _drop(self) -> None:
+        """Close the connection of an answer that failed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._let_go()
+        self._packet = memoryview(b"")

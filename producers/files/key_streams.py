@@ -1,0 +1,49 @@
+"""What all keys that one client writes or reads have in common: pipelines, connections to datanodes, options.
+
+What belongs here: the things that live as long as the client, made when the first key is opened.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from producers.blocks.datanode_connection import Datanodes
+from producers.blocks.datanode_directory import Directory
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import CLIENT_CLOSED, ClientClosed
+from producers.reads.reads import Reads
+
+PEER = "client"
+"""What a client calls itself in HELLO."""
+
+
+class KeyStreams:
+    """Ways to the datanodes; safe to share between threads. ``options`` are those of keys that are opened without."""
+
+    def __init__(self, reads: Reads, options: StreamOptions | None = None) -> None:
+        self.options = options or StreamOptions()
+        self.directory = Directory(reads)
+        self._lock = threading.Lock()
+        self._datanodes: Datanodes | None = None
+        self._closed = False
+
+    @property
+    def datanodes(self) -> Datanodes:
+        """Connections to the datanodes of the cluster that the Object Manager names.
+
+        Raises as :meth:`Directory.refresh`, and ClientClosed.
+        """
+        with self._lock:
+            if self._closed:
+                raise ClientClosed(CLIENT_CLOSED, "the client is closed")
+            if self._datanodes is None:
+                self._datanodes = Datanodes(cluster=self.directory.cluster_name(), peer=PEER)
+            return self._datanodes
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            self._closed = True
+            datanodes, self._datanodes = self._datanodes, None
+        if datanodes is not None:
+            datanodes.close()

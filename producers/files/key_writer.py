@@ -1,0 +1,435 @@
+"""Writes a key: its bytes go into one block after the other, then the key is committed (design, section 8).
+
+What belongs here: which block the bytes go to, and what happens to those of a block that failed. The rules:
+
+1. A key is a list of blocks in order. One is being written; the one before it may still be waiting for its watch.
+2. Together they keep ``client_buffer_bytes`` at most: at that a writer waits.
+3. When a block fails, what is watched of it stays; all other bytes are still held and are written to new blocks, in its
+   place, on other pipelines if there are others. A key gives up after MAX_FAILED_BLOCKS without one that ended well, or after two commit
+   time-outs. What is waited for is logged.
+4. CommitKey names the blocks in order, with lengths and committed indexes, once everything is watched. A key that is
+   aborted, or dropped, is never committed; its blocks were never part of a key, and are reclaimed.
+5. A failure lasts. Once a method has raised, whatever it was, nobody knows what the key would hold: all others raise from then on, and
+   :meth:`KeyWriter.close` commits nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+from producers.blocks.block_writer import BlockFailed, BlockWriter
+from producers.blocks.stream_options import StreamOptions
+from producers.errors import (
+    CLIENT_CLOSED,
+    WRITE_FAILED,
+    ClientClosed,
+    OutcomeUnknown,
+    RequestFailed,
+    RetryableError,
+    StratologError,
+)
+from producers.files.key_streams import KeyStreams
+from producers.requests.keys import block_of, session_of
+from producers.waiting import Patience
+from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
+from schemas.records.rows import BlockLocation
+from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
+
+MAX_FAILED_BLOCKS = 10
+MIN_FAILED_BLOCKS = 3
+"""So many are tried even if they take long; from then on no longer than two commit time-outs in all."""
+PAUSE_MS = 50
+LAST_PAUSE_MS = 2_000
+KEEP_BYTES = 8 * 1024 * 1024
+"""``bytes`` up to this size are kept instead of copied: they are released as a whole."""
+
+
+class Requester(Protocol):
+    """What a writer needs of a :class:`producers.Client`."""
+
+    def submit(self, body: RequestBody) -> Future[Response]:
+        """Send a request and return the future of its response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStatistics:
+    """What the writing of a key met."""
+
+    bytes: int
+    blocks: int
+    failed_blocks: int
+    resumed_streams: int
+    watches_by_majority: int
+
+
+class KeyWriter:
+    """Writes one key; for one thread at a time. Nothing is visible before :meth:`close` returns.
+
+    ``size`` is the expected number of bytes, for which blocks are allocated at once; 0 if nobody knows. Raises one of
+    ``producers.errors``, here and in every method; after that the key can only be aborted (rule 5).
+    """
+
+    def __init__(
+        self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, size: int = 0,
+        replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+    ) -> None:  # fmt: skip
+        self._client = client
+        self._streams = streams
+        self._options = options or streams.options
+        self._volume, self._bucket, self._key = place
+        self.path = "/".join(("", *place))
+        self._committing = self._answered = False
+        """Whether CommitKey may have been sent, and whether ``_failure`` is what it was answered with."""
+        self._failure: BaseException | None = None
+        """What was raised first; the key is never committed then."""
+        self._patience = Patience(f"writing {self.path}")
+        body = CreateKey(
+            volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
+            metadata=dict(metadata or {}),
+        )  # fmt: skip
+        session = session_of(self._ask(body))
+        self._session_id = session.session_id
+        self._spare = list(session.blocks)
+        """Blocks that were allocated with the key and are not used yet."""
+        self._done: list[BlockLocation] = []
+        """Blocks in order that are committed and watched."""
+        self._closing: BlockWriter | None = None
+        self._current: BlockWriter | None = None
+        self._live: list[BlockWriter] = []
+        """Blocks that have neither ended well nor been salvaged: those two, and the one that is rescued or written anew."""
+        self._excluded: list[str] = []
+        self._failed_in_a_row = 0
+        self._failed_blocks = self._resumed = self._by_majority = self._blocks = 0
+        self._written = 0
+        self._ended = False
+        self._failing_since_s = 0.0
+
+    @property
+    def written(self) -> int:
+        """Bytes that were given to :meth:`write`."""
+        return self._written
+
+    @property
+    def ended(self) -> bool:
+        """Whether the key was committed or aborted, or its writing failed."""
+        return self._ended or self._failure is not None
+
+    @property
+    def session_id(self) -> int:
+        """The session of the open key."""
+        return self._session_id
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are kept in memory until the watch."""
+        return sum(block.held_bytes for block in (self._closing, self._current) if block is not None)
+
+    def statistics(self) -> WriteStatistics:
+        """Return what the writing met so far."""
+        live = [block for block in (self._closing, self._current) if block is not None]
+        return WriteStatistics(
+            bytes=self._written,
+            blocks=self._blocks,
+            failed_blocks=self._failed_blocks,
+            resumed_streams=self._resumed + sum(block.resumed for block in live),
+            watches_by_majority=self._by_majority + sum(block.watches_by_majority for block in live),
+        )
+
+    # -- writing
+
+    def write(self, data: bytes | bytearray | memoryview) -> int:
+        """Write all of ``data``; returns its length when it is sent, or kept for a packet that is not full."""
+        self._check_open()
+        view = memoryview(data).cast("B")
+        keep = isinstance(data, bytes) and len(data) <= KEEP_BYTES
+        self._patience.begin()
+        done = 0
+        try:
+            while done < len(view):
+                self._check_failure()
+                taken = self._write_some(view[done:], keep=keep)
+                done += taken
+                self._written += taken
+        except BaseException as error:
+            self._fail(error)
+            self._let_go()
+            raise
+        return done
+
+    def _write_some(self, view: memoryview, *, keep: bool) -> int:
+        block = self._current
+        if block is None:
+            block = self._current = self._next_block()
+        if self._closing is not None:
+            left = self._options.client_buffer_bytes - self.held_bytes
+            if left <= 0:
+                self._settle_closing()
+            else:
+                view = view[:left]
+        taken = block.put(view, keep=keep)
+        if taken and not self._guarded(block, block.push):
+            return taken
+        if block.full:
+            self._finish_current()
+        elif not taken:
+            self._guarded(block, block.wait_for_room)
+        return taken
+
+    def flush(self) -> None:
+        """Return once all datanodes have everything that was written; it is not committed yet."""
+        with self._step():
+            if self._current is not None:
+                self._guarded(self._current, self._current.flush)
+
+    def hsync(self) -> None:
+        """Return once everything that was written is committed, and held by enough replicas: it survives."""
+        with self._step():
+            self._settle_closing()
+            if self._current is not None:
+                self._guarded(self._current, self._current.hsync)
+
+    def locations(self) -> list[BlockLocation]:
+        """Return the blocks as far as they are committed and watched, with their offsets in the key."""
+        found = list(self._done)
+        for block in (self._closing, self._current):
+            location = block.watched_location() if block is not None else None
+            if location is not None:
+                found.append(location)
+        return _with_offsets(found)
+
+    def close(self) -> None:
+        """Commit the key; closing again, or after :meth:`abort`, does nothing. After a failure it commits nothing, and raises each time."""
+        if self._ended:
+            return
+        with self._step():
+            if self._current is not None:
+                self._finish_current()
+            self._settle_closing()
+            blocks = _with_offsets(self._done)
+            body = CommitKey(
+                volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
+                size=self._written, blocks=blocks,
+            )  # fmt: skip
+            self._check_failure()
+            self._commit(body)
+            self._ended = True
+        self._let_go()
+
+    def _commit(self, body: CommitKey) -> None:
+        self._committing = True
+        try:
+            self._client.submit(body).result()
+        except StratologError as error:
+            self._failure, self._answered = error, True
+            raise
+
+    def abort(self) -> None:
+        """Let go of the key without committing it; does nothing after :meth:`close`."""
+        self._ended = True
+        self._let_go()
+
+    def interrupt(self, reason: str) -> None:
+        """Have the thread that is in a method of this writer fail soon, and the key with it: rule 5. May be called by any thread."""
+        self._fail(RetryableError(WRITE_FAILED, reason))
+        for block in list(self._live):
+            block.interrupt()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        self._check_open()
+        self._patience.begin()
+        try:
+            yield
+        except BaseException as error:
+            self._fail(error)
+            self._let_go()
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and not self._ended:
+            self._failure = error
+
+    def _let_go(self) -> None:
+        """Nothing more is sent or committed."""
+        for block in self._live:
+            block.abandon()
+        self._live.clear()
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise ClientClosed(CLIENT_CLOSED, f"{self.path} is closed")
+        if self._failure is not None:
+            # It may have been interrupted by a thread that could not do this.
+            self._let_go()
+        self._check_failure()
+
+    def _check_failure(self) -> None:
+        """Raise what failed before, in its own class: what the caller may do about it is the same."""
+        error = self._failure
+        if error is None:
+            return
+        if self._answered:
+            raise error
+        if self._committing:
+            raise OutcomeUnknown(
+                WRITE_FAILED, f"{self.path} may be committed: CommitKey was not waited for: {str(error) or repr(error)}"
+            ) from error
+        kind, status = (
+            (type(error), error.status) if isinstance(error, StratologError) else (RetryableError, WRITE_FAILED)
+        )
+        raise kind(
+            status, f"{self.path} is not committed, because writing it failed: {str(error) or repr(error)}"
+        ) from error
+
+    # -- blocks
+
+    def _next_block(self) -> BlockWriter:
+        location = self._allocate()
+        pipeline = self._streams.directory.pipeline(location.pipeline)
+        self._blocks += 1
+        block = BlockWriter(
+            location, pipeline, self._streams.datanodes, self._options, still=self._still,
+            look_again=partial(self._streams.directory.current, pipeline),
+        )  # fmt: skip
+        self._live.append(block)
+        return block
+
+    def _still(self, what: object) -> None:
+        """Told what is waited for; raises if the key has failed meanwhile."""
+        self._check_failure()
+        self._patience.still(what)
+
+    def _allocate(self) -> BlockLocation:
+        while self._spare:
+            location = self._spare.pop(0)
+            if location.pipeline not in self._excluded:
+                return location
+        body = AllocateBlock(
+            volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
+            excluded_pipelines=list(self._excluded),
+        )  # fmt: skip
+        if self._excluded:
+            try:
+                return block_of(self._client.submit(body).result())
+            except (RequestFailed, RetryableError):
+                # Nothing is left but what failed before, and may have recovered.
+                self._excluded.clear()
+        return block_of(self._ask(replace(body, excluded_pipelines=[])))
+
+    def _ask(self, body: RequestBody) -> Response:
+        """Ask the Object Manager for blocks; while no pipeline takes any, another is perhaps being made."""
+        deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
+        pause_ms = PAUSE_MS
+        while True:
+            try:
+                return self._client.submit(body).result()
+            except RequestFailed as error:
+                no_pipeline = error.status == FAILED_TO_FIND_ACTIVE_PIPELINE
+                if not no_pipeline or time.monotonic() + pause_ms / 1000 >= deadline_s:
+                    raise
+                self._still(error)
+            time.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+
+    def _guarded(self, block: BlockWriter, step: Callable[[], None]) -> bool:
+        """Run a step of a block; if the block fails, write what it held elsewhere. Returns whether it went well."""
+        try:
+            step()
+        except BlockFailed as failure:
+            if block is self._current:
+                self._settle_closing()
+                self._current = None
+            self._rescue(block, failure)
+            return False
+        return True
+
+    def _finish_current(self) -> None:
+        """End the current block; its watch goes on while the next one is written."""
+        block = self._current
+        if block is not None and self._guarded(block, block.finish):
+            self._settle_closing()
+            self._closing, self._current = block, None
+
+    def _settle_closing(self) -> None:
+        block = self._closing
+        if block is None:
+            return
+        self._closing = None
+        if self._guarded(block, lambda: self._done.append(block.settle())):
+            self._count(block)
+            self._failed_in_a_row = 0
+
+    def _rescue(self, block: BlockWriter, failure: BlockFailed) -> None:
+        """Keep what is durable of a block that failed, and write its other bytes to new blocks in its place."""
+        waiting: list[memoryview] = []
+        failed: tuple[BlockWriter, BlockFailed] | None = (block, failure)
+        while failed is not None:
+            block, failure = failed
+            self._failed_blocks += 1
+            self._failed_in_a_row += 1
+            if self._failed_in_a_row == 1:
+                self._failing_since_s = time.monotonic()
+            self._still(failure)
+            location = block.salvage(failure)
+            self._count(block)
+            if location is not None:
+                self._done.append(location)
+            failing_ms = (time.monotonic() - self._failing_since_s) * 1000
+            patient = self._failed_in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._options.commit_timeout_ms
+            if self._failed_in_a_row >= MAX_FAILED_BLOCKS or not patient:
+                raise failure.error
+            if block.pipeline.pipeline not in self._excluded:
+                self._excluded.append(block.pipeline.pipeline)
+            if self._failed_in_a_row > 1:
+                # What is wrong may take a moment to become known: a container that has just been closed, a dead node.
+                time.sleep(min(PAUSE_MS * 2**self._failed_in_a_row, LAST_PAUSE_MS) / 1000)
+            self._streams.directory.try_refresh()
+            waiting[:0] = block.unwatched()
+            failed = self._rewrite(waiting)
+
+    def _rewrite(self, waiting: list[memoryview]) -> tuple[BlockWriter, BlockFailed] | None:
+        """Write bytes into new blocks, each one to its end.
+
+        Return the block that fails; it holds what was taken from ``waiting`` and is not in a block that ended well.
+        """
+        while waiting:
+            block = self._next_block()
+            try:
+                while waiting and not block.full:
+                    # What a packet was made of does not change any more.
+                    taken = block.put(waiting[0], keep=True)
+                    if taken == len(waiting[0]):
+                        waiting.pop(0)
+                    else:
+                        waiting[0] = waiting[0][taken:]
+                    block.push()
+                    if not taken and not block.full:
+                        block.wait_for_room()
+                block.finish()
+                self._done.append(block.settle())
+            except BlockFailed as failure:
+                return block, failure
+            self._count(block)
+            self._failed_in_a_row = 0
+        return None
+
+    def _count(self, block: BlockWriter) -> None:
+        """Count what a block met that has ended."""
+        self._live.remove(block)
+        self._resumed += block.resumed
+        self._by_majority += block.watches_by_majority
+
+
+def _with_offsets(locations: Iterable[BlockLocation]) -> list[BlockLocation]:
+    """Return blocks with the offsets in the key that follow from their order."""
+    found, offset = [], 0
+    for location in locations:
+        found.append(replace(location, offset=offset))
+        offset += location.length
+    return found

@@ -1,0 +1,55 @@
+"""Which nodes there are, as the brokers know it: the members of the leaders' group.
+
+What belongs here: the one question to the group's coordinator. Nodes are members while they may lead, under a name that holds
+the address of their HTTP API (``schemas/leader_names.py``). Nothing is joined and nothing written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from producers.errors import NOT_CONNECTED, NotConnected
+from producers.reads.node_addresses import address_of
+from producers.requests.listeners import check_listening
+from schemas.leader_names import node_and_address
+from schemas.topics import LEADER_GROUP
+
+
+def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
+    """Return the addresses of the nodes in the leaders' group; ``settings`` are those of a connection to the brokers.
+
+    Raises NotConnected if no broker tells them in time, or no node is there.
+    """
+    check_listening(str(settings["bootstrap.servers"]), timeout_s)
+    admin = AdminClient(dict(settings))
+    try:
+        asked = admin.describe_consumer_groups([LEADER_GROUP], request_timeout=timeout_s)
+        group = asked[LEADER_GROUP].result(timeout_s + 1)
+    except (KafkaException, TimeoutError) as error:
+        servers = settings["bootstrap.servers"]
+        raise NotConnected(
+            NOT_CONNECTED, f"brokers {servers} do not tell which nodes there are (or give read_from): {error}"
+        ) from error
+    found = sorted(node_and_address(member.client_id) for member in group.members)
+    if not found:
+        raise NotConnected(
+            NOT_CONNECTED, "no node is in the group of those that may lead; give read_from to read from others"
+        )
+    addresses = [address for _, address in found if _is_address(address)]
+    if not addresses:
+        names = ", ".join(node for node, _ in found)
+        raise NotConnected(NOT_CONNECTED, f"nodes {names} do not tell the brokers where they are: give read_from")
+    return addresses
+
+
+def _is_address(told: str) -> bool:
+    """Whether a member tells an address: older software tells none, and a stranger's member anything."""
+    try:
+        address_of(told)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""The nodes that reads ask: those that were given, or those that the brokers know (``leaders_group``).
+
+What belongs here: which addresses are asked, in which order, and when they are looked for anew. The rules:
+
+1. The node that answered last is asked first.
+2. Without given addresses they are looked for at the first read, and again after nobody answered, at most every
+   FIND_AGAIN_MS: a node that came back at another address is found there.
+3. What was found stays known if looking again finds nobody, or reaches no broker: those nodes may answer all the same.
+4. One thread looks for nodes at a time. Others go on with those that are known; only while there are none do they wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+
+from producers.errors import NOT_CONNECTED, InvalidArgument, NotConnected, RetryableError
+from producers.requests import arguments
+
+FIND_AGAIN_MS = 500
+FIND_TIMEOUT_MS = 2_000
+"""How long the brokers may take to name the nodes."""
+
+Find = Callable[[float], Sequence[str]]
+"""Returns the addresses of the nodes there are, within so many seconds; raises a RetryableError."""
+
+
+class NodeAddresses:
+    """Addresses in the order in which they are to be asked; safe to share between threads."""
+
+    def __init__(self, given: Sequence[str], find: Find | None) -> None:
+        try:
+            self._addresses = [address_of(one) for one in arguments.sequence("read_from", given, str, "str")]
+        except ValueError as error:
+            raise InvalidArgument("read_from", f"must hold addresses: {error}") from error
+        self._find = None if self._addresses else find
+        self._lock = threading.Lock()
+        self._look = True
+        self._looked_at_s = float("-inf")
+        self._preferred = ""
+        self._failure: RetryableError | None = None
+        """Why the last look found nothing."""
+
+    @property
+    def any_hope(self) -> bool:
+        """Whether there are nodes, or may be some."""
+        return self._find is not None or bool(self._addresses)
+
+    def in_order(self, timeout_s: float) -> list[str]:
+        """Return the addresses; raises NotConnected if there are none."""
+        if self._find is not None:
+            self._look_for_nodes(self._find, timeout_s)
+        if not self._addresses:
+            raise NotConnected(NOT_CONNECTED, "the client was given no node to read from (read_from)")
+        return sorted(self._addresses, key=lambda one: one != self._preferred)
+
+    def _look_for_nodes(self, find: Find, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        with self._turn(timeout_s) as is_ours:
+            if not is_ours:
+                return
+            rests = time.monotonic() - self._looked_at_s < FIND_AGAIN_MS / 1000
+            if self._addresses and (rests or not self._look):
+                return
+            if rests and self._failure is not None:
+                # Threads that waited meanwhile do not ask again one after the other.
+                raise NotConnected(self._failure.status, self._failure.message)
+            try:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                found = find(min(left_s, FIND_TIMEOUT_MS / 1000))
+                self._addresses, self._failure = [address_of(one) for one in found], None
+            except RetryableError as error:
+                # Not the error itself: its traceback holds what the look was made with, a client of Kafka too.
+                self._failure = NotConnected(error.status, error.message)
+                if not self._addresses:
+                    raise
+            finally:
+                self._looked_at_s = time.monotonic()
+            self._look = False
+
+    @contextmanager
+    def _turn(self, timeout_s: float) -> Iterator[bool]:
+        """Take the turn to look; False if somebody else has it and nodes are known. Raises NotConnected after ``timeout_s``."""
+        if self._addresses:
+            is_ours = self._lock.acquire(blocking=False)
+        else:
+            is_ours = self._lock.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX))
+        if not is_ours and not self._addresses:
+            raise NotConnected(NOT_CONNECTED, "the brokers have not told yet which nodes there are")
+        try:
+            yield is_ours
+        finally:
+            if is_ours:
+                self._lock.release()
+
+    def answered(self, address: str) -> None:
+        """Ask this one first from now on."""
+        self._preferred = address
+
+    def none_answered(self) -> None:
+        """Look for the nodes anew before they are asked again."""
+        self._look = True
+
+
+def address_of(address: str) -> str:
+    """Return a node's address without a trailing slash; ``host:port`` alone means http.
+
+    Raises ValueError, naming it, for one that is no address.
+
+    >>> address_of("127.0.0.1:9871/")
+    'http://127.0.0.1:9871'
+    """
+    url = address if "://" in address else f"http://{address}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{address!r} is not the address of a node: {error}") from error
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise ValueError(f"{address!r} is not the address of a node, as in http://127.0.0.1:9871")
+    return url.rstrip("/")

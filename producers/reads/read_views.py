@@ -1,0 +1,88 @@
+"""What reads return: rows with their usage and positions, and the pages of listings.
+
+What belongs here: the values, and the walk from page to page. How they are read is ``producers.reads.reads``' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from schemas.records.record import record
+from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
+
+PAGE_ENTRIES = 1000
+"""Entries that a listing asks for at once: the most that a node gives."""
+
+
+@record
+class ListedVolume(VolumeInfo):
+    """A volume in a listing: its row, and ``usage``, its counters ``used_namespace`` and ``allotted_bytes``."""
+
+    usage: Mapping[str, int]
+
+
+@record
+class ListedBucket(BucketInfo):
+    """A bucket in a listing: its row, and ``usage``, its counters ``used_bytes`` and ``used_namespace``."""
+
+    usage: Mapping[str, int]
+
+
+Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View(Generic[Row]):
+    """A row as a node read it.
+
+    ``info`` is the row, ``usage`` its counters by name, ``positions`` the index at which it was read, by shard.
+    """
+
+    info: Row
+    usage: Mapping[str, int]
+    positions: Mapping[int, int]
+
+
+VolumeView = View[VolumeInfo]
+BucketView = View[BucketInfo]
+KeyView = View[KeyInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page(Generic[Row]):
+    """A part of a listing.
+
+    ``next_after`` is the ``start_after`` of the next page, None if this is the last; ``positions`` the index at which
+    it was read, by shard.
+    """
+
+    entries: list[Row]
+    next_after: str | None
+    positions: Mapping[int, int]
+
+
+class Pages(Generic[Row]):
+    """The pages of a listing one after the other, ``limit`` entries in all (None: every one); each is read when it is asked for."""
+
+    def __init__(self, read: Callable[[str, int], Page[Row]], start_after: str, limit: int | None) -> None:
+        self._read = read
+        self._after: str | None = start_after
+        self._left = limit
+
+    def next_page(self) -> list[Row] | None:
+        """Read on: the entries of the next page, None if there is none; raises as :class:`Reads` does."""
+        if self._after is None or self._left == 0:
+            return None
+        wanted = PAGE_ENTRIES if self._left is None else min(self._left, PAGE_ENTRIES)
+        page = self._read(self._after, wanted)
+        self._after = page.next_after
+        if self._left is not None:
+            self._left -= len(page.entries)
+        return page.entries
+
+    def entries(self) -> Iterator[Row]:
+        """Iterate over the entries of all pages."""
+        while (entries := self.next_page()) is not None:
+            yield from entries

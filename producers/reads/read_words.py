@@ -1,0 +1,59 @@
+"""Reads in the words of who asks: "key 'x' in bucket /v/b" instead of a path of the HTTP API.
+
+What belongs here: the way from a path of ``producers.reads.reads`` and its parameters to words, and to the thing that an error
+says is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+from producers.requests.arguments import shown
+
+ROOT = "/v1/volumes"
+
+
+def asked(path: str, parameters: Mapping[str, str]) -> str:
+    """Return what a read is about, in words; the path itself if it is no volume, bucket or key.
+
+    >>> asked("/v1/volumes/v/buckets/b/key", {"name": "a/b"}), asked("/v1/volumes/v/buckets", {}), asked("/status", {})
+    ("key 'a/b' in bucket /v/b", 'buckets of volume /v', 'GET /status')
+    """
+    match _names(path):
+        case []:
+            return "volumes"
+        case [volume]:
+            return f"volume /{volume}"
+        case [volume, "buckets"]:
+            return f"buckets of volume /{volume}"
+        case [volume, "buckets", bucket]:
+            return f"bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "keys"]:
+            return f"keys of bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "key"]:
+            return f"key {shown(parameters.get('name', ''))} in bucket /{volume}/{bucket}"
+    return f"GET {path}"
+
+
+def missing(status: str, path: str, parameters: Mapping[str, str]) -> str | None:
+    """Return what a code says is not there, None if it says no such thing.
+
+    >>> missing("BUCKET_NOT_FOUND", "/v1/volumes/v/buckets/b/key", {"name": "a"})
+    'bucket /v/b'
+    """
+    names = _names(path) or []
+    if status == "VOLUME_NOT_FOUND" and names:
+        return f"volume /{names[0]}"
+    if status == "BUCKET_NOT_FOUND" and len(names) > 2:
+        return f"bucket /{names[0]}/{names[2]}"
+    if status == "KEY_NOT_FOUND" and names[3:] == ["key"]:
+        return asked(path, parameters)
+    return None
+
+
+def _names(path: str) -> list[str] | None:
+    """Return the parts of a path below ROOT, None for another path."""
+    if path != ROOT and not path.startswith(f"{ROOT}/"):
+        return None
+    return [unquote(part) for part in path.removeprefix(ROOT).split("/")[1:]]

@@ -1,0 +1,338 @@
+"""Reads over HTTP from the nodes, with fail-over and consistency (design, section 5).
+
+What belongs here: the addresses, the paths of the nodes' HTTP API, and the way from its JSON to rows. The rules:
+
+1. Any node answers for every shard.
+2. A node that cannot be reached, or answers 5xx (no leader, not caught up, flagged), is followed by the next;
+   after a round of all nodes there is a pause, and at the deadline a RetryableError with the last reason.
+3. A 4xx is the answer: RequestFailed with its code.
+4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
+5. Which nodes there are, and in which order they are asked, is ``node_addresses``' business.
+6. A wait of more than two seconds says what it waits for (``waiting``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Literal, get_args
+from urllib.parse import quote
+
+import httpx
+
+from producers.errors import NOT_CONNECTED, NotConnected, RequestFailed, RetryableError, failure
+from producers.reads.node_addresses import Find, NodeAddresses
+from producers.reads.read_views import (
+    PAGE_ENTRIES,
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    Page,
+    Pages,
+    Row,
+    View,
+    VolumeView,
+)
+from producers.reads.read_words import ROOT, asked, missing
+from producers.requests import arguments
+from producers.waiting import Patience
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
+
+Consistency = Literal["linearizable", "session", "stale"]
+"""``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: what is there."""
+CONSISTENCIES: tuple[str, ...] = get_args(Consistency)
+DEFAULT_CONSISTENCY: Consistency = "linearizable"
+FIRST_PAUSE_MS = 50
+LAST_PAUSE_MS = 1_000
+REQUEST_TIMEOUT_MS = 10_000
+"""How long one node may take for one answer before the next is asked."""
+CONNECT_TIMEOUT_MS = 2_000
+"""How long a node may take to accept a connection: one that listens does so at once."""
+MIN_ASK_S = 0.1
+"""Even at the deadline a node gets this long, so that the error names what is wrong with it."""
+
+
+class Reads:
+    """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
+
+    ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` the nodes'
+    addresses, if none are given. Every read raises RequestFailed (4xx: NotFound for
+    VOLUME_NOT_FOUND, …), NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError
+    or InvalidArgument (a ValueError).
+
+    >>> reads = Reads(["http://127.0.0.1:9871"], deadline_ms=5000)
+    >>> reads.volume_info("vol1", consistency="stale").info.owner  # doctest: +SKIP
+    'alice'
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        deadline_ms: int = 60_000,
+        positions: Callable[[], Mapping[int, int]] = dict,
+        find: Find | None = None,
+    ) -> None:
+        self._nodes = NodeAddresses(addresses, find)
+        self._deadline_ms = deadline_ms
+        self._positions = positions
+        self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
+
+    def follow(self, positions: Callable[[], Mapping[int, int]]) -> None:
+        """Take the positions of ``session`` reads from here from now on."""
+        self._positions = positions
+
+    def close(self) -> None:
+        """Close the connections to the nodes."""
+        self._http.close()
+
+    def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
+        """Read a volume with its counters ``used_namespace`` and ``allotted_bytes``."""
+        return _view(VolumeInfo, self._checked_get(_volume_path(volume), {}, consistency))
+
+    def bucket_info(self, volume: str, bucket: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> BucketView:
+        """Read a bucket with its counters ``used_bytes`` and ``used_namespace``."""
+        return _view(BucketInfo, self._checked_get(_bucket_path(volume, bucket), {}, consistency))
+
+    def key_info(
+        self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> KeyView:
+        """Read a committed key."""
+        parameters = {"name": arguments.text("key", key)}
+        return _view(KeyInfo, self._checked_get(f"{_bucket_path(volume, bucket)}/key", parameters, consistency))
+
+    def list_volumes(
+        self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedVolume]:  # fmt: skip
+        """Iterate over the volumes of all shards by name, ``limit`` at most; each page is read as it is needed.
+
+        A page is a snapshot of each shard, not of all together, and pages are read at different times.
+        """
+        return self.volumes(prefix, start_after, limit, consistency).entries()
+
+    def list_buckets(
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[ListedBucket]:  # fmt: skip
+        """Iterate over a volume's buckets by name, ``limit`` at most; each page is read as it is needed."""
+        return self.buckets(volume, prefix, start_after, limit, consistency).entries()
+
+    def list_keys(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[KeyInfo]:  # fmt: skip
+        """Iterate over a bucket's keys by name, ``limit`` at most; each page is read as it is needed.
+
+        They come without blocks: ``key_info`` has those.
+        """
+        return self.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def volumes(
+        self, prefix: str, start_after: str, limit: int | None, consistency: Consistency
+    ) -> Pages[ListedVolume]:
+        """Return the pages of the volumes, none of them read yet; raises TypeError or InvalidArgument."""
+
+        def read(after: str, wanted: int) -> Page[ListedVolume]:
+            return self.volumes_page(prefix=prefix, start_after=after, limit=wanted, consistency=consistency)
+
+        _check_listing(prefix, start_after, consistency)
+        return Pages(read, start_after, arguments.limit("limit", limit))
+
+    def buckets(
+        self, volume: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
+    ) -> Pages[ListedBucket]:
+        """Return the pages of a volume's buckets, none of them read yet; raises as :meth:`volumes`."""
+
+        def read(after: str, wanted: int) -> Page[ListedBucket]:
+            return self.buckets_page(volume, prefix=prefix, start_after=after, limit=wanted, consistency=consistency)
+
+        arguments.text("volume", volume)
+        _check_listing(prefix, start_after, consistency)
+        return Pages(read, start_after, arguments.limit("limit", limit))
+
+    def keys(
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
+    ) -> Pages[KeyInfo]:
+        """Return the pages of a bucket's keys, none of them read yet; raises as :meth:`volumes`."""
+
+        def read(after: str, wanted: int) -> Page[KeyInfo]:
+            return self.keys_page(
+                volume, bucket, prefix=prefix, start_after=after, limit=wanted, consistency=consistency
+            )
+
+        arguments.text("volume", volume)
+        arguments.text("bucket", bucket)
+        _check_listing(prefix, start_after, consistency)
+        return Pages(read, start_after, arguments.limit("limit", limit))
+
+    def volumes_page(
+        self, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Page[ListedVolume]:  # fmt: skip
+        """Read one page of the volumes, of ``limit`` entries at most (PAGE_ENTRIES)."""
+        return _page(ListedVolume, "volume", self._listing(ROOT, prefix, start_after, limit, consistency))
+
+    def buckets_page(
+        self, volume: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Page[ListedBucket]:  # fmt: skip
+        """Read one page of a volume's buckets, of ``limit`` entries at most (PAGE_ENTRIES)."""
+        path = f"{_volume_path(volume)}/buckets"
+        return _page(ListedBucket, "bucket", self._listing(path, prefix, start_after, limit, consistency))
+
+    def keys_page(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Page[KeyInfo]:  # fmt: skip
+        """Read one page of a bucket's keys, of ``limit`` entries at most (PAGE_ENTRIES)."""
+        path = f"{_bucket_path(volume, bucket)}/keys"
+        return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
+
+    def _listing(
+        self, path: str, prefix: str, start_after: str, limit: int, consistency: Consistency
+    ) -> dict[str, Any]:
+        _check_listing(prefix, start_after, consistency)
+        wanted = arguments.number("limit", limit, 1, PAGE_ENTRIES)
+        parameters = {"prefix": prefix, "start_after": start_after, "limit": str(wanted)}
+        return self.get(path, {name: value for name, value in parameters.items() if value}, consistency)
+
+    def _checked_get(self, path: str, parameters: Mapping[str, str], consistency: Consistency) -> dict[str, Any]:
+        arguments.choice("consistency", consistency, CONSISTENCIES)
+        return self.get(path, parameters, consistency)
+
+    def get(
+        self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
+    ) -> dict[str, Any]:
+        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers; ``deadline_ms`` instead of the client's."""
+        query = dict(parameters) | {"consistency": consistency}
+        if consistency == "session" and (positions := self._positions()):
+            query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
+        deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
+        pause_ms = FIRST_PAUSE_MS
+        patience = Patience(asked(path, query))
+        while True:
+            outcome = self._round(path, query, deadline_s)
+            if not isinstance(outcome, RetryableError):
+                return outcome
+            if time.monotonic() + pause_ms / 1000 >= deadline_s or not self._nodes.any_hope:
+                raise type(outcome)(outcome.status, f"{asked(path, query)}: {outcome.message}")
+            patience.still(outcome)
+            time.sleep(pause_ms / 1000)
+            pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
+
+    def _round(self, path: str, query: Mapping[str, str], deadline_s: float) -> dict[str, Any] | RetryableError:
+        """Ask each node once, the one that answered last first; return the answer or the last reason for none."""
+        outcome: dict[str, Any] | RetryableError = NotConnected(NOT_CONNECTED, "no node was asked")
+        try:
+            addresses = self._nodes.in_order(_left_s(deadline_s))
+        except RetryableError as error:
+            return error
+        for address in addresses:
+            outcome = self._ask(address, path, query, min(_left_s(deadline_s), REQUEST_TIMEOUT_MS / 1000))
+            if not isinstance(outcome, RetryableError):
+                self._nodes.answered(address)
+                return outcome
+        self._nodes.none_answered()
+        return outcome
+
+    def _ask(
+        self, address: str, path: str, query: Mapping[str, str], timeout_s: float
+    ) -> dict[str, Any] | RetryableError:
+        timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_MS / 1000))
+        try:
+            answer = self._http.get(address + path, params=query, timeout=timeout)
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
+            raise RequestFailed(
+                INVALID_REQUEST, f"{asked(path, query)}: a name is too long, or no Unicode text: {error}"
+            ) from error
+        except httpx.TransportError as error:
+            return NotConnected(NOT_CONNECTED, f"{address}: {str(error) or type(error).__name__}")
+        what = asked(path, query)
+        if answer.status_code == httpx.codes.OK:
+            return _object(answer, f"{what}: {address}")
+        code, message, is_ours = _error(answer)
+        if answer.is_server_error:
+            return RetryableError(code, f"{address}: {message}")
+        if (thing := missing(code, path, query)) is not None:
+            raise failure(code, f"{thing} does not exist")
+        # A node's own words name the input; a proxy's do not.
+        raise failure(code, message if is_ours else f"{what}: {address}: {message}")
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(deadline_s - time.monotonic(), MIN_ASK_S)
+
+
+def _volume_path(volume: str) -> str:
+    """Return the path of a volume; raises TypeError, and what a node would say to a name that no path can carry."""
+    return f"{ROOT}/{_segment('volume', volume, INVALID_VOLUME_NAME)}"
+
+
+def _bucket_path(volume: str, bucket: str) -> str:
+    """Return the path of a bucket; raises as :func:`_volume_path`."""
+    return f"{_volume_path(volume)}/buckets/{_segment('bucket', bucket, INVALID_BUCKET_NAME)}"
+
+
+def _segment(what: str, name: str, illegal: str) -> str:
+    """Return a name as one segment of a path. Those that mean something in a path are refused as a node does."""
+    if arguments.text(what, name) in {"", ".", ".."}:
+        raise RequestFailed(illegal, f"illegal {what} name {name!r}: it has {len(name)} characters, which is too few")
+    return quote(name, safe="")
+
+
+def _check_listing(prefix: str, start_after: str, consistency: Consistency) -> None:
+    arguments.text("prefix", prefix)
+    arguments.text("start_after", start_after)
+    arguments.choice("consistency", consistency, CONSISTENCIES)
+
+
+def _object(answer: httpx.Response, what: str) -> dict[str, Any]:
+    try:
+        value = answer.json()
+    except ValueError as error:
+        raise RequestFailed(INTERNAL_ERROR, f"{what}: the answer is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RequestFailed(INTERNAL_ERROR, f"{what}: the answer is not a JSON object")
+    return value
+
+
+def _error(answer: httpx.Response) -> tuple[str, str, bool]:
+    """Return code and message of an answer that is no 200, and whether a node gave them; a proxy's may have neither."""
+    try:
+        value = answer.json()
+        return str(value["error"]), str(value["message"]), True
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP_{answer.status_code}", answer.text[:200] or answer.reason_phrase, False
+
+
+def _view(row: type[Row], value: dict[str, Any]) -> View[Row]:
+    return View(info=_row(row, value), usage=value.get("usage") or {}, positions=_positions(value))
+
+
+def _positions(value: dict[str, Any]) -> dict[int, int]:
+    return {int(shard): int(index) for shard, index in value.get("positions", {}).items()}
+
+
+def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
+    entries = [_row(row, entry) for entry in value.get("entries", [])]
+    more = bool(value.get("truncated")) and entries
+    # Older nodes do not say it.
+    next_after = str(value.get("next_after", getattr(entries[-1], name_field))) if more else None
+    return Page(entries=entries, next_after=next_after, positions=_positions(value))
+
+
+def _row(row: type[Row], value: dict[str, Any]) -> Row:
+    """Return a row from its JSON object; fields that a newer node added are left out."""
+    try:
+        known = {field.name: value[field.name] for field in fields(row) if field.name != "usage"}
+    except (KeyError, TypeError) as error:
+        raise RequestFailed(INTERNAL_ERROR, f"a node's {row.__name__} lacks the field {error}") from error
+    if "blocks" in known:
+        known["blocks"] = [BlockLocation(**block) for block in known["blocks"]]
+    if issubclass(row, ListedVolume | ListedBucket):
+        known["usage"] = value.get("usage") or {}
+    return row(**known)

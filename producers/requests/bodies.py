@@ -1,0 +1,171 @@
+"""Request bodies from the arguments of the clients' methods, checked: one place for both clients.
+
+Each function is named like the method whose request it makes, and raises TypeError or InvalidArgument for an argument that
+no request can carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from producers.requests import arguments
+from producers.requests.arguments import MAX_LONG, number, optional_quota, optional_text, quota, text
+from schemas.records.log import FORCED
+from schemas.records.messages import (
+    AllocateBlock,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateVolume,
+    DeleteBucket,
+    DeleteKey,
+    DeleteVolume,
+    LogDigestBase,
+    RenameKey,
+    RequestBody,
+    SetBucketProperty,
+    SetVolumeProperty,
+)
+from schemas.records.rows import BlockLocation
+from schemas.sharding import MAX_SHARDS
+
+MAX_INT = (1 << 31) - 1
+"""Largest value of an Avro ``int``."""
+_REQUESTS = frozenset(get_args(RequestBody))
+
+
+def create_volume(volume: str, *, owner: str, quota_in_bytes: int, quota_in_namespace: int) -> CreateVolume:
+    """Return a checked CreateVolume."""
+    return CreateVolume(
+        volume=text("volume", volume),
+        owner=text("owner", owner),
+        quota_in_bytes=quota("quota_in_bytes", quota_in_bytes),
+        quota_in_namespace=quota("quota_in_namespace", quota_in_namespace),
+    )
+
+
+def set_volume_property(
+    volume: str, *, owner: str | None, quota_in_bytes: int | None, quota_in_namespace: int | None
+) -> SetVolumeProperty:
+    """Return a checked SetVolumeProperty."""
+    return SetVolumeProperty(
+        volume=text("volume", volume),
+        owner=optional_text("owner", owner),
+        quota_in_bytes=optional_quota("quota_in_bytes", quota_in_bytes),
+        quota_in_namespace=optional_quota("quota_in_namespace", quota_in_namespace),
+    )
+
+
+def delete_volume(volume: str) -> DeleteVolume:
+    """Return a checked DeleteVolume."""
+    return DeleteVolume(volume=text("volume", volume))
+
+
+def create_bucket(
+    volume: str, bucket: str, *, owner: str, quota_in_bytes: int, quota_in_namespace: int
+) -> CreateBucket:
+    """Return a checked CreateBucket."""
+    return CreateBucket(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        owner=text("owner", owner),
+        quota_in_bytes=quota("quota_in_bytes", quota_in_bytes),
+        quota_in_namespace=quota("quota_in_namespace", quota_in_namespace),
+    )
+
+
+def set_bucket_property(
+    volume: str, bucket: str, *, owner: str | None, quota_in_bytes: int | None, quota_in_namespace: int | None
+) -> SetBucketProperty:
+    """Return a checked SetBucketProperty."""
+    return SetBucketProperty(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        owner=optional_text("owner", owner),
+        quota_in_bytes=optional_quota("quota_in_bytes", quota_in_bytes),
+        quota_in_namespace=optional_quota("quota_in_namespace", quota_in_namespace),
+    )
+
+
+def delete_bucket(volume: str, bucket: str) -> DeleteBucket:
+    """Return a checked DeleteBucket."""
+    return DeleteBucket(volume=text("volume", volume), bucket=text("bucket", bucket))
+
+
+def create_key(
+    volume: str, bucket: str, key: str, *, size: int, replication: str, metadata: Mapping[str, str] | None
+) -> CreateKey:
+    """Return a checked CreateKey."""
+    return CreateKey(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        key=text("key", key),
+        size=number("size", size, 0),
+        replication=text("replication", replication),
+        metadata=arguments.metadata("metadata", metadata),
+    )
+
+
+def allocate_block(
+    volume: str, bucket: str, key: str, session_id: int, *, excluded_pipelines: Sequence[str]
+) -> AllocateBlock:
+    """Return a checked AllocateBlock."""
+    return AllocateBlock(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        key=text("key", key),
+        session_id=number("session_id", session_id, 0),
+        excluded_pipelines=arguments.texts("excluded_pipelines", excluded_pipelines),
+    )
+
+
+def commit_key(
+    volume: str, bucket: str, key: str, session_id: int, *, size: int, blocks: Sequence[BlockLocation]
+) -> CommitKey:
+    """Return a checked CommitKey."""
+    return CommitKey(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        key=text("key", key),
+        session_id=number("session_id", session_id, 0),
+        size=number("size", size, 0),
+        blocks=arguments.sequence("blocks", blocks, BlockLocation, "BlockLocation"),
+    )
+
+
+def delete_key(volume: str, bucket: str, key: str) -> DeleteKey:
+    """Return a checked DeleteKey."""
+    return DeleteKey(volume=text("volume", volume), bucket=text("bucket", bucket), key=text("key", key))
+
+
+def rename_key(volume: str, bucket: str, from_key: str, to_key: str) -> RenameKey:
+    """Return a checked RenameKey."""
+    return RenameKey(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        from_key=text("from_key", from_key),
+        to_key=text("to_key", to_key),
+    )
+
+
+def log_digest_base(
+    shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool
+) -> LogDigestBase:
+    """Return a checked LogDigestBase."""
+    given = text("basis", basis)
+    return LogDigestBase(
+        shard=number("shard", shard, 0, MAX_SHARDS - 1),
+        index=number("index", index, 0),
+        slots=arguments.numbers("slots", slots, 0, MAX_INT),
+        sums=arguments.numbers("sums", sums, -MAX_LONG - 1, MAX_LONG),
+        # Anything but False would do for "force": words such as "no", too.
+        basis=FORCED + given if arguments.typed("force", force, bool, "a bool") else given,
+    )
+
+
+def request(body: RequestBody) -> RequestBody:
+    """Return what is a request; raises TypeError."""
+    if type(body) not in _REQUESTS:
+        raise TypeError(f"body must be a request, as stratolog.CreateVolume is one, not {type(body).__name__}")
+    return body

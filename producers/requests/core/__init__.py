@@ -1,0 +1,1 @@
+"""Which calls are open, when each is sent again, and which answer is whose. Pure."""

@@ -1,0 +1,307 @@
+"""Calls in flight: the client's core, without I/O, clock, randomness or threads (design, section 4).
+
+What belongs here: which requests are unanswered, what their bytes are, when they are sent again, which
+response belongs to which, and what a call's outcome is. Times and jitter come in as arguments. The rules:
+
+1. A call is numbered from 1 upwards and encoded once. Sending it again sends the very same bytes.
+2. The first final answer ends a call. Later ones, and those to other clients, are ignored.
+3. A retryable refusal (NOT_LEADER, PREPARED, OVERLOADED) ends nothing: the call is sent again after ``refusal_ms``,
+   doubled for each refusal up to ``refusal_max_ms``; not before the time that an OVERLOADED tells, though.
+4. Silence ends nothing either: the call is sent again ``silence_ms`` after the last sending, doubled for each
+   sending up to ``silence_max_ms``. All waits but the first are stretched by jitter, by up to a quarter.
+5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may
+   still execute a copy that another refused. It never repeats afterwards.
+6. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be
+   repeated is below it.
+7. At most ``max_in_flight`` calls are in flight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from producers.errors import (
+    DEADLINE_EXCEEDED,
+    TOO_MANY_IN_FLIGHT,
+    OutcomeUnknown,
+    RequestFailed,
+    StratologError,
+    TooManyInFlight,
+    error_of,
+)
+from schemas.codecs import codec
+from schemas.privilege import ClusterSecret, is_privileged
+from schemas.records.messages import Request, RequestBody, Response, shard_of_request
+from schemas.result_codes import (
+    INVALID_REQUEST,
+    OK,
+    OVERLOADED,
+    PERMISSION_DENIED,
+    REQUEST_TOO_LARGE,
+    Remedy,
+    remedy,
+    retry_after_ms,
+)
+from schemas.topics import MAX_REQUEST_BYTES
+
+MAX_DEADLINE_MS = 5 * 60_000
+"""A leader answers REQUEST_EXPIRED from here on, so waiting longer is in vain."""
+RESENDS_PER_STEP = 1000
+"""At most so many calls are sent again at one step; the others are due at the next."""
+MAX_DOUBLINGS = 32
+"""Bounds the exponent of a wait before the power is taken."""
+JITTER_SHARE = 0.25
+"""Largest share by which jitter stretches a wait."""
+
+Outcome = Response | StratologError
+"""What a call ends with: the response with status OK, or the exception to raise."""
+Done = Callable[[Outcome], None]
+"""Told a call's outcome, exactly once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How long to wait for what; all times in ms.
+
+    Raises ValueError for a value out of range, naming it.
+    """
+
+    deadline_ms: int = 60_000
+    max_in_flight: int = 10_000
+    silence_ms: int = 2_000
+    silence_max_ms: int = 15_000
+    refusal_ms: int = 50
+    refusal_max_ms: int = 1_000
+    overload_max_ms: int = 15_000
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not 1 <= self.deadline_ms <= MAX_DEADLINE_MS:
+            raise ValueError(f"deadline_ms must be in 1..{MAX_DEADLINE_MS}, not {self.deadline_ms}")
+        if self.max_in_flight < 1:
+            raise ValueError(f"max_in_flight must be at least 1, not {self.max_in_flight}")
+        if not 1 <= self.silence_ms <= self.silence_max_ms:
+            raise ValueError(f"silence_ms must be in 1..{self.silence_max_ms}, not {self.silence_ms}")
+        if not 1 <= self.refusal_ms <= self.refusal_max_ms:
+            raise ValueError(f"refusal_ms must be in 1..{self.refusal_max_ms}, not {self.refusal_ms}")
+        if self.overload_max_ms < 1:
+            raise ValueError(f"overload_max_ms must be at least 1, not {self.overload_max_ms}")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A request that has no final answer yet. ``value`` is what is sent, each time."""
+
+    call_id: int
+    shard: int
+    body: RequestBody
+    value: bytes
+    done: Done
+    due_ms: float
+    deadline_ms: float
+    sendings: int = 1
+    refusals: int = 0
+    refusal: Response | None = None
+    proof: bytes | None = None
+    """Of a privileged request: that the sender has the cluster's secret."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What is to be done as time passes: calls to send again, and calls that ended at their deadline."""
+
+    resend: list[Call]
+    expired: list[Call]
+
+
+class Calls:
+    """The table of calls in flight of one client.
+
+    ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands need the
+    cluster's ``secret``.
+
+    >>> from schemas.records.messages import DeleteVolume
+    >>> calls = Calls(bytes(16), caller="me", reply_partition=0, shards=1, policy=Policy(), jitter=lambda: 0.0)
+    >>> call = calls.begin(DeleteVolume(volume="v1"), print, now_ms=0.0, wall_ms=1_700_000_000_000)
+    >>> call.call_id, call.shard, len(calls)
+    (1, 0, 1)
+    """
+
+    def __init__(
+        self,
+        client_id: bytes,
+        *,
+        caller: str,
+        reply_partition: int,
+        shards: int,
+        policy: Policy,
+        jitter: Callable[[], float],
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        self.client_id = client_id
+        self.policy = policy
+        self.positions: dict[int, int] = {}
+        """Highest index seen in an answer, by shard: the position for session-consistent reads."""
+        self._caller = caller
+        self._reply_partition = reply_partition
+        self._shards = shards
+        self._jitter = jitter
+        self._secret = secret
+        self._calls: dict[int, Call] = {}
+        self._next_id = 1
+        self._lowest = 1
+
+    def __len__(self) -> int:
+        """Return the number of calls in flight."""
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        """Iterate over the calls in flight, oldest first."""
+        return iter(self._calls.values())
+
+    @property
+    def answered_below(self) -> int:
+        """The lowest call in flight, or the next one: no call below it will be repeated."""
+        while self._lowest < self._next_id and self._lowest not in self._calls:
+            self._lowest += 1
+        return self._lowest
+
+    def begin(self, body: RequestBody, done: Done, *, now_ms: float, wall_ms: int) -> Call:
+        """Number and encode a request, and count it in flight; its bytes are to be sent now.
+
+        ``now_ms`` is any monotonic clock's, ``wall_ms`` the wall clock's. Raises TooManyInFlight if there is no
+        room, RequestFailed (INVALID_REQUEST, REQUEST_TOO_LARGE, PERMISSION_DENIED) for a body that cannot be sent.
+        """
+        if len(self._calls) >= self.policy.max_in_flight:
+            raise TooManyInFlight(
+                TOO_MANY_IN_FLIGHT, f"{len(self._calls)} requests in flight are the limit", request=body
+            )
+        call_id = self._next_id
+        value, shard = self._encode(body, call_id, wall_ms)
+        policy = self.policy
+        call = Call(
+            call_id=call_id,
+            shard=shard,
+            body=body,
+            value=value,
+            done=done,
+            due_ms=now_ms + min(policy.silence_ms, policy.deadline_ms),
+            deadline_ms=now_ms + policy.deadline_ms,
+            proof=self._proof(body, value),
+        )
+        self._next_id = call_id + 1
+        self._calls[call_id] = call
+        return call
+
+    def _proof(self, body: RequestBody, value: bytes) -> bytes | None:
+        if not is_privileged(body):
+            return None
+        if self._secret is None:
+            message = (
+                "it is for the cluster's members and operators: the client needs the cluster's secret (cluster_secret)"
+            )
+            raise RequestFailed(PERMISSION_DENIED, message, request=body)
+        return self._secret.proof(value)
+
+    def _encode(self, body: RequestBody, call_id: int, wall_ms: int) -> tuple[bytes, int]:
+        request = Request(
+            client_id=self.client_id,
+            call_id=call_id,
+            first_sent_at_ms=wall_ms,
+            answered_below=self.answered_below,
+            reply_partition=self._reply_partition,
+            caller=self._caller,
+            body=body,
+        )
+        try:
+            shard = shard_of_request(body, self._shards)
+            value = codec.encode(request)
+        except (TypeError, ValueError, OverflowError, AttributeError, KeyError) as error:
+            message = f"the schema does not allow this: {type(error).__name__}: {error}"
+            raise RequestFailed(INVALID_REQUEST, message, request=body) from error
+        if not 0 <= shard < self._shards:
+            raise RequestFailed(INVALID_REQUEST, f"shard {shard} is not in 0..{self._shards - 1}", request=body)
+        if len(value) > MAX_REQUEST_BYTES:
+            message = f"{len(value)} bytes are over the limit of {MAX_REQUEST_BYTES}"
+            raise RequestFailed(REQUEST_TOO_LARGE, message, request=body)
+        return value, shard
+
+    def answer(self, response: Response, *, now_ms: float) -> Call | None:
+        """Take a response; return the call that it ends, or None if it ends none (rules 2 and 3)."""
+        if response.client_id != self.client_id:
+            return None
+        call = self._calls.get(response.call_id)
+        if call is None:
+            return None
+        if response.status != OK and remedy(response.status) is Remedy.RETRY:
+            self._refused(call, response, now_ms)
+            return None
+        del self._calls[call.call_id]
+        if response.index > self.positions.get(response.shard, -1):
+            self.positions[response.shard] = response.index
+        return call
+
+    def _refused(self, call: Call, response: Response, now_ms: float) -> None:
+        policy = self.policy
+        wait_ms: float = min(policy.refusal_ms * 2 ** min(call.refusals, MAX_DOUBLINGS), policy.refusal_max_ms)
+        call.refusals += 1
+        call.refusal = response
+        if response.status == OVERLOADED:
+            # Sending a copy earlier, on account of silence or of another refusal, would only lengthen the queue.
+            wait_ms = max(wait_ms, min(retry_after_ms(response.message) or 0, policy.overload_max_ms))
+            call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
+            return
+        # A copy that is refused while an earlier refusal's wait runs does not put the sending off.
+        wanted_ms = now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter())
+        call.due_ms = min(call.due_ms, wanted_ms, call.deadline_ms)
+
+    def step(self, *, now_ms: float) -> Step:
+        """Return what is due: each call to send again is counted as sent now, each expired one is gone."""
+        resend: list[Call] = []
+        expired: list[Call] = []
+        for call in self._calls.values():
+            if call.due_ms > now_ms:
+                if call.sendings == 1 and call.refusals == 0:
+                    break  # First sendings are due in the order of the table: none behind it is due.
+                continue
+            if now_ms >= call.deadline_ms:
+                expired.append(call)
+            elif len(resend) < RESENDS_PER_STEP:
+                resend.append(call)
+        for call in expired:
+            del self._calls[call.call_id]
+        for call in resend:
+            self._resent(call, now_ms)
+        return Step(resend=resend, expired=expired)
+
+    def _resent(self, call: Call, now_ms: float) -> None:
+        policy = self.policy
+        wait_ms = min(policy.silence_ms * 2 ** min(call.sendings, MAX_DOUBLINGS), policy.silence_max_ms)
+        call.sendings += 1
+        call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
+
+    def abandon(self) -> list[Call]:
+        """Forget all calls in flight and return them."""
+        calls = list(self._calls.values())
+        self._calls.clear()
+        return calls
+
+
+def outcome_of(call: Call, response: Response) -> Outcome:
+    """Return what a final response means to the caller."""
+    return error_of(response, call.body) or response
+
+
+def unknown(call: Call, status: str, message: str) -> OutcomeUnknown:
+    """Return the outcome of a call that got no final answer; ``message`` says why it waits no longer."""
+    refused = f", last refused with {call.refusal.status}: {call.refusal.message}" if call.refusal else ""
+    text = f"{message}; sent {call.sendings} times{refused}; the outcome is unknown"
+    return OutcomeUnknown(status, text, request=call.body, response=call.refusal)
+
+
+def expired(call: Call, policy: Policy) -> OutcomeUnknown:
+    """Return the outcome of a call at its deadline."""
+    return unknown(
+        call, DEADLINE_EXCEEDED, f"no answer in {policy.deadline_ms} ms: no leader of shard {call.shard} answers"
+    )

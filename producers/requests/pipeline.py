@@ -1,0 +1,368 @@
+"""The client's engine: calls in flight, sent and answered by one thread of its own (design, section 4).
+
+What belongs here: the lock, the thread, the clock and the randomness around the pure core (``calls``) and the
+connection (``transport``). The rules:
+
+1. One thread, the *poller*, takes replies, ends calls, sends again what is due. Outcomes are told on it.
+2. Few calls in flight: a request goes out in the thread that submits it, and the poller waits for single
+   replies. Many: requests gather in the outbox, and the poller takes replies and sends the outbox once in
+   :func:`linger_ms_of` ms. The poller publishes its pace under the lock before it waits, so a request that is
+   left in the outbox is always picked up within that time.
+3. There is always room for a call that is submitted by the poller while it tells an outcome: calls that it has
+   ended keep their places until all of their outcomes are told. It therefore never waits for room.
+4. Each outcome is told exactly once. If the poller fails, all calls end with *outcome unknown*.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from producers.errors import CLIENT_CLOSED, TOO_MANY_IN_FLIGHT, ClientClosed, InvalidArgument, TooManyInFlight
+from producers.requests import arguments
+from producers.requests.caller import default_caller
+from producers.requests.core.calls import (
+    MAX_DEADLINE_MS,
+    Call,
+    Calls,
+    Done,
+    Outcome,
+    Policy,
+    expired,
+    outcome_of,
+    unknown,
+)
+from producers.requests.transport import Transport
+from producers.waiting import Patience
+from schemas.codecs import codec
+from schemas.codecs.envelopes import responses_in
+from schemas.privilege import ClusterSecret
+from schemas.records.messages import RequestBody, Response
+from schemas.topics import SILENT_BROKER_MS
+
+logger = logging.getLogger("stratolog.client")
+
+CLIENT_ID_BYTES = 16
+IDLE_WAIT_MS = 100
+"""Longest wait for a reply with nothing to gather; bounds how long closing takes."""
+STEP_MS = 25
+"""Calls are looked over for what is due at most this often."""
+OUTBOX_CALLS = 500
+"""An outbox of this length is sent at once, by whoever filled it."""
+LINGER_MS_PER_CALL = 0.0025
+"""At 20,000 calls/s, gathering takes a twentieth of the time that a call takes anyway."""
+MAX_LINGER_MS = 1_000
+MIN_LINGER_MS = 0.5
+"""Less than this is not worth gathering for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of a client; times in ms. Raises ValueError for a value out of range, naming it."""
+
+    bootstrap_servers: str
+    caller: str
+    policy: Policy
+    max_linger_ms: float = 10.0
+    connect_timeout_ms: int = 15_000
+    secret: ClusterSecret | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not self.bootstrap_servers:
+            raise ValueError("bootstrap_servers must name a broker, as in 127.0.0.1:9092")
+        if not 0 <= self.max_linger_ms <= MAX_LINGER_MS:
+            raise ValueError(f"max_linger_ms must be in 0..{MAX_LINGER_MS}, not {self.max_linger_ms}")
+        if self.connect_timeout_ms < 1:
+            raise ValueError(f"connect_timeout_ms must be at least 1, not {self.connect_timeout_ms}")
+
+
+def make_settings(
+    bootstrap_servers: str,
+    *,
+    caller: str | None,
+    deadline_ms: int,
+    max_in_flight: int,
+    max_linger_ms: float,
+    connect_timeout_ms: int,
+    cluster_secret: ClusterSecret | None = None,
+) -> Settings:
+    """Return a client's settings; ``caller`` defaults to the name of the process's user. Raises TypeError, InvalidArgument."""
+    if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
+        raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")
+    return Settings(
+        bootstrap_servers=bootstrap_servers,
+        caller=default_caller() if caller is None else arguments.text("caller", caller),
+        policy=Policy(
+            deadline_ms=arguments.number("deadline_ms", deadline_ms, 1, MAX_DEADLINE_MS),
+            max_in_flight=arguments.number("max_in_flight", max_in_flight, 1),
+        ),
+        max_linger_ms=arguments.measure("max_linger_ms", max_linger_ms, 0, MAX_LINGER_MS),
+        connect_timeout_ms=arguments.number("connect_timeout_ms", connect_timeout_ms, 1),
+        secret=arguments.optional("cluster_secret", cluster_secret, ClusterSecret),
+    )
+
+
+def linger_ms_of(in_flight: int, max_linger_ms: float) -> float:
+    """Return how long to gather with so many calls in flight, in ms; 0 = not at all.
+
+    >>> linger_ms_of(1, 10.0), linger_ms_of(1000, 10.0), linger_ms_of(10_000, 10.0)
+    (0.0, 2.5, 10.0)
+    """
+    linger_ms = min(in_flight * LINGER_MS_PER_CALL, max_linger_ms)
+    return linger_ms if linger_ms >= MIN_LINGER_MS else 0.0
+
+
+class Connection(Protocol):
+    """The way to the leaders and back: :class:`producers.requests.transport.Transport`, or a twin in memory."""
+
+    shards: int
+    reply_partition: int
+
+    def send(self, calls: Iterable[Call]) -> None:
+        """Send requests, in order; may lose some."""
+
+    def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
+        """Return the records of replies to this client, waiting at most so long."""
+
+    def serve(self) -> None:
+        """Do what is to be done now and then."""
+
+    def renew(self) -> None:
+        """Read replies some other way: none has come for long."""
+
+    def close(self) -> None:
+        """Disconnect."""
+
+
+Connect = Callable[[Settings, bytes], Connection]
+"""Connects a client of these settings and this id; ready to receive replies when it returns."""
+
+
+def connect_to_kafka(settings: Settings, client_id: bytes) -> Connection:
+    """Connect to the brokers; raises NotConnected."""
+    return Transport(
+        settings.bootstrap_servers,
+        client_id,
+        message_timeout_ms=settings.policy.silence_ms,
+        connect_timeout_ms=settings.connect_timeout_ms,
+    )
+
+
+class Pipeline:
+    """Submits requests and tells their outcomes; connected, with its poller running, once constructed.
+
+    Raises NotConnected if no broker answers in ``settings.connect_timeout_ms``.
+    """
+
+    def __init__(self, settings: Settings, *, connect: Connect = connect_to_kafka) -> None:
+        self.client_id = os.urandom(CLIENT_ID_BYTES)
+        self._settings = settings
+        policy = settings.policy
+        self._transport = connect(settings, self.client_id)
+        self.shards = self._transport.shards
+        self._calls = Calls(
+            self.client_id,
+            caller=settings.caller,
+            reply_partition=self._transport.reply_partition,
+            shards=self.shards,
+            policy=policy,
+            jitter=random.Random(self.client_id).random,
+            secret=settings.secret,
+        )
+        self._lock = threading.Lock()
+        self._send_lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._waiting = 0
+        self._outbox: list[Call] = []
+        self._linger_ms = 0.0
+        self._telling = 0
+        self._closed: str | None = None
+        self._stop = False
+        self._next_step_ms = 0.0
+        self._silent_ms = 0.0
+        self._round_ms = _now_ms()
+        self._patience = Patience("what is asked of the Object Manager")
+        self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
+        self._poller.start()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of calls without an outcome."""
+        return len(self._calls)
+
+    def positions(self) -> dict[int, int]:
+        """Return the highest index that an answer carried, by shard."""
+        with self._lock:
+            return dict(self._calls.positions)
+
+    def submit(self, body: RequestBody, done: Done) -> None:
+        """Send a request and have ``done`` told its outcome, on the poller: it must be quick and not block.
+
+        Waits for room if as many calls are in flight as may be; raises TooManyInFlight if there is none within
+        the deadline, or at once on the poller itself. Raises RequestFailed for a body that cannot be sent,
+        ClientClosed on a closed client.
+        """
+        on_poller = threading.current_thread() is self._poller
+        with self._lock:
+            if not on_poller:
+                self._wait_for_room(body)
+            if self._closed is not None:
+                raise ClientClosed(CLIENT_CLOSED, self._closed, request=body)
+            call = self._calls.begin(body, done, now_ms=_now_ms(), wall_ms=time.time_ns() // 1_000_000)
+            self._outbox.append(call)
+            send = not on_poller and (self._linger_ms == 0.0 or len(self._outbox) >= OUTBOX_CALLS)
+        if send:
+            self._send_outbox()
+
+    def _wait_for_room(self, body: RequestBody) -> None:
+        policy = self._settings.policy
+        if len(self._calls) + self._telling < policy.max_in_flight:
+            return
+        self._waiting += 1
+        try:
+            free = self._room.wait_for(self._has_room_or_is_closed, policy.deadline_ms / 1000)
+        finally:
+            self._waiting -= 1
+        if not free:
+            message = f"{policy.max_in_flight} requests in flight are the limit; none ended in {policy.deadline_ms} ms"
+            raise TooManyInFlight(TOO_MANY_IN_FLIGHT, message, request=body)
+
+    def _has_room_or_is_closed(self) -> bool:
+        return len(self._calls) + self._telling < self._settings.policy.max_in_flight or self._closed is not None
+
+    def _send_outbox(self) -> None:
+        # The second lock keeps the order of two threads that send at the same time.
+        with self._send_lock:
+            with self._lock:
+                calls, self._outbox = self._outbox, []
+            if calls:
+                self._transport.send(calls)
+
+    def close(self, timeout_ms: int) -> list[RequestBody]:
+        """Refuse new calls, wait for those in flight, stop; return what is unanswered after ``timeout_ms``.
+
+        The unanswered calls' outcome is OutcomeUnknown. Closing again returns an empty list.
+        """
+        if threading.current_thread() is self._poller:
+            raise RuntimeError("a client cannot be closed from the callback of one of its calls")
+        with self._lock:
+            if self._closed is None:
+                self._closed = "the client is closed"
+            self._waiting += 1
+            self._room.wait_for(lambda: not len(self._calls) + self._telling or self._stop, timeout_ms / 1000)
+            self._waiting -= 1
+            self._stop = True
+            self._room.notify_all()
+        self._poller.join()
+        return self._abandon("the client was closed before an answer came")
+
+    def _abandon(self, reason: str) -> list[RequestBody]:
+        with self._lock:
+            calls = self._calls.abandon()
+            self._outbox = []
+        for call in calls:
+            _tell(call, unknown(call, CLIENT_CLOSED, reason))
+        return [call.body for call in calls]
+
+    def _run(self) -> None:
+        """Run the poller."""
+        try:
+            while not self._stop:
+                self._round()
+        except Exception as error:
+            logger.exception("the client's poller failed")
+            with self._lock:
+                self._closed = f"the client failed: {type(error).__name__}: {error}"
+                self._stop = True
+                self._room.notify_all()
+            self._abandon(self._closed)
+        finally:
+            self._transport.close()
+
+    def _round(self) -> None:
+        with self._lock:
+            in_flight = len(self._calls)
+            linger_ms = linger_ms_of(in_flight, self._settings.max_linger_ms)
+            self._linger_ms = linger_ms
+            left_over = bool(self._outbox)
+        if left_over:
+            self._send_outbox()
+        values = self._transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
+        now_ms = _now_ms()
+        # Only time with a call in flight counts: calls that expire one by one, each before the limit, are silence too.
+        self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
+        self._round_ms = now_ms
+        if values or not in_flight:
+            self._patience.begin()
+        else:
+            self._patience.still("no leader answers")
+        if self._silent_ms > SILENT_BROKER_MS:
+            self._silent_ms = 0.0
+            self._transport.renew()
+        if values:
+            self._take(values, now_ms)
+        if now_ms >= self._next_step_ms:
+            self._next_step_ms = now_ms + STEP_MS
+            self._transport.serve()
+            self._step(now_ms)
+
+    def _take(self, values: list[bytes], now_ms: float) -> None:
+        responses = _decoded(values)
+        answer = self._calls.answer
+        with self._lock:
+            ended = [(call, r) for r in responses if (call := answer(r, now_ms=now_ms)) is not None]
+            self._telling = len(ended)
+        for call, response in ended:
+            _tell(call, outcome_of(call, response))
+        self._told()
+
+    def _step(self, now_ms: float) -> None:
+        with self._lock:
+            step = self._calls.step(now_ms=now_ms)
+            self._telling = len(step.expired)
+            self._outbox.extend(step.resend)
+        for call in step.expired:
+            _tell(call, expired(call, self._settings.policy))
+        self._told()
+
+    def _told(self) -> None:
+        with self._lock:
+            self._telling = 0
+            if self._waiting:
+                self._room.notify_all()
+
+
+def _now_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
+def _decoded(values: list[bytes]) -> list[Response]:
+    responses = []
+    for value in values:
+        try:
+            found = responses_in(value)
+        except codec.Undecodable as error:
+            logger.error("a record of replies cannot be read: %s", error)
+            continue
+        for response in found:
+            try:
+                responses.append(codec.decode_as(Response, response))
+            except codec.Undecodable as error:
+                # Nothing can be said of which call it answers; that call is sent again and ends at its deadline.
+                logger.error("a reply cannot be read: %s", error)
+    return responses
+
+
+def _tell(call: Call, outcome: Outcome) -> None:
+    try:
+        call.done(outcome)
+    except Exception:
+        # As concurrent.futures does: one caller's faulty callback must not end the other callers' calls.
+        logger.exception("the callback of a call raised")

@@ -1,0 +1,259 @@
+"""The client's way to Kafka and back: one producer for requests, one consumer for replies (design, section 4).
+
+What belongs here: confluent-kafka, its settings with the reason for each, and nothing of calls. The consumer
+assigns one partition of ``om.responses`` at its end *before* anything is sent, without a group, and hands on
+the values whose message key is the client's id. The producer has no delivery reports: whether a request
+arrived is answered by its response or by silence.
+
+Lingering is done by the caller, who decides how many requests :meth:`Transport.send` gets at once; the producer
+adds none. With one produce request in flight per broker, what comes meanwhile goes out together in the next.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from producers.errors import NOT_CONNECTED, NotConnected
+from producers.requests.core.calls import Call
+from producers.requests.listeners import check_listening
+from producers.waiting import WORD_EACH_MS, Patience
+from schemas.codecs.envelopes import enveloped_requests
+from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
+
+logger = logging.getLogger("stratolog.client")
+
+ASK_S = 2.0
+"""How long one question to the brokers may take while connecting; it is asked again."""
+RECEIVE_MESSAGES = 2000
+"""At most so many replies are taken at once."""
+PRODUCER_QUEUE_MESSAGES = 200_000
+"""librdkafka's queue of requests that no broker has yet; what does not fit is sent again when it is due."""
+PRODUCER_QUEUE_KBYTES = 256 * 1024
+CONSUMER_QUEUE_KBYTES = 16 * 1024
+"""librdkafka's queue of replies that nobody has taken yet."""
+
+
+class Transport:
+    """A connection of one client; ``client_id`` are its 16 bytes.
+
+    ``message_timeout_ms`` bounds how long a request waits for a broker before librdkafka drops it. Not above the
+    time after which a silent call is sent again, so that copies of one call do not pile up.
+    Raises NotConnected if no broker answers in ``connect_timeout_ms``, or a topic is missing.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, client_id: bytes, *, message_timeout_ms: int, connect_timeout_ms: int
+    ) -> None:
+        self._client_id = client_id
+        self._bootstrap_servers = bootstrap_servers
+        deadline_s = time.monotonic() + connect_timeout_ms / 1000
+        check_listening(bootstrap_servers, connect_timeout_ms / 1000)
+        self._patience = Patience(f"connecting to {bootstrap_servers}")
+        self._producer = Producer(_producer_settings(bootstrap_servers, message_timeout_ms))
+        self._consumer = Consumer(_consumer_settings(bootstrap_servers, client_id))
+        try:
+            self.shards = self._partitions(OM_REQUESTS, deadline_s)
+            self.reply_partition = int.from_bytes(client_id, "big") % self._partitions(OM_RESPONSES, deadline_s)
+            self._assign_replies(deadline_s)
+        except BaseException:
+            self._consumer.close()
+            raise
+
+    def _partitions(self, topic: str, deadline_s: float) -> int:
+        """Return the number of partitions of a topic that exists."""
+        last: object = "no answer"
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                metadata = self._consumer.list_topics(topic, timeout=min(left_s, ASK_S)).topics[topic]
+            except KafkaException as error:
+                last = error.args[0]
+                self._patience.still(last)
+                time.sleep(0.1)
+                continue
+            if metadata.error is None and metadata.partitions:
+                return len(metadata.partitions)
+            # A topic that was made a moment ago may not be known to each broker yet.
+            last = metadata.error
+            self._patience.still(f"topic {topic}: {last}")
+            time.sleep(0.1)
+        raise self._not_connected(f"topic {topic}: {last}")
+
+    def _assign_replies(self, deadline_s: float) -> None:
+        partition = TopicPartition(OM_RESPONSES, self.reply_partition)
+        while True:
+            try:
+                _, end = self._consumer.get_watermark_offsets(partition, timeout=min(_left_s(deadline_s), ASK_S))
+                break
+            except KafkaException as error:
+                self._patience.still(error)
+                # A partition whose leader is being elected.
+                if time.monotonic() > deadline_s:
+                    raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
+                time.sleep(0.1)
+        self._next_reply = end
+        self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, end)])
+
+    def _not_connected(self, message: str) -> NotConnected:
+        return NotConnected(NOT_CONNECTED, f"brokers {self._bootstrap_servers}: {message}")
+
+    def send(self, calls: Iterable[Call]) -> None:
+        """Hand requests to the producer, in order. What its queue has no room for is dropped: it is due again."""
+        by_shard: dict[int, list[bytes]] = {}
+        for call in calls:
+            if call.proof is None:
+                by_shard.setdefault(call.shard, []).append(call.value)
+                continue
+            # In a record of its own, for the proof is the record's; behind what its client has sent before.
+            self._send_requests({call.shard: by_shard.pop(call.shard, [])})
+            self._send_proven(call, call.proof)
+        self._send_requests(by_shard)
+
+    def _send_proven(self, call: Call, proof: bytes) -> None:
+        try:
+            self._producer.produce(OM_REQUESTS, call.value, proof, call.shard)
+        except (BufferError, KafkaException) as error:
+            logger.warning("a request was not taken by the producer: %s", error)
+
+    def _send_requests(self, by_shard: Mapping[int, list[bytes]]) -> None:
+        for shard, requests in by_shard.items():
+            values = [{"value": value} for value in enveloped_requests(requests)]
+            try:
+                taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
+            except (BufferError, KafkaException) as error:
+                # How many were taken is not said; those that were not are sent again when they are due.
+                logger.warning("of %d requests some were not taken by the producer: %s", len(requests), error)
+                continue
+            if taken != len(values):
+                logger.warning(
+                    "%d of %d records of requests were not taken by the producer", len(values) - taken, len(values)
+                )
+
+    def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
+        """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.
+
+        With ``gather`` it waits on until ``wait_ms`` are over, to take more of them at once.
+        """
+        if gather:
+            messages = self._consumer.consume(RECEIVE_MESSAGES, wait_ms / 1000)
+        else:
+            first = self._consumer.poll(wait_ms / 1000)
+            if first is None:
+                return []
+            messages = [first, *self._consumer.consume(RECEIVE_MESSAGES, 0)]
+        if messages and messages[-1].error() is None:
+            self._next_reply = (messages[-1].offset() or 0) + 1
+        client_id = self._client_id
+        values = [m.value() for m in messages if m.key() == client_id and m.error() is None]
+        if len(values) < len(messages):
+            _log_errors(messages)
+        return [value for value in values if value is not None]
+
+    def renew(self) -> None:
+        """Go on reading replies through a broker chosen anew; for when calls stay unanswered.
+
+        A broker that is cut off from the others, but not from here, answers each fetch with nothing, and librdkafka asks the broker that it used last
+        who leads what: it would stay there.
+        """
+        with suppress(KafkaException):
+            self._consumer.close()
+        self._consumer = Consumer(_consumer_settings(self._bootstrap_servers, self._client_id))
+        self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
+
+    def serve(self) -> None:
+        """Take failed deliveries off the producer's queue of events; to be called now and then."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Close both connections; requests that no broker has taken yet are given up."""
+        self._producer.purge()
+        self._producer.flush(1)
+        self._consumer.close()
+
+
+def _left_s(deadline_s: float) -> float:
+    return max(deadline_s - time.monotonic(), 0.1)
+
+
+def _log_errors(messages: list[Message]) -> None:
+    for message in messages:
+        if (error := message.error()) is not None:
+            logger.warning("reading replies: %s", error)
+
+
+def _log_failed_delivery(error: KafkaError | None, _message: Message) -> None:
+    # The call is sent again when it is due, so a person is told and nothing else happens.
+    if error is not None:
+        logger.debug("a request was not delivered: %s", error)
+
+
+class _BrokersDown:
+    """Tells that no broker can be reached, each WORD_EACH_MS at most: librdkafka says it for each connection and each attempt."""
+
+    def __init__(self) -> None:
+        self._told_s = float("-inf")
+
+    def __call__(self, error: KafkaError) -> None:
+        # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
+        now_s = time.monotonic()
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or now_s - self._told_s < WORD_EACH_MS / 1000:
+            logger.debug("connection: %s", error)
+            return
+        self._told_s = now_s
+        logger.warning("no broker can be reached; trying on")
+
+
+_log_connection_error = _BrokersDown()
+
+
+def common_settings(bootstrap_servers: str) -> dict[str, object]:
+    """Return librdkafka's settings of every connection of a client."""
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "error_cb": _log_connection_error,
+        "socket.nagle.disable": True,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 1_000,
+        "socket.timeout.ms": SILENT_BROKER_MS,
+        # Errors come by error_cb; librdkafka's own lines on stderr would spoil a caller's output.
+        "log_level": 0,
+    }
+
+
+def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
+    return common_settings(bootstrap_servers) | {
+        # A broker that is cut off from the others would take everything, and lose it.
+        "acks": "all",
+        "enable.idempotence": False,
+        # One at a time: requests keep their order, and batches grow with the load by themselves.
+        "max.in.flight.requests.per.connection": 1,
+        "linger.ms": 0,
+        "message.timeout.ms": message_timeout_ms,
+        "message.max.bytes": MAX_MESSAGE_BYTES,
+        "queue.buffering.max.messages": PRODUCER_QUEUE_MESSAGES,
+        "queue.buffering.max.kbytes": PRODUCER_QUEUE_KBYTES,
+        "delivery.report.only.error": True,
+        "on_delivery": _log_failed_delivery,
+    }
+
+
+def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, object]:
+    return common_settings(bootstrap_servers) | {
+        # librdkafka wants a name; no group is joined and nothing is committed.
+        "group.id": f"stratolog-client-{client_id.hex()}",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        # Replies that retention took are asked for again, so it is right to go on at the end.
+        "auto.offset.reset": "latest",
+        "isolation.level": "read_uncommitted",
+        # Off by default. A damaged answer is not taken; the call is sent again, and found by its retry row.
+        "check.crcs": True,
+        "allow.auto.create.topics": False,
+        "queued.max.messages.kbytes": CONSUMER_QUEUE_KBYTES,
+        "fetch.error.backoff.ms": 100,
+        "fetch.queue.backoff.ms": 10,
+    }

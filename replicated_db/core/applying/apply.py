@@ -1,0 +1,152 @@
+"""Apply: what a counting batch does to a replica, planned against the rows actually found (design, sections 3 and 5).
+
+Rules:
+    - Bytes are applied as they are; nothing is decoded, merges aside. Leader, follower and recovery run this same code.
+    - Operations see the earlier ones of their batch; retry rows follow the operations.
+    - The digest subtracts the row actually found and adds the row actually written, never what the batch claims.
+    - A claim (``prev``, ``next``) that differs from what is found is evidence; the plan goes on all the same.
+
+The plan is pure; ``replica`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from xxhash import xxh64_intdigest
+
+from replicated_db.core.errors import BrokenLog
+from replicated_db.core.execution.retry import CLIENT_BYTES, rows_of
+from replicated_db.core.execution.transaction import CHECKPOINT_NAME
+from replicated_db.core.ports import View
+from replicated_db.core.tables.column_families import BUCKETS, RETRY, Families
+from replicated_db.core.tables.digests import SIGN
+from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FalseClaim:
+    """A claim of a batch that this replica's rows contradict; hashes signed, None = absent row.
+
+    ``operation`` is the position in the batch; derived retry rows follow the operations.
+    """
+
+    operation: int
+    cf: str
+    key: bytes
+    claim: str
+    claimed: int | None
+    own: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to write: final rows by (family, key), what to add to each slot's digest, and the false claims found."""
+
+    checkpoint: str | None
+    rows: dict[tuple[str, bytes], bytes | None]
+    deltas: dict[int, int]
+    retry_keys: list[bytes]
+    floor_keys: list[bytes]
+    false_claims: list[FalseClaim]
+
+
+class _Planner:
+    """Working state of one plan. ``rows`` doubles as the view of the batch's earlier operations."""
+
+    __slots__ = ("deltas", "false_claims", "families", "rows", "view")
+
+    def __init__(self, families: Families, view: View) -> None:
+        self.families = families
+        self.view = view
+        self.rows: dict[tuple[str, bytes], bytes | None] = {}
+        self.deltas: dict[int, int] = {}
+        self.false_claims: list[FalseClaim] = []
+
+    def replace(self, number: int, cf: str, key: bytes, value: bytes | None, claimed: int | None) -> None:
+        """Write ``value`` (None = remove) where the batch claims to replace a row of hash ``claimed``."""
+        key_hash = xxh64_intdigest(key, self.families.seeds[cf])
+        row = (cf, key)
+        old = self.rows[row] if row in self.rows else self.view.get(cf, key)
+        delta = 0
+        if old is None:
+            own = None
+        else:
+            delta = -(old_hash := xxh64_intdigest(old, key_hash))
+            own = (old_hash ^ SIGN) - SIGN
+        if own != claimed:
+            self._contradict(number, row, "prev", claimed, own)
+        if value is not None:
+            delta += xxh64_intdigest(value, key_hash)
+        self.rows[row] = value
+        slot = self.families.positions[cf] * BUCKETS + (key_hash & 255)
+        self.deltas[slot] = self.deltas.get(slot, 0) + delta
+
+    def merge(self, number: int, merge: Merge) -> None:
+        """Combine the row that is really there with the operand."""
+        operator = self.families.operators.get(merge.operator)
+        if operator is None:
+            raise BrokenLog(f"operation {number}: unknown merge operator {merge.operator!r}: upgrade this node")
+        key_hash = xxh64_intdigest(merge.key, self.families.seeds[merge.cf])
+        row = (merge.cf, merge.key)
+        old = self.rows[row] if row in self.rows else self.view.get(merge.cf, merge.key)
+        new = operator.merge(old, merge.operand)
+        known = len(self.false_claims)
+        self.replace(number, merge.cf, merge.key, new, merge.prev)
+        own = (xxh64_intdigest(new, key_hash) ^ SIGN) - SIGN
+        if own != merge.next and len(self.false_claims) == known:
+            self._contradict(number, row, "next", merge.next, own)
+
+    def _contradict(
+        self, number: int, row: tuple[str, bytes], claim: str, claimed: int | None, own: int | None
+    ) -> None:
+        self.false_claims.append(
+            FalseClaim(operation=number, cf=row[0], key=row[1], claim=claim, claimed=claimed, own=own)
+        )
+
+
+def plan_batch(families: Families, view: View, batch: Batch) -> Plan:
+    """Plan a counting batch against ``view``.
+
+    Raises BrokenLog for an unknown column family or operator, or a Checkpoint that is not the first operation or has an
+    illegal name (it becomes the name of a directory).
+    """
+    planner = _Planner(families, view)
+    checkpoint, operations = _split_checkpoint(batch.operations)
+    first = 0 if checkpoint is None else 1
+    try:
+        for number, operation in enumerate(operations, first):
+            if isinstance(operation, Put):
+                planner.replace(number, operation.cf, operation.key, operation.value, operation.prev)
+            elif isinstance(operation, Merge):
+                planner.merge(number, operation)
+            elif isinstance(operation, Delete):
+                planner.replace(number, operation.cf, operation.key, None, operation.prev)
+            else:
+                raise BrokenLog(f"operation {number}: a Checkpoint may only come first")
+    except KeyError as error:
+        raise BrokenLog(f"unknown column family {error}: upgrade this node") from error
+    retry_rows = rows_of(batch)
+    for number, (key, value) in enumerate(retry_rows, len(batch.operations)):
+        planner.replace(number, RETRY, key, value, None)
+    return Plan(
+        checkpoint=checkpoint, rows=planner.rows, deltas=planner.deltas,
+        retry_keys=[key for key, _ in retry_rows], floor_keys=_floors(operations), false_claims=planner.false_claims,
+    )  # fmt: skip
+
+
+def _floors(operations: Sequence[Operation]) -> list[bytes]:
+    """Return the clients whose floor the batch changes: a leader's housekeeping comes before the requests' operations."""
+    housekeeping = takewhile(lambda operation: getattr(operation, "cf", None) == RETRY, operations)
+    return [one.key for one in housekeeping if isinstance(one, Put) and len(one.key) == CLIENT_BYTES]
+
+
+def _split_checkpoint(operations: list[Operation]) -> tuple[str | None, Sequence[Operation]]:
+    if operations and isinstance(operations[0], Checkpoint):
+        name = operations[0].name
+        if not CHECKPOINT_NAME.fullmatch(name):
+            raise BrokenLog(f"operation 0: illegal checkpoint name {name!r}")
+        return name, operations[1:]
+    return None, operations

@@ -1,0 +1,170 @@
+"""Late validation: from logged requests to the batch that they amount to (design, section 6).
+
+A RequestBatch holds requests, not results. Every replica executes them in order against its own rows and so derives the Batch that a
+leader-side execution would have logged: the same operations, results and retry rows. What follows (the plan, the digests, the
+rows) is the same code as for a Batch. Rules:
+
+    - What decides is in the record or in the replicated rows: its time, its indexes, retry rows. Never a setting or a clock.
+    - A call that has a retry row is not executed again: the same request gets the recorded answer, another one is refused.
+    - An expired request is refused by the record's time.
+    - An execution that raises is answered with an error and changes nothing.
+    - Old retry rows go as they do in a Batch, oldest first, at most MAX_EXPIRIES_PER_BATCH batches' rows with each record.
+
+The service's part is the :class:`Executor`; the log never says what it makes of a request, so replicas with different executors
+diverge, and only comparing them with each other shows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from replicated_db.core.errors import BrokenLog, StopProcess
+from replicated_db.core.execution.expiry import remove_rows
+from replicated_db.core.execution.folding import BatchOperations
+from replicated_db.core.execution.retry import (
+    BELOW_FLOOR,
+    HASH_BYTES,
+    RETENTION_MS,
+    expired,
+    is_below_floor,
+    is_dead,
+    is_expired,
+    retry_key,
+)
+from replicated_db.core.execution.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
+from replicated_db.core.execution.shard_state import ShardState
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.ports import View
+from replicated_db.core.tables.column_families import RETRY, Families
+from replicated_db.core.tables.overlay import Overlay
+from schemas.records.log import Batch, LateRequest, RequestBatch, Result
+
+
+class Executor(Protocol):
+    """How a service validates and executes a logged request. Pure: equal rows give equal operations and answers.
+
+    A request executed by the leader alone (``Service.execute``) and one that went through ``prepare`` and ``execute`` must lead to
+    the same operations and response.
+    """
+
+    def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
+        """Return the request with all that only a leader may choose, in schemas of ``feature_level``; a refusal is part of the bytes.
+
+        An exception says that the request cannot be logged at all: it is answered with Refusal.FAILED, without an index.
+        """
+
+    def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute a prepared request. An exception becomes Refusal.FAILED and changes nothing."""
+
+    def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """What a RequestBatch amounts to: the batch, and how many of its requests were refused."""
+
+    batch: Batch
+    invalid: int
+
+
+def derive_batch(
+    families: Families, view: View, record: RequestBatch, executor: Executor, state: ShardState
+) -> Derived:
+    """Execute a counting record against ``view``; ``state`` is how the shard is run at its place in the log.
+
+    Raises BrokenLog if its requests are not numbered one by one through its indexes, and StopProcess kinds of the store's.
+    """
+    overlay = Overlay(view)
+    overlay.open_layer(1)
+    execution = _Execution(families, overlay, record, executor, state)
+    operations = BatchOperations(families)
+    execution.expire_retry_rows(view, operations)
+    results: list[Result] = []
+    for index, request in enumerate(record.requests, record.first_index):
+        if request.index != index:
+            raise BrokenLog(f"request {index} of a RequestBatch is numbered {request.index}")
+        results.append(execution.answer(request, operations))
+    if record.first_index + len(results) != record.last_index + 1:
+        raise BrokenLog(f"{len(results)} requests in a RequestBatch of {record.first_index}..{record.last_index}")
+    batch = Batch(
+        term=record.term, nonce=record.nonce, seq=record.seq, prev_chain=record.prev_chain,
+        first_index=record.first_index, last_index=record.last_index, timestamp_ms=record.timestamp_ms,
+        request_position=record.request_position, operations=operations.operations, results=results,
+    )  # fmt: skip
+    return Derived(batch=batch, invalid=execution.invalid)
+
+
+class _Execution:
+    """Working state of one derivation; the overlay holds what the record's earlier requests have written."""
+
+    __slots__ = ("executor", "families", "invalid", "overlay", "record", "state")
+
+    def __init__(
+        self, families: Families, overlay: Overlay, record: RequestBatch, executor: Executor, state: ShardState
+    ) -> None:
+        self.families = families
+        self.overlay = overlay
+        self.record = record
+        self.executor = executor
+        self.state = state
+        self.invalid = 0
+
+    def expire_retry_rows(self, view: View, operations: BatchOperations) -> None:
+        """Delete the retry rows of the oldest batches that are past their retention and still have theirs."""
+        transaction = Transaction(self.families, self.overlay, self.record.first_index)
+        oldest = expired(view, b"", self.record.timestamp_ms - RETENTION_MS)
+        # Replicas forget dead expiry rows at moments of their own.
+        remove_rows(transaction, (batch for batch in oldest if not is_dead(transaction.get, *batch)))
+        operations.extend(transaction.commit())
+
+    def answer(self, request: LateRequest, operations: BatchOperations) -> Result:
+        """Execute or refuse a request, append its operations, and return its result."""
+        key = retry_key(request.client_id, request.call_id)
+        row = self.overlay.get(RETRY, key)
+        recorded = False
+        if row is not None and row[:HASH_BYTES] == request.request_hash:
+            response = row[HASH_BYTES:]
+        elif row is not None:
+            response = self._refuse(request, Refusal.CALL_ID_REUSED, "the call id was used for another request")
+        elif is_expired(request.first_sent_at_ms, self.record.timestamp_ms):
+            response = self._refuse(request, Refusal.EXPIRED, f"first sent at {request.first_sent_at_ms} ms")
+        elif is_below_floor(self.overlay.get, request.client_id, request.call_id):
+            response = self._refuse(request, Refusal.EXPIRED, BELOW_FLOOR)
+        else:
+            response = self._run(request, operations)
+            recorded = True
+            self.overlay.set(RETRY, key, request.request_hash + response)
+        return Result(
+            client_id=request.client_id, call_id=request.call_id, request_hash=request.request_hash,
+            first_sent_at_ms=request.first_sent_at_ms, request_type=request.request_type, index=request.index,
+            recorded=recorded, response=response,
+        )  # fmt: skip
+
+    def _run(self, request: LateRequest, operations: BatchOperations) -> bytes:
+        transaction = Transaction(self.families, self.overlay, request.index, self.state)
+        try:
+            executed = self.executor.execute(request.prepared, transaction, self.record.timestamp_ms)
+        except StopProcess:
+            raise
+        except Exception as error:
+            return self._refuse(request, Refusal.FAILED, f"{type(error).__name__}: {error}")
+        if type(executed.response) is not bytes:
+            message = f"its response is a {type(executed.response).__name__}"
+            return self._refuse(request, Refusal.FAILED, message)
+        if not executed.keep:
+            self.invalid += 1
+            return executed.response
+        size_bytes = transaction.size_bytes + len(executed.response)
+        if size_bytes > MAX_REQUEST_BYTES:
+            message = f"its operations take {size_bytes} bytes; at most {MAX_REQUEST_BYTES}"
+            return self._refuse(request, Refusal.TOO_LARGE, message)
+        if transaction.acts_on_log:
+            return self._refuse(request, Refusal.FAILED, "it may only begin a batch")
+        operations.extend(transaction.commit())
+        return executed.response
+
+    def _refuse(self, request: LateRequest, refusal: Refusal, message: str) -> bytes:
+        self.invalid += 1
+        return self.executor.refuse(request.prepared, refusal, message, request.index)

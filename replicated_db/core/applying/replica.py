@@ -1,0 +1,489 @@
+"""A replica of one shard: reads the log by the rule and applies what counts, as one atomic write each.
+
+Rules:
+    - Every record of the partition is offered, in order, without gaps; what was offered before is skipped.
+    - Data, retry rows, position, chain, index, digests and flag change in one write.
+    - Logged requests (late validation) are applied into a cache first and written in groups (``late_apply``); whoever needs the store
+      itself flushes before.
+    - A replica that finds a false claim flags itself durably and goes on applying; the flag falls when the contradiction is
+      settled (``settle``), or at a DigestBase equal to its own digest.
+
+The leader offers its own records too, so leader, follower and recovery share one apply. Callers from several threads share
+``lock``; the module itself knows no threads.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xxhash import xxh3_128_digest, xxh64_intdigest
+
+from replicated_db.core.applying.apply import FalseClaim, plan_batch
+from replicated_db.core.applying.late import Executor
+from replicated_db.core.applying.late_apply import MAX_CACHED_ROWS, LateApply
+from replicated_db.core.errors import AheadOfLog, BrokenLog, WrongCluster
+from replicated_db.core.execution.retry import RETENTION_MS, expiry_row, floors_row, prunable
+from replicated_db.core.execution.shard_state import ShardState, state_after
+from replicated_db.core.log.position import (
+    ANCHOR_KEY,
+    DIGEST_PREFIX,
+    FLAG_KEY,
+    GENESIS_KEY,
+    KEY_INDEX_KEY,
+    LEVEL_KEY,
+    MEMBERS_KEY,
+    MODE_PREFIX,
+    POSITION_KEY,
+    PREPARED_KEY,
+    REQUEST_KEY,
+    UNFLAGGED_KEY,
+    Position,
+    decode_request_position,
+    encode_request_position,
+)
+from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.ports import Snapshot, Store, View, Write
+from replicated_db.core.tables.column_families import BUCKETS, RETRY_EXPIRY, TRANSACTION_INFO, Families
+from replicated_db.core.tables.digests import Digests, digest_of_rows, row_hash
+from schemas.codecs.codec import Undecodable, decode, decode_as, encode
+from schemas.records.log import (
+    Barrier,
+    Batch,
+    ControlRecord,
+    DigestBase,
+    FeatureLevel,
+    Genesis,
+    LeaderClaim,
+    LogRecord,
+    Members,
+    Mode,
+    Prepared,
+    RequestBatch,
+)
+from schemas.records.messages import AuditReport, Evidence
+
+SCAN_STEP_ROWS = 200
+"""A scrub that shares a process with a leader pauses after so many rows (a fraction of a millisecond)."""
+
+PRUNE_INTERVAL_MS = 1000
+"""How often, in batch time, a replica looks for dead expiry rows when there were none."""
+
+MAX_COUNTED = 4096
+"""How many of the last records that took effect are remembered for readers that wait for one of them."""
+
+MAX_KNOWN_MEMBERS = 64
+"""Changes of a shard's members that a replica remembers."""
+
+
+STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
+    Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
+}  # fmt: skip
+"""Where the last control record of each kind is kept; Mode records are kept by request type (MODE_PREFIX)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a replica is of: cluster, shard, number of shards, its node's name."""
+
+    cluster: str
+    shard: int
+    shards: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What offering a record did.
+
+    ``reading`` is None if it had been read before. At a counting barrier ``digests`` is a copy of the incremental digests and,
+    for a scrub, ``snapshot`` what to scan (close it). ``evidence`` is new evidence, to be published at once.
+    """
+
+    reading: Reading | None
+    record: LogRecord | None = None
+    position: Position
+    evidence: Evidence | None = None
+    digests: Digests | None = None
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMembers:
+    """Members of a shard: ``names``, as the log says from the record at ``offset`` on."""
+
+    offset: int
+    names: tuple[str, ...]
+
+
+class Replica:
+    """One shard's state machine over a store. All methods but ``read_only`` ones change state; hold no lock yourself."""
+
+    def __init__(
+        self, identity: Identity, families: Families, store: Store, lock: AbstractContextManager[Any] | None = None,
+        executor: Executor | None = None, writing: AbstractContextManager[Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Restore the replica from its store; raises StoreFailure if the store cannot be read.
+
+        An ``executor`` makes late validation possible; ``writing`` is a lock, needed if :meth:`flush_behind` has a thread of its own.
+        """
+        self.identity = identity
+        self.families = families
+        self.store = store
+        self.lock = lock if lock is not None else nullcontext()
+        self.late = LateApply(families, store, executor, writing if writing is not None else nullcontext())
+        stored = store.get(TRANSACTION_INFO, POSITION_KEY)
+        self.position = Position() if stored is None else Position.decode(stored)
+        anchor = store.get(TRANSACTION_INFO, ANCHOR_KEY) if self.position.seq == 0 else None
+        self.anchor = self.position if anchor is None else Position.decode(anchor)
+        """Position after the last counting record, whose prev_chain commits to all before it; a claim commits to nothing."""
+        self.digests = Digests(families)
+        for number, name in enumerate(families.names):
+            if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
+                self.digests.unpack(number, sums)
+        genesis = store.get(TRANSACTION_INFO, GENESIS_KEY)
+        self.genesis = None if genesis is None else decode_as(Genesis, genesis)
+        if self.genesis is not None:
+            self._check_genesis(self.genesis)
+        self.state = self._stored_state()
+        flag = store.get(TRANSACTION_INFO, FLAG_KEY)
+        self.evidence = None if flag is None else decode_as(AuditReport, flag).evidence
+        self.read_offset = self.position.offset
+        known = KnownMembers(offset=self.position.offset, names=self.state.replicas)
+        self.known_members: tuple[KnownMembers, ...] = (known,) if known.names else ()
+        """Who the members were, in order: at this process's start, and since; the last MAX_KNOWN_MEMBERS."""
+        stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
+        self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
+        self._pruned_to = b""
+        self._prune_due_ms = 0
+        self._counted: OrderedDict[int, bytes] = OrderedDict()
+        self.records_applied = 0
+        self.records_void = 0
+
+    def _stored_state(self) -> ShardState:
+        state = ShardState() if self.genesis is None else state_after(ShardState(), self.genesis)
+        for cls, key in STATE_KEYS.items():
+            if (stored := self.store.get(TRANSACTION_INFO, key)) is not None:
+                state = state_after(state, decode_as(cls, stored))
+        for _, stored in self.store.iterate(TRANSACTION_INFO, MODE_PREFIX, MODE_PREFIX + b"\xff"):
+            state = state_after(state, decode_as(Mode, stored))
+        return state
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def adopt_topic(self, topic_id: str, record_at_position: bytes | None) -> None:
+        """Check that the log is the one this replica has read, or adopt it if it has read none.
+
+        ``record_at_position`` is the value at the stored offset, None if the log does not reach that far.
+        Raises AheadOfLog if topic, length or record differ.
+        """
+        position = self.position
+        if position.offset < 0:
+            self.position = replace(position, topic_id=topic_id)
+            return
+        where = f"shard {self.identity.shard}, offset {position.offset}"
+        if position.topic_id != topic_id:
+            raise AheadOfLog(f"{where}: the log is topic {topic_id}, this replica has read {position.topic_id}")
+        if record_at_position is None:
+            raise AheadOfLog(f"{where}: the log ends before the replica's position")
+        if xxh3_128_digest(record_at_position) != position.record_hash:
+            raise AheadOfLog(f"{where}: the log holds another record than the one applied")
+
+    def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Outcome:
+        """Offer the record at ``offset``; ``record`` and ``chain`` spare a caller that has just encoded and chained it doing so again.
+
+        Raises AheadOfLog, BrokenLog, WrongCluster or StoreFailure, each of which must stop the process.
+        """
+        with self.lock:
+            if offset <= self.read_offset:
+                return Outcome(reading=None, position=self.position)
+            if offset != self.read_offset + 1:
+                raise AheadOfLog(f"offset {offset} follows {self.read_offset}: part of the log was missed")
+            if record is None:
+                record = self._decode(offset, value)
+            reading = judge(self.position, record)
+            if not reading.takes_effect:
+                self.records_void += 1
+                self.read_offset = offset
+                return Outcome(reading=reading, record=record, position=self.position)
+            outcome = self._take(reading, record, offset, value, chain)
+            self.records_applied += 1
+            self._counted[offset] = outcome.position.record_hash
+            if len(self._counted) > MAX_COUNTED:
+                self._counted.popitem(last=False)
+            # Last: who sees it may ask at once whether the record counted.
+            self.read_offset = offset
+            return outcome
+
+    def counted(self, offset: int) -> bytes | None:
+        """Return the hash of the counting record at ``offset``, None if it did not count or is over MAX_COUNTED ago."""
+        return self._counted.get(offset)
+
+    def remembers(self, offset: int) -> bool:
+        """Whether :meth:`counted` can tell of ``offset``: it is not longer ago than MAX_COUNTED records, or this process's start."""
+        return offset >= next(iter(self._counted), self.read_offset + 1)
+
+    def has_counted(self, offset: int, record_hash: bytes) -> bool:
+        """Whether the leader's record at ``offset``, which has been read past here, counted; False if that is too long ago to tell.
+
+        Raises AheadOfLog if it did not: this replica and that leader read different logs.
+        """
+        with self.lock:
+            counted, remembered = self.counted(offset), self.remembers(offset)
+        if counted == record_hash:
+            return True
+        if counted is None and not remembered:
+            return False
+        raise AheadOfLog(
+            f"shard {self.identity.shard}: the leader's record at {offset} was read here but did not count"
+        )
+
+    def _decode(self, offset: int, value: bytes) -> LogRecord:
+        try:
+            record: LogRecord = decode(value)
+        except Undecodable as error:
+            raise BrokenLog(f"shard {self.identity.shard}, offset {offset}: {error}") from error
+        if not isinstance(record, LogRecord):
+            raise BrokenLog(
+                f"shard {self.identity.shard}, offset {offset}: a {type(record).__name__} does not belong in a log"
+            )
+        return record
+
+    def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Outcome:
+        position = advance(self.position, record, offset, value, chain)
+        if isinstance(record, RequestBatch):
+            self._apply_requests(record, position)
+            return Outcome(reading=reading, record=record, position=position)
+        if self.late.unwritten:
+            self.flush()
+        if isinstance(record, Batch):
+            evidence = self._apply_batch(record, position)
+            return Outcome(reading=reading, record=record, position=position, evidence=evidence)
+        writes: list[Write] = []
+        evidence = None
+        if isinstance(record, LeaderClaim):
+            writes.append((TRANSACTION_INFO, ANCHOR_KEY, self.anchor.encode()))
+        elif isinstance(record, Genesis):
+            self._check_genesis(record)
+            writes.append((TRANSACTION_INFO, GENESIS_KEY, value))
+        elif isinstance(record, DigestBase):
+            evidence = self._judge_base(record, position, writes)
+        elif isinstance(record, ControlRecord):
+            writes.append((TRANSACTION_INFO, _state_key(record), value))
+        state = state_after(self.state, record)
+        self._write(writes, position, flags=evidence is not None)
+        if state.replicas != self.state.replicas:
+            now = KnownMembers(offset=offset, names=state.replicas)
+            self.known_members = (*self.known_members, now)[-MAX_KNOWN_MEMBERS:]
+        self.state = state
+        if isinstance(record, Genesis):
+            self.genesis = record
+        if isinstance(record, Barrier):
+            snapshot = self.store.snapshot() if record.scrub else None
+            return Outcome(
+                reading=reading, record=record, position=position, digests=self.digests.copy(), snapshot=snapshot
+            )
+        return Outcome(reading=reading, record=record, position=position, evidence=evidence)
+
+    def _apply_batch(self, batch: Batch, position: Position) -> Evidence | None:
+        plan = plan_batch(self.families, self.store, batch)
+        if plan.checkpoint is not None:
+            self.store.checkpoint(plan.checkpoint)
+        writes: list[Write] = [(cf, key, value) for (cf, key), value in plan.rows.items()]
+        if plan.retry_keys:
+            writes.append((RETRY_EXPIRY, *expiry_row(batch, plan.retry_keys)))
+        if plan.floor_keys:
+            writes.append((RETRY_EXPIRY, *floors_row(batch, plan.floor_keys)))
+        for family in self.digests.change(plan.deltas):
+            key = DIGEST_PREFIX + self.families.names[family].encode()
+            writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
+        writes.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
+        if batch.request_position is not None:
+            writes.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(batch.request_position)))
+        evidence = None
+        if plan.false_claims:
+            evidence = self._evidence(plan.false_claims[0], position, batch.first_index)
+            if self.evidence is None:
+                writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
+        writes += self._expiries_to_forget(position.timestamp_ms, self.store)
+        self._write(writes, position, flags=evidence is not None)
+        self.request_position = batch.request_position or self.request_position
+        if evidence is not None and self.evidence is None:
+            self.evidence = evidence
+        return evidence
+
+    # -- late validation -------------------------------------------------------------------------------------------
+
+    def _apply_requests(self, record: RequestBatch, position: Position) -> None:
+        """Execute logged requests and apply what they amount to, into the cache."""
+        derived, plan = self.late.plan(record, position.offset, self.state)
+        forgotten = self._expiries_to_forget(position.timestamp_ms, self.late.cache)
+        self.digests.change(plan.deltas)
+        self.late.apply(derived, plan, forgotten, position.offset)
+        self.position = position
+        self.request_position = record.request_position or self.request_position
+        if len(self.late.cache) > MAX_CACHED_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what late validation has applied; the store is up to date afterwards."""
+        with self.lock:
+            if self.late.unwritten:
+                self.late.flush(self._local_rows())
+
+    def flush_behind(self) -> None:
+        """As :meth:`flush`, but applying goes on while the group is written: for a thread of its own."""
+        with ExitStack() as writing:
+            with self.lock:
+                if not self.late.unwritten:
+                    return
+                group = self.late.begin_flush(self._local_rows(), writing)
+            self.late.write(group)
+        with self.lock:
+            self.late.end_flush(group)
+
+    def _local_rows(self) -> list[Write]:
+        """Return the replica's own rows as of the last record applied: what a batch writes beside its rows."""
+        names = enumerate(self.families.names)
+        rows: list[Write] = [
+            (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), self.digests.pack(family)) for family, name in names
+        ]
+        rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, self.position.key_index()))
+        rows.append((TRANSACTION_INFO, POSITION_KEY, self.position.encode()))
+        if self.request_position is not None:
+            rows.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(self.request_position)))
+        return rows
+
+    # -- the write -------------------------------------------------------------------------------------------------
+
+    def _write(self, writes: list[Write], position: Position, *, flags: bool = False) -> None:
+        """Write, with the position. A flag must outlive a loss of power: what it was found by may not come again."""
+        writes.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
+        self.store.write(writes)
+        if flags:
+            self.store.sync()
+        self.position = position
+        if position.seq:
+            self.anchor = position
+
+    def prune(self) -> None:
+        """Forget expiry rows whose retry rows are gone; call now and then, it looks at a few rows only."""
+        with self.lock:
+            self.flush()
+            self._prune_due_ms = 0
+            if writes := self._expiries_to_forget(self.position.timestamp_ms, self.store):
+                self.store.write(writes)
+
+    def _expiries_to_forget(self, timestamp_ms: int, view: View) -> list[Write]:
+        """Return writes that remove dead expiry rows: two for a batch, which adds one, or two if it changes floors."""
+        if timestamp_ms < self._prune_due_ms:
+            return []
+        keys = prunable(view, timestamp_ms - RETENTION_MS, self._pruned_to)
+        if keys:
+            self._pruned_to = keys[-1]
+        else:
+            self._prune_due_ms = timestamp_ms + PRUNE_INTERVAL_MS
+        return [(RETRY_EXPIRY, key, None) for key in keys]
+
+    # -- divergence ------------------------------------------------------------------------------------------------
+
+    def _evidence(self, claim: FalseClaim, position: Position, index: int) -> Evidence:
+        return Evidence(
+            index=index, offset=position.offset, term=position.term, leader=position.leader, operation=claim.operation,
+            cf=claim.cf, key=claim.key, claim=claim.claim, claimed=claim.claimed, own=claim.own,
+        )  # fmt: skip
+
+    def _judge_base(self, base: DigestBase, position: Position, writes: list[Write]) -> Evidence | None:
+        if (base.slots, base.sums) == self.digests.slots():
+            writes.append((TRANSACTION_INFO, FLAG_KEY, None))
+            self.evidence = None
+            return None
+        claim = FalseClaim(operation=0, cf="", key=b"", claim="base", claimed=None, own=None)
+        evidence = self._evidence(claim, position, base.index)
+        if self.evidence is None:
+            self.evidence = evidence
+            writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
+        return evidence
+
+    def flag(self, evidence: Evidence) -> None:
+        """Flag this replica durably: the others have shown that it is the wrong one."""
+        with self.lock:
+            if self.evidence is None:
+                self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
+                self.store.sync()
+                self.evidence = evidence
+
+    def settle(self, by_hand: bytes | None = None) -> None:
+        """Take the flag away: the contradiction has been settled in this replica's favour. ``by_hand``: by an operator, with what to keep of it."""
+        with self.lock:
+            writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]
+            if by_hand is not None:
+                writes.append((TRANSACTION_INFO, UNFLAGGED_KEY, by_hand))
+            self.store.write(writes)
+            self.store.sync()
+            self.evidence = None
+
+    def _flag_row(self, evidence: Evidence) -> bytes:
+        return encode(self.report("evidence", -1, self.position, Digests(self.families), evidence, 0))
+
+    def report(
+        self,
+        basis: str,
+        barrier_offset: int,
+        position: Position,
+        digests: Digests,
+        evidence: Evidence | None,
+        now_ms: int,
+    ) -> AuditReport:
+        """Return the audit report of ``digests`` at ``position``; ``now_ms`` is the wall clock."""
+        slots, sums = digests.slots()
+        return AuditReport(
+            cluster=self.identity.cluster, node=self.identity.node, shard=self.identity.shard, basis=basis,
+            barrier_offset=barrier_offset, index=position.index, chain=position.chain, slots=slots, sums=sums,
+            flagged=evidence is not None, evidence=evidence, reported_at_ms=now_ms,
+        )  # fmt: skip
+
+    # -- reads -----------------------------------------------------------------------------------------------------
+
+    def scan(self, view: View, pause: Callable[[], None] | None = None) -> Digests:
+        """Return the digest of a full scan of ``view``: the scrub. ``pause`` is called after each SCAN_STEP_ROWS rows."""
+        return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
+
+    def row_hash_in(self, cf: str, key: bytes, value: bytes, bucket: int) -> int | None:
+        """Return the signed hash of a row if it lies in digest bucket ``bucket``, else None."""
+        if xxh64_intdigest(key, self.families.seeds[cf]) & (BUCKETS - 1) != bucket:
+            return None
+        return row_hash(self.families, cf, key, value)
+
+    def snapshot(self) -> tuple[Position, Digests, Snapshot]:
+        """Return one moment's position, incremental digests and a snapshot (close it)."""
+        with self.lock:
+            self.flush()
+            return self.position, self.digests.copy(), self.store.snapshot()
+
+    def _check_genesis(self, genesis: Genesis) -> None:
+        # A log that an older software began names fewer families: those that were added since have the next positions, so its slots
+        # mean what they did; nothing is written to them below the feature level that brought them.
+        known = list(self.families.names)[: max(1, len(genesis.column_families))]
+        own = (self.identity.cluster, self.identity.shard, self.identity.shards, known)
+        logged = (genesis.cluster, genesis.shard, genesis.shards, genesis.column_families)
+        for name, mine, theirs in zip(("cluster", "shard", "shards", "column_families"), own, logged, strict=True):
+            if mine != theirs:
+                raise WrongCluster(f"{name} is {theirs!r} in the log but {mine!r} in this node's settings")
+
+
+def _state_key(record: ControlRecord) -> bytes:
+    return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
+
+
+def _all_rows(names: Iterable[str], view: View, pause: Callable[[], None] | None) -> Iterable[tuple[str, bytes, bytes]]:
+    rows = 0
+    for name in names:
+        for key, value in view.iterate(name, b""):
+            yield name, key, value
+            rows += 1
+            if pause is not None and rows % SCAN_STEP_ROWS == 0:
+                pause()

@@ -1,0 +1,69 @@
+"""What clients say has been answered, and the early removal of retry rows that it allows (design, section 4, "Exactly once").
+
+Rules:
+    - Rows go early only together with the floor's rise, in one batch: a late duplicate of a removed call is below the floor.
+    - This is housekeeping: it is done by batches that find nothing in flight, and only once a client is ``calls`` ahead. Under
+      steady load rows go by age (``retry``), at no cost to the requests.
+    - Removal goes in the order of call ids, so what is left of a client's rows is always its latest.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from replicated_db.core.execution.retry import CLIENT_BYTES, floor_of, floor_value
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.tables.column_families import RETRY
+
+MAX_REMOVALS_PER_BATCH = 256
+"""How many rows one batch removes early at the most."""
+
+MAX_CLIENTS = 4096
+"""How many clients are kept in mind; when there are more, all are forgotten, and heard of again with their next requests."""
+
+
+class AnsweredCalls:
+    """Hears of every request of one claim. ``calls``: how far a client must be ahead of its floor; 0 = no early removal."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+        self._floors: dict[bytes, int] = {}
+        self._due: dict[bytes, int] = {}
+
+    @property
+    def due(self) -> bool:
+        """Whether there may be rows to remove."""
+        return bool(self._due)
+
+    def hear(self, client_id: bytes, answered_below: int) -> None:
+        """Take note that every call of the client below ``answered_below`` has been answered to it, and will not be repeated."""
+        if not self._calls or answered_below - self._floors.get(client_id, 0) < self._calls:
+            return
+        if len(self._floors) >= MAX_CLIENTS:
+            self._floors.clear()
+            self._due.clear()
+        self._floors.setdefault(client_id, 0)
+        self._due[client_id] = max(answered_below, self._due.get(client_id, 0))
+
+    def remove(self, transaction: Transaction, timestamp_ms: int) -> None:
+        """Delete rows of answered calls and raise their clients' floors, up to MAX_REMOVALS_PER_BATCH rows."""
+        room = MAX_REMOVALS_PER_BATCH
+        while self._due and room:
+            client_id, answered_below = self._due.popitem()
+            floor = floor_of(transaction.get, client_id)
+            if answered_below > floor:
+                keys = self._keys(transaction, client_id, floor, answered_below, room)
+                if len(keys) == room:  # there may be more
+                    self._due[client_id] = answered_below
+                    answered_below = int.from_bytes(keys[-1][CLIENT_BYTES:], "big") + 1
+                for key in keys:
+                    transaction.delete(RETRY, key)
+                if keys:
+                    transaction.put(RETRY, client_id, floor_value(answered_below, timestamp_ms))
+                room -= len(keys)
+            self._floors[client_id] = max(floor, answered_below)
+
+    @staticmethod
+    def _keys(transaction: Transaction, client_id: bytes, floor: int, below: int, limit: int) -> list[bytes]:
+        rows = transaction.iterate(RETRY, client_id + floor.to_bytes(8, "big"), client_id + below.to_bytes(8, "big"))
+        return [key for key, _ in islice(rows, limit)]

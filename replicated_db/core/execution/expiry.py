@@ -1,0 +1,45 @@
+"""Removal of retry rows by age: the rows of the oldest batches go with the batches that are written (design, section 4, "Exactly once").
+
+Rules:
+    - A batch removes the rows of at most MAX_EXPIRIES_PER_BATCH old ones.
+    - A leader goes on from where it was, and once nothing is left to remove looks again an interval later.
+    - Who derives a batch from logged requests (``late``) begins at the oldest one each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from replicated_db.core.execution.retry import MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, removable
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.ports import View
+from replicated_db.core.tables.column_families import RETRY
+
+
+def remove_rows(transaction: Transaction, batches: Iterable[tuple[bytes, list[bytes]]]) -> list[bytes]:
+    """Delete the retry rows of the first of these batches (``retry.expired``); return the expiry keys of those."""
+    removed: list[bytes] = []
+    for expiry_key, retry_keys in islice(batches, MAX_EXPIRIES_PER_BATCH):
+        for key in removable(transaction.get, expiry_key, retry_keys):
+            transaction.delete(RETRY, key)
+        removed.append(expiry_key)
+    return removed
+
+
+class Expiry:
+    """How far one claim has got. It looks again ``interval_ms`` of batch time after nothing was left."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self._interval_ms = interval_ms
+        self._after = b""
+        self.due_ms = 0
+        """Batch time from which on there may be rows to remove."""
+
+    def remove(self, transaction: Transaction, view: View, timestamp_ms: int) -> None:
+        """Delete rows that are past their retention in a batch of ``timestamp_ms``."""
+        removed = remove_rows(transaction, expired(view, self._after, timestamp_ms - RETENTION_MS))
+        if removed:
+            self._after = removed[-1]
+        if len(removed) < MAX_EXPIRIES_PER_BATCH:
+            self.due_ms = timestamp_ms + self._interval_ms

@@ -1,0 +1,124 @@
+"""What a service brings to a replicated database: proposals in, operations and answers out."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+from replicated_db.core.execution.transaction import Transaction
+from schemas.records.log import RequestPosition
+from schemas.records.record import record
+
+MAX_REQUEST_BYTES = 1024 * 1024
+"""What one request's operations and answer may take in a batch."""
+
+MAX_REFUSAL_BYTES = 64 * 1024
+"""What the answer of a request that keeps nothing may take in a batch: it may quote the request, not repeat it."""
+
+MAX_MESSAGE_CHARACTERS = 1024
+"""How much of an error's text goes into an answer."""
+
+_IDS = struct.Struct("16s8s16sq")
+
+
+def shortened(message: str) -> str:
+    """Return an error's text, cut to MAX_MESSAGE_CHARACTERS: it may hold whatever the request held.
+
+    >>> shortened("x" * 2000)[-25:]
+    'x… (2,000 characters long)'
+    """
+    if len(message) <= MAX_MESSAGE_CHARACTERS:
+        return message
+    return f"{message[:MAX_MESSAGE_CHARACTERS]}… ({len(message):,} characters long)"
+
+
+def error_text(error: BaseException) -> str:
+    """Return what an answer says of an exception."""
+    return shortened(f"{type(error).__name__}: {error}")
+
+
+class Refusal(Enum):
+    """Answers that the replicated database itself gives; the service encodes them."""
+
+    EXPIRED = "expired"
+    CALL_ID_REUSED = "call id reused"
+    TOO_LARGE = "too large"
+    FAILED = "failed"
+    PREPARED = "prepared"
+
+
+@dataclass(slots=True, kw_only=True)
+class Proposal:
+    """A request to execute. With a ``client_id`` it has a retry row; without, it is a local one (``submit``).
+
+    ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. One that
+    ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch.
+    Calls below ``answered_below`` have been answered to the client, which will not repeat them.
+    """
+
+    client_id: bytes
+    call_id: bytes
+    request_hash: bytes
+    first_sent_at_ms: int
+    request_type: str
+    body: Any
+    reply_to: Any
+    position: RequestPosition | None = None
+    begins_batch: bool = False
+    answered_below: int = 0
+
+    def fault(self) -> str | None:
+        """Say why no record can hold this proposal's result, None if one can: then it is answered without one."""
+        client, call, hashed = self.client_id, self.call_id, self.request_hash
+        if not client:
+            return None
+        try:
+            if len(client) != 16 or len(call) != 8 or len(hashed) != 16:
+                return f"client id, call id and hash of {len(client)}, {len(call)}, {len(hashed)} bytes, not 16, 8, 16"
+            _IDS.pack(client, call, hashed, self.first_sent_at_ms)
+            self.request_type.encode()
+        except (TypeError, ValueError, AttributeError, struct.error) as error:
+            return error_text(error)
+        return None
+
+
+@record
+class Executed:
+    """A service's answer, and whether the transaction's operations are to be kept."""
+
+    response: bytes
+    keep: bool
+
+
+def unloggable(executed: Executed, transaction: Transaction, max_bytes: int) -> tuple[Refusal, str] | None:
+    """Say why what a service has made of a request is not logged, None if it is: its kind and its size."""
+    if type(executed.response) is not bytes:
+        return Refusal.FAILED, f"its response is a {type(executed.response).__name__}"
+    if not executed.keep:
+        if len(executed.response) > MAX_REFUSAL_BYTES:
+            return Refusal.FAILED, f"its answer takes {len(executed.response)} bytes; at most {MAX_REFUSAL_BYTES}"
+        return None
+    size_bytes = transaction.size_bytes + len(executed.response)
+    if size_bytes > max_bytes:
+        return Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {max_bytes}"
+    return None
+
+
+class Service(Protocol):
+    """What a service brings: how a proposal becomes operations and a response. Pure."""
+
+    def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
+        """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
+
+    def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
+        """Encode an answer of the replicated database's own."""
+
+
+@record
+class Reply:
+    """An answer that may leave now."""
+
+    proposal: Proposal
+    response: bytes

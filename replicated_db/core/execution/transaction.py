@@ -1,0 +1,195 @@
+"""A transaction: the operations of one proposal, executed against the overlay, kept or dropped as a whole.
+
+Each operation is given the hash of the row that it replaces (``prev``), seen through the earlier operations of its own
+batch, and a Merge that of the row it makes (``next``): this is what lets every reader check the leader and lets
+the log's sum be taken without state (design, section 3). A transaction writes nothing; :meth:`commit` moves its rows
+into the overlay's newest layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from xxhash import xxh64_intdigest
+
+from replicated_db.core.errors import DigestsDiffer, NotSettled, Refused
+from replicated_db.core.execution.shard_state import ControlOperation, ShardState
+from replicated_db.core.tables.column_families import BUCKETS, Families
+from replicated_db.core.tables.digests import SIGN
+from replicated_db.core.tables.overlay import Overlay, merge_ordered
+from schemas.records.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
+
+CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+MAX_KEY_BYTES = 16 * 1024
+NO_STATE = ShardState()
+OPERATION_OVERHEAD_BYTES = 48
+"""Estimate of what an operation costs in a batch beyond its key and value."""
+
+Slots = tuple[list[int], list[int]]
+Settled = Callable[[], Slots | None] | None
+"""Returns the leader's digests as of the batch's beginning, as a DigestBase has them; None while earlier batches are on their way."""
+
+
+class Transaction:
+    """Reads see the batch so far; writes collect operations. Raises Refused for an illegal operation.
+
+    ``state`` is how the shard is run as of this point, what is in flight included.
+    """
+
+    __slots__ = (
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "settled", "size_bytes",
+        "state",
+    )  # fmt: skip
+
+    def __init__(self, families: Families, overlay: Overlay, index: int, state: ShardState = NO_STATE) -> None:
+        self.index = index
+        self.state = state
+        self.operations: list[Put | Delete | Merge] = []
+        self.size_bytes = 0
+        self.checkpoint_name: str | None = None
+        self.control_operation: ControlOperation | None = None
+        self.settled: Settled = None
+        self._families = families
+        self._overlay = overlay
+        self._rows: dict[tuple[str, bytes], bytes | None] = {}
+
+    @property
+    def feature_level(self) -> int:
+        """What may be written (``schemas.features``)."""
+        return self.state.feature_level
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's value as of this point of the batch, or None."""
+        row = (cf, key)
+        return self._rows[row] if row in self._rows else self._overlay.get(cf, key)
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate in key order over [start, stop) as of this point of the batch."""
+        own = {
+            key: value
+            for (family, key), value in self._rows.items()
+            if family == cf and key >= start and (stop is None or key < stop)
+        }
+        below = self._overlay.iterate(cf, start, stop)
+        return merge_ordered(below, own) if own else below
+
+    def put(self, cf: str, key: bytes, value: bytes) -> None:
+        """Insert or replace a row."""
+        if type(value) is not bytes:
+            raise Refused(f"a {type(value).__name__} as a value in {cf}: it must be bytes")
+        key_hash = self._key_hash(cf, key)
+        self.operations.append(Put(cf=cf, key=key, value=value, prev=self._hash_of(cf, key, key_hash)))
+        self._keep(cf, key, value, len(value))
+
+    def delete(self, cf: str, key: bytes) -> None:
+        """Remove a row; removing an absent one is legal and logged with ``prev`` = none."""
+        key_hash = self._key_hash(cf, key)
+        self.operations.append(Delete(cf=cf, key=key, prev=self._hash_of(cf, key, key_hash)))
+        self._keep(cf, key, None, 0)
+
+    def merge(self, cf: str, key: bytes, operator: str, operand: bytes) -> None:
+        """Combine a row with an operand by a registered operator."""
+        registered = self._families.operators.get(operator)
+        if registered is None:
+            raise Refused(f"no merge operator {operator!r}; there are: {', '.join(self._families.operators) or 'none'}")
+        if type(operand) is not bytes:
+            raise Refused(f"a {type(operand).__name__} as an operand of {operator}: it must be bytes")
+        registered.check(operand)
+        key_hash = self._key_hash(cf, key)
+        old = self.get(cf, key)
+        new = registered.merge(old, operand)
+        self.operations.append(
+            Merge(
+                cf=cf, key=key, operator=operator, operand=operand,
+                prev=None if old is None else (xxh64_intdigest(old, key_hash) ^ SIGN) - SIGN,
+                next=(xxh64_intdigest(new, key_hash) ^ SIGN) - SIGN,
+            )
+        )  # fmt: skip
+        self._keep(cf, key, new, len(operand))
+
+    def checkpoint(self, name: str) -> None:
+        """Ask for a checkpoint of everything before this batch; it becomes the batch's first operation."""
+        if not CHECKPOINT_NAME.fullmatch(name):
+            raise Refused(f"illegal checkpoint name {name!r}")
+        if self.checkpoint_name is not None:
+            raise Refused(f"a second checkpoint {name!r} in one transaction")
+        self.checkpoint_name = name
+
+    @property
+    def acts_on_log(self) -> bool:
+        """Whether it asks for more than operations: a checkpoint, or a record of its own before the batch."""
+        return self.checkpoint_name is not None or self.control_operation is not None
+
+    def digest_base(self, slots: list[int], sums: list[int], basis: str, *, forced: bool = False) -> None:
+        """Ask for a DigestBase right before this batch, whose first request this must be.
+
+        One that is not what the leader holds would flag every replica that agrees with it, and no flagged one may lead. Raises
+        DigestsDiffer for it unless it is ``forced``, NotSettled while earlier batches are on their way.
+        """
+        if len(slots) != len(sums) or slots != sorted(set(slots)):
+            raise Refused(f"{len(slots)} slots and {len(sums)} sums: slots must ascend, one sum each")
+        own = self.settled() if self.settled is not None else None
+        if own is None:
+            raise NotSettled("requests before it are on their way")
+        if own != (slots, sums) and not forced:
+            raise DigestsDiffer(_difference(self._families, own, (slots, sums)))
+        self._control(DigestBase, slots=slots, sums=sums, basis=basis)
+
+    def control(self, record: type[ControlRecord], **fields: Any) -> None:
+        """Ask for a control record right before this batch, whose first request this must be; ``fields`` behind its index."""
+        self._control(record, **fields)
+
+    def _control(self, record: type[Any], **fields: Any) -> None:
+        if self.control_operation is not None:
+            raise Refused(f"a second control record, {record.__name__}, in one transaction")
+        self.control_operation = ControlOperation(record=record, fields=fields)
+
+    def submit(self, operation: Operation) -> None:
+        """Execute an operation given as a record; its hashes are computed afresh, whatever it claims."""
+        if isinstance(operation, Put):
+            self.put(operation.cf, operation.key, operation.value)
+        elif isinstance(operation, Delete):
+            self.delete(operation.cf, operation.key)
+        elif isinstance(operation, Merge):
+            self.merge(operation.cf, operation.key, operation.operator, operation.operand)
+        elif isinstance(operation, Checkpoint):
+            self.checkpoint(operation.name)
+        else:
+            raise Refused(f"a {type(operation).__name__} is no operation")
+
+    def commit(self) -> list[Put | Delete | Merge]:
+        """Move the rows into the overlay's newest layer and return the operations."""
+        for (cf, key), value in self._rows.items():
+            self._overlay.set(cf, key, value)
+        return self.operations
+
+    def _key_hash(self, cf: str, key: bytes) -> int:
+        seed = self._families.seeds.get(cf)
+        if seed is None:
+            raise Refused(f"no column family {cf!r}; there are: {', '.join(self._families.names)}")
+        if type(key) is not bytes:
+            raise Refused(f"a {type(key).__name__} as a key in {cf}: it must be bytes")
+        if len(key) > MAX_KEY_BYTES:
+            raise Refused(f"a key of {len(key)} bytes in {cf}; at most {MAX_KEY_BYTES}")
+        return xxh64_intdigest(key, seed)
+
+    def _hash_of(self, cf: str, key: bytes, key_hash: int) -> int | None:
+        value = self.get(cf, key)
+        return None if value is None else (xxh64_intdigest(value, key_hash) ^ SIGN) - SIGN
+
+    def _keep(self, cf: str, key: bytes, value: bytes | None, payload_bytes: int) -> None:
+        self._rows[cf, key] = value
+        self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + payload_bytes
+
+
+def _difference(families: Families, own: Slots, given: Slots) -> str:
+    mine, theirs = (dict(zip(*slots, strict=True)) for slots in (own, given))
+    differing = sorted(slot for slot in mine.keys() | theirs.keys() if mine.get(slot, 0) != theirs.get(slot, 0))
+    family, bucket = divmod(differing[0], BUCKETS)
+    name = families.names[family] if 0 <= family < len(families.names) else f"family {family}"
+    return (
+        f"the leader's digests are others in {len(differing)} slots, the first being bucket {bucket} of {name}: "
+        f"{mine.get(differing[0], 0)}, not {theirs.get(differing[0], 0)}"
+    )

@@ -1,0 +1,58 @@
+"""Reading a log when the broker that answers may not know its end.
+
+A broker that is cut off from the others serves an old end (decision 0026), so a replica may have read further than that broker says there is.
+Rules:
+    - A position beyond the end is no error of the replica's for END_BEHIND_WAIT_S: another broker may know better. Who asks tries again.
+    - Said for longer, without a record in between, the log has lost what this replica has read: AHEAD_OF_LOG.
+    - A position before the log's first record is AHEAD_OF_LOG at once: what lies between is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.ports import Entry, Log, LogUnavailable, OffsetOutOfRange
+
+END_BEHIND_WAIT_S = 30.0
+"""How long an end of the log at or below the replica's position is waited out: a cut-off broker serves an old one."""
+
+
+class EndBehind(LogUnavailable):
+    """The broker that was asked says that the log ends before the position."""
+
+
+def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+    """Return what ``Log.read`` does, with an offset that is not in the log judged by the rules above.
+
+    Raises EndBehind, AheadOfLog, and what ``Log.read`` raises but for OffsetOutOfRange.
+    """
+    try:
+        return log.read(offset, limit, wait_s)
+    except OffsetOutOfRange as error:
+        low, _ = log.bounds()
+        if offset < low:
+            raise AheadOfLog(
+                f"{error}: the log's first record is {low}; this replica needs a checkpoint from a peer"
+            ) from error
+        raise EndBehind(f"the log ends before offset {offset}, says the broker that was asked: {error}") from error
+
+
+class Patience:
+    """For how long brokers have said that the log ends before one replica's position."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def read(self) -> None:
+        """Take note that the log answered otherwise."""
+        self._since_s = None
+
+    def bear(self, error: LogUnavailable, now_s: float) -> None:
+        """Take note of an attempt that failed at ``now_s``; raises AheadOfLog if the end has been behind for END_BEHIND_WAIT_S."""
+        if not isinstance(error, EndBehind):
+            return
+        if self._since_s is None:
+            self._since_s = now_s
+        elif now_s - self._since_s > END_BEHIND_WAIT_S:
+            raise AheadOfLog(f"{error}; it has been so for {END_BEHIND_WAIT_S:.0f} s") from error

@@ -1,0 +1,98 @@
+"""Where a replica stands in its log: one row of the transaction-info family, written with every batch.
+
+Rows of ``transactionInfoTable`` (replica-local, in no digest)::
+
+    #POSITION      this module's encoding of Position
+    #ANCHOR        Position after the last counting record, written with a claim: claims do not commit to what precedes them
+    #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's
+    #DIGEST/<cf>   256 sums of 8 bytes big-endian: the incremental digest of one family
+    #GENESIS       the Genesis record's value
+    #MEMBERS       the last Members record's value; so #LEVEL (FeatureLevel) and #PREPARED (Prepared)
+    #MODE/<type>   the last Mode record's value of a request type
+    #FLAG          the standing evidence, as an encoded AuditReport; absent if the replica is healthy
+    #UNFLAGGED     what 'stratolog admin unflag' found when it took the flag away last, in JSON
+    #REQUEST       where the next leader may resume reading requests: offset, leader epoch, request hash
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from replicated_db.core.tables.digests import FIRST_CHAIN
+from schemas.records.log import RequestPosition
+
+POSITION_KEY = b"#POSITION"
+ANCHOR_KEY = b"#ANCHOR"
+KEY_INDEX_KEY = b"#KEYINDEX"
+GENESIS_KEY = b"#GENESIS"
+MEMBERS_KEY = b"#MEMBERS"
+LEVEL_KEY = b"#LEVEL"
+PREPARED_KEY = b"#PREPARED"
+MODE_PREFIX = b"#MODE/"
+FLAG_KEY = b"#FLAG"
+UNFLAGGED_KEY = b"#UNFLAGGED"
+REQUEST_KEY = b"#REQUEST"
+DIGEST_PREFIX = b"#DIGEST/"
+
+_REQUEST = struct.Struct(">qi16s")
+_FIXED = struct.Struct(">q16sq16sq32sqqHHH")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """What a replica knows of the log up to its last valid claim or counting record.
+
+    ``offset`` is that record's (-1 before the first), ``record_hash`` XXH3-128 of its value; ``topic_id`` names the
+    incarnation of the topic. ``term``/``nonce``/``seq`` are the current claim's and its last counted record's number;
+    ``leader``/``address`` the claim's node. ``index`` and ``timestamp_ms`` are the last effective batch's.
+    """
+
+    topic_id: str = ""
+    offset: int = -1
+    record_hash: bytes = bytes(16)
+    term: int = 0
+    nonce: bytes = bytes(16)
+    seq: int = 0
+    chain: bytes = FIRST_CHAIN
+    index: int = 0
+    timestamp_ms: int = 0
+    leader: str = ""
+    address: str = ""
+
+    def encode(self) -> bytes:
+        """Return the row's bytes."""
+        texts = [text.encode() for text in (self.topic_id, self.leader, self.address)]
+        fixed = _FIXED.pack(
+            self.offset, self.record_hash, self.term, self.nonce, self.seq, self.chain,
+            self.index, self.timestamp_ms, *map(len, texts),
+        )  # fmt: skip
+        return fixed + b"".join(texts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Position:
+        """Restore a position; raises struct.error or UnicodeDecodeError for foreign bytes."""
+        offset, record_hash, term, nonce, seq, chain, index, timestamp_ms, *lengths = _FIXED.unpack_from(data)
+        texts, start = [], _FIXED.size
+        for length in lengths:
+            texts.append(data[start : start + length].decode())
+            start += length
+        return cls(
+            topic_id=texts[0], offset=offset, record_hash=record_hash, term=term, nonce=nonce, seq=seq, chain=chain,
+            index=index, timestamp_ms=timestamp_ms, leader=texts[1], address=texts[2],
+        )  # fmt: skip
+
+    def key_index(self) -> bytes:
+        """Return the #KEYINDEX row."""
+        return b"%d#%d" % (self.timestamp_ms, self.index)
+
+
+def encode_request_position(position: RequestPosition) -> bytes:
+    """Return the #REQUEST row."""
+    return _REQUEST.pack(position.offset, position.leader_epoch, position.hash)
+
+
+def decode_request_position(data: bytes) -> RequestPosition:
+    """Restore the #REQUEST row."""
+    offset, leader_epoch, request_hash = _REQUEST.unpack(data)
+    return RequestPosition(offset=offset, leader_epoch=leader_epoch, hash=request_hash)

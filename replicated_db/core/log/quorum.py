@@ -1,0 +1,68 @@
+"""Who is wrong: settling contradictions between replicas (design, section 3). Pure.
+
+A replica that finds a false claim flags itself and publishes the evidence. Then
+    - a majority with the *same* own hash at the same operation: the leader that wrote the batch is wrong. It flags itself and
+      steps down; the others take their flags away;
+    - a majority past that index without evidence: the flagged one is wrong. It stays flagged until it is repaired or rebuilt;
+    - otherwise nobody moves until an operator has the oracle decide (a DigestBase).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from schemas.records.messages import AuditReport, Evidence
+
+
+class Judgement(Enum):
+    """What a node does with its own replica."""
+
+    NOTHING = "nothing"
+    SETTLE = "settle"
+    """My evidence is a majority's: the leader was wrong, I take my flag away."""
+    FLAG = "flag"
+    """A majority contradicts a batch of mine: I am wrong."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Quorum:
+    """What the members of one shard have reported last, as seen by the node ``me``."""
+
+    me: str
+    members: frozenset[str]
+    latest: dict[str, AuditReport] = field(default_factory=dict)
+
+    def hear(self, report: AuditReport) -> None:
+        """Take a member's report; one of a stranger is ignored."""
+        if report.node in self.members:
+            self.latest[report.node] = report
+
+    def forget(self, node: str) -> None:
+        """A member has reported without evidence: what it said before no longer stands."""
+        self.latest.pop(node, None)
+
+    def judge(self, own: Evidence | None) -> tuple[Judgement, Evidence | None]:
+        """Say what to do, given this node's standing evidence; with FLAG comes the evidence against it.
+
+        Who is no member any more has no say.
+        """
+        majority = len(self.members) // 2 + 1
+        others = self.members - {self.me}
+        standing = {node: r.evidence for node, r in self.latest.items() if r.evidence is not None and node in others}
+        if own is not None:
+            agreeing = 1 + sum(_same(own, evidence) for evidence in standing.values())
+            if agreeing >= majority and own.leader != self.me and own.claim != "base":
+                return Judgement.SETTLE, None
+            return Judgement.NOTHING, None
+        for evidence in standing.values():
+            against = sum(_same(evidence, other) for other in standing.values())
+            if evidence.leader == self.me and evidence.claim != "base" and against >= majority:
+                return Judgement.FLAG, evidence
+        return Judgement.NOTHING, None
+
+
+def _same(one: Evidence, other: Evidence) -> bool:
+    return (one.offset, one.operation, one.cf, one.key, one.own) == (
+        other.offset, other.operation, other.cf, other.key, other.own,
+    )  # fmt: skip

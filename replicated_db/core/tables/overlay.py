@@ -1,0 +1,120 @@
+"""The overlay: what batches in flight will have written, over the store (design, section 4).
+
+One entry per row holds the newest value and the number of the layer (batch) that wrote it, so that a read is one
+lookup however many batches are in flight. A layer is dropped only after its write is visible in the store;
+dropping removes the entries that no later layer has overwritten.
+
+``None`` as a value is a deleted row. Reads see overlay over store; iteration merges both in key order.
+
+Rows read from the store lately are remembered: every request of a bucket reads the bucket's row, and a commit reads a row before it
+replaces it. That is sound because while a claim lasts nothing but its own layers changes the store; where something else does (late
+validation), :meth:`Overlay.forget` is called.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from replicated_db.core.ports import View
+
+MAX_REMEMBERED = 4096
+"""Most rows of the store remembered, absent ones included; then all are forgotten."""
+MAX_REMEMBERED_BYTES = 4096
+"""Longer values are not remembered."""
+
+
+class Overlay:
+    """Layers over ``base``; the newest layer is the one being built."""
+
+    def __init__(self, base: View) -> None:
+        self._base = base
+        self._rows: dict[tuple[str, bytes], tuple[bytes | None, int]] = {}
+        self._remembered: dict[tuple[str, bytes], bytes | None] = {}
+        self._layers: deque[tuple[int, list[tuple[str, bytes]]]] = deque()
+
+    def open_layer(self, number: int) -> None:
+        """Begin a layer; numbers ascend."""
+        self._layers.append((number, []))
+
+    def set(self, cf: str, key: bytes, value: bytes | None) -> None:
+        """Write a row into the newest layer."""
+        number, keys = self._layers[-1]
+        row = (cf, key)
+        self._rows[row] = (value, number)
+        self._remembered.pop(row, None)
+        keys.append(row)
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's newest value, or None."""
+        row = (cf, key)
+        found = self._rows.get(row)
+        if found is not None:
+            return found[0]
+        remembered = self._remembered
+        if row in remembered:
+            return remembered[row]
+        value = self._base.get(cf, key)
+        if value is not None and len(value) > MAX_REMEMBERED_BYTES:
+            return value
+        if len(remembered) >= MAX_REMEMBERED:
+            remembered.clear()
+        remembered[row] = value
+        return value
+
+    def forget(self) -> None:
+        """Forget what was read from the store: it has been written to by another way than a layer."""
+        self._remembered.clear()
+
+    def layer_of(self, cf: str, key: bytes) -> int | None:
+        """Return the number of the layer in flight that wrote the row last, or None if the store holds it."""
+        found = self._rows.get((cf, key))
+        return None if found is None else found[1]
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate in key order over [start, stop), overlay over store."""
+        above = {key: row[0] for (family, key), row in self._rows.items() if family == cf and _within(key, start, stop)}
+        return merge_ordered(self._base.iterate(cf, start, stop), above)
+
+    def drop_layer(self, number: int) -> None:
+        """Forget the oldest layer, whose write is visible in the store. Raises ValueError if it is not the oldest."""
+        if not self._layers or self._layers[0][0] != number:
+            raise ValueError(f"layer {number} is not the oldest")
+        for row in self._layers.popleft()[1]:
+            if (found := self._rows.get(row)) is not None and found[1] == number:
+                del self._rows[row]
+
+    def close_empty_layer(self) -> None:
+        """Take back the newest layer, into which nothing was written. Raises ValueError if something was."""
+        if self._layers[-1][1]:
+            raise ValueError(f"layer {self._layers[-1][0]} is not empty")
+        self._layers.pop()
+
+    def __len__(self) -> int:
+        """Return the number of rows held over the store."""
+        return len(self._rows)
+
+
+def _within(key: bytes, start: bytes, stop: bytes | None) -> bool:
+    return key >= start and (stop is None or key < stop)
+
+
+def merge_ordered(
+    base: Iterator[tuple[bytes, bytes]], above: dict[bytes, bytes | None]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Merge ordered rows with newer values; a newer None hides the row."""
+    pending = deque(sorted(above))
+    for key, value in base:
+        while pending and pending[0] < key:
+            newer = pending.popleft()
+            if (found := above[newer]) is not None:
+                yield newer, found
+        if pending and pending[0] == key:
+            pending.popleft()
+            if (found := above[key]) is not None:
+                yield key, found
+        else:
+            yield key, value
+    for newer in pending:
+        if (found := above[newer]) is not None:
+            yield newer, found

@@ -1,0 +1,5 @@
+"""The core's surroundings: RocksDB, threads, clocks, the process. Everything that may block or fail by itself is here.
+
+``leader_loop`` runs a leader on a thread, ``follower`` feeds replicas from Kafka, ``database`` does both for a service in one
+process; ``rocks`` is the store. Below: ``kafka`` and ``web``. Begin with ``database.py``.
+"""

@@ -1,0 +1,288 @@
+"""The follower: a Faust app that offers every record of a log topic to this process's replicas (design, section 5).
+
+Rules:
+    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start, its offsets are set before
+      the worker starts and never committed, a rebalance goes back to the replica's; there is no offset reset.
+    - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded, and are not
+      even fetched (:func:`rest_while_leading`); once it leads no more, what it had left undone is read from the log.
+    - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
+    - A process that holds replicas of some partitions only fetches those alone (``FollowerTransport.follow``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faust
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.log.log_reads import Patience, read_log
+from replicated_db.core.log.quorum import Judgement, Quorum
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import Log, LogUnavailable
+from replicated_db.shell.kafka.faust_transport import FLOWING_WAIT_MS, FollowerTransport
+from replicated_db.shell.leader_loop import LeaderLoop, Publisher
+from replicated_db.shell.logs import Note
+from replicated_db.shell.startup import ADMIN_TIMEOUT_S
+from replicated_db.shell.web.http_guard import HttpGuard
+from replicated_db.shell.web.node_web import NodeWeb
+from schemas.codecs.codec import Undecodable, decode_as
+from schemas.records.messages import AuditReport
+from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
+
+FILL_WAIT_S = 1.0
+FILL_PAUSE_S = 0.5
+"""Between two attempts to fill a gap when the brokers do not give what lies in it."""
+PARTITION = re.compile(r"[0-9]{1,9}")
+"""A partition's number in a report's key."""
+
+NO_REPLICA_REPORT = b"blocks"
+"""Kind (a header) of reports that are on the same topic, and say nothing of rows."""
+EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a follower listens to: the log, the members' reports, and who it is itself."""
+
+    node: str
+    log_topic: str
+    audit_topic: str
+    members: frozenset[str] = frozenset()
+    """Members of a shard whose log does not say yet who they are."""
+
+
+IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
+"""So long a follower may have nothing to fetch."""
+
+
+def make_app(
+    name: str, *, bootstrap_servers: str, host: str, port: int, data_dir: Path, fatal: Callable[[BaseException], None],
+    follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
+    guard: HttpGuard | None = None,
+) -> faust.App:  # fmt: skip
+    """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
+
+    Its web server listens on ``host``:``port``, and hears what ``guard`` lets by; without one, nothing that changes anything. With ``follows``, only these (topic, partition) are fetched, until
+    ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: for so many partitions of each the group is placed, those that
+    are added later are read from their beginning. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
+    """
+    app = faust.App(
+        name,
+        broker=";".join(f"kafka://{server}" for server in bootstrap_servers.split(",")),
+        store="memory://",
+        value_serializer="raw",
+        key_serializer="raw",
+        datadir=str(data_dir / "faust"),
+        web_bind=host,
+        web_host=host,
+        web_port=port,
+        web_application_options={"middlewares": [(guard or HttpGuard(None)).middleware()]},
+        topic_disable_leader=True,
+        topic_allow_declare=False,
+        consumer_auto_offset_reset="none",
+        # A leader that is cut off from the others answers each fetch, with nothing: only another broker tells who leads now.
+        consumer_metadata_max_age_ms=SILENT_BROKER_MS,
+        consumer_max_fetch_size=MAX_MESSAGE_BYTES,
+        stream_wait_empty=False,
+        broker_commit_interval=60.0,
+        # A follower that follows nothing yet fetches nothing: it would leave the group for that, and not come back.
+        broker_max_poll_interval=IDLE_FOR_GOOD_S,
+    )
+    app.web = NodeWeb(app)
+    app.transport = FollowerTransport(
+        app.conf.broker_consumer, app, fatal=fatal, follows=follows, placed=placed, flowing_wait_ms=flowing_wait_ms
+    )
+    return app
+
+
+def place_group(
+    bootstrap_servers: str, group: str, *, log_topic: str, audit_topic: str, replicas: Mapping[int, Replica],
+    partitions: int,
+) -> None:  # fmt: skip
+    """Set the fresh group's offsets: the log right behind each replica's position, reports from their end on.
+
+    Partitions of the log without a replica are placed at their beginning. Raises LogUnavailable if the brokers do not take it.
+    """
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+    others = [TopicPartition(log_topic, shard) for shard in range(partitions) if shard not in replicas]
+    try:
+        ends = admin.list_offsets(
+            {
+                **{TopicPartition(audit_topic, shard): LATEST for shard in range(partitions)},
+                **dict.fromkeys(others, EARLIEST),
+            },
+            request_timeout=ADMIN_TIMEOUT_S,
+        )
+        places = [TopicPartition(p.topic, p.partition, future.result().offset) for p, future in ends.items()]
+        places += [TopicPartition(log_topic, shard, replica.read_offset + 1) for shard, replica in replicas.items()]
+        # A partition that has no leader for now comes back without an error and without an offset.
+        if lost := [place for place in places if place.offset < 0]:
+            raise LogUnavailable(
+                f"group {group}: the brokers do not know the end of {lost[0].topic}/{lost[0].partition}"
+            )
+        wanted = [ConsumerGroupTopicPartitions(group, places)]
+        answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
+    except KafkaException as error:
+        raise LogUnavailable(f"group {group}: {error}") from error
+    # A refused partition is returned, not raised.
+    if refused := [p for p in answer.topic_partitions if p.error is not None]:
+        raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
+
+
+def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
+    """Have the follower of an app fetch nothing of a log while the loop that leads it here appends: its thread applies all that comes."""
+    transport: Any = app.transport
+    shard = loop.replica.identity.shard
+
+    def turn(rests: bool) -> None:
+        if rests:
+            transport.rest(topic, shard)
+        else:
+            transport.wake(topic, shard)
+
+    loop.follower_may_rest = turn
+
+
+class Follower:
+    """Applies the log, and listens to the other members' reports. The mappings may grow while it runs."""
+
+    def __init__(
+        self, feed: Feed, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop], logs: Mapping[int, Log],
+        outbox: Publisher, note: Note, fatal: Callable[[BaseException], None], *,
+        now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+    ) -> None:  # fmt: skip
+        self._now_s = now_s
+        self._sleep = sleep
+        self._feed = feed
+        self._replicas = replicas
+        self._loops = loops
+        self._logs = logs
+        self._outbox = outbox
+        self._note = note
+        self._fatal = fatal
+        self._quorums: dict[int, Quorum] = {}
+        self.unreadable_reports = 0
+
+    def attach(self, app: faust.App) -> None:
+        """Subscribe the app to the log and to the reports."""
+        # Not acknowledged: the position is the replica's, and what is left out while a leader is at work would be gaps to Faust.
+        log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw", acks=False)
+        audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
+        transport: Any = app.transport
+        transport.next_offset = self._next_offset
+
+        @app.agent(log, name="apply")
+        async def apply(stream: Any) -> None:
+            async for event in stream.events():
+                await self.take(event.message.partition, event.message.offset, event.message.value or b"")
+
+        @app.agent(audit, name="hear")
+        async def hear(stream: Any) -> None:
+            async for event in stream.events():
+                message = event.message
+                self._guard(self.hear, message.key, dict(message.headers or ()), message.value)
+
+    def _next_offset(self, tp: Any) -> int | None:
+        """Return from where on a partition is wanted: behind what its replica has read; None for reports."""
+        replica = self._replicas.get(tp.partition) if tp.topic == self._feed.log_topic else None
+        return None if replica is None else replica.read_offset + 1
+
+    def _guard(self, act: Callable[..., None], *arguments: Any) -> None:
+        try:
+            act(*arguments)
+        except BaseException as error:
+            self._fatal(error)
+
+    async def take(self, shard: int, offset: int, value: bytes) -> None:
+        """Take a record as it comes: leave it to this node's leader, or apply it, behind what that leader has left undone."""
+        # Asked once: the leader may resign at any moment, and then what it left is to be read before this record is applied.
+        if self.leaves_to_leader(shard, value):
+            return
+        if self.has_gap(shard, offset):
+            await asyncio.to_thread(self._guard, self.fill, shard, offset)
+        self._guard(self.apply, shard, offset, value)
+
+    def leaves_to_leader(self, shard: int, value: bytes) -> bool:
+        """Say whether a record is the business of this node's leader; if not, :meth:`fill` what lies before it, and :meth:`apply` it."""
+        return self._loops[shard].leaves_to_leader(value)
+
+    def apply(self, shard: int, offset: int, value: bytes) -> None:
+        """Offer a record of the log, with everything before it offered."""
+        self._publish(shard, offset, self._replicas[shard].offer(offset, value))
+
+    def has_gap(self, shard: int, offset: int) -> bool:
+        """Say whether records before ``offset`` have not been offered: a leader of this node's did not get to them."""
+        return offset > self._replicas[shard].read_offset + 1
+
+    def fill(self, shard: int, end: int) -> None:
+        """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
+        replica = self._replicas[shard]
+        patience = Patience()
+        while (following := replica.read_offset + 1) < end:
+            try:
+                entries = read_log(self._logs[shard], following, end - following, FILL_WAIT_S)
+            except LogUnavailable as error:
+                self._note(f"shard {shard}: {error}; trying again", shard=shard)
+                patience.bear(error, self._now_s())
+                self._sleep(FILL_PAUSE_S)
+                continue
+            patience.read()
+            for entry in entries:
+                self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
+
+    def _publish(self, shard: int, offset: int, outcome: Outcome) -> None:
+        replica = self._replicas[shard]
+        if outcome.reading is Reading.COUNTS:
+            self._outbox.publish(replica, outcome)
+            if outcome.evidence is not None:
+                self._note(f"shard {shard}: false claim found: {outcome.evidence}", shard=shard)
+        elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
+            self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
+
+    def hear(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
+        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded.
+
+        Whatever else is on the topic is skipped: no record there may end a node.
+        """
+        if headers.get("kind") == NO_REPLICA_REPORT:
+            return
+        if headers.get("flagged") == b"0":
+            shard, _, node = (key or b"").decode(errors="replace").partition("/")
+            if PARTITION.fullmatch(shard) and int(shard) in self._quorums:
+                self._quorums[int(shard)].forget(node)
+            return
+        try:
+            report = decode_as(AuditReport, value or b"")
+        except Undecodable as error:
+            self.unreadable_reports += 1
+            if (count := self.unreadable_reports).bit_count() == 1:  # the first, second, fourth … one
+                self._note(f"a report on {self._feed.audit_topic} is unreadable, the {count}. one: {error}")
+            return
+        replica = self._replicas.get(report.shard)
+        if replica is None:
+            return
+        quorum = self._quorums.setdefault(report.shard, Quorum(me=self._feed.node, members=self._feed.members))
+        quorum.members = frozenset(replica.state.replicas) or self._feed.members
+        quorum.hear(report)
+        judgement, evidence = quorum.judge(replica.evidence)
+        if judgement is Judgement.SETTLE:
+            self._note(
+                f"shard {report.shard}: a majority has the same row: the leader was wrong; flag taken away",
+                shard=report.shard,
+            )
+            replica.settle()
+        elif judgement is Judgement.FLAG and evidence is not None:
+            self._note(
+                f"shard {report.shard}: a majority contradicts this node's batch: {evidence}", shard=report.shard
+            )
+            replica.flag(evidence)

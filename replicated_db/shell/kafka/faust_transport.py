@@ -1,0 +1,309 @@
+"""Faust's Kafka transport, fetching as a follower should: at once when the log was quiet, in groups while records flow.
+
+Faust fetches each record as soon as it is there, which costs a follower about a millisecond of processor time per fetch and the broker as
+much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A follower gains nothing by
+being that quick, for the leader answers from its own replica. So while records flow, the broker is asked to wait until there is
+more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follower wait that much longer); when nothing came for
+FLOWING_WAITS of these waits, it is asked to answer with the first record, and an idle node costs nothing. (Faust itself notices an idle log
+after five seconds: until then it would ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
+
+A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
+
+A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log ends before the position: another one is asked then,
+and only what is said for BEYOND_END_WAIT_S without a pause is an error.
+
+A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
+and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
+
+A partition whose leader is in this process and at work *rests* (:meth:`FollowerTransport.rest`): the leader's thread applies all that could be
+fetched. It is woken at the position that the replica has then (``next_offset``).
+
+A transport with ``placed`` bears that the topics grow while it runs: what is behind so many partitions was added after the group was placed, so
+the group has no offset for it, and it is read from its beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from concurrent.futures import Future
+from threading import Lock
+from typing import Any
+
+from aiokafka.errors import CorruptRecordException, OffsetOutOfRangeError
+from aiokafka.structs import TopicPartition
+from faust.transport.drivers import aiokafka
+from faust.types import TP
+
+from replicated_db.core.errors import BrokenLog, corrupt_record
+
+FLOWING_WAIT_MS = 20
+FLOWING_MIN_BYTES = 256 * 1024
+FLOWING_WAITS = 3
+IDLE_WAIT_MS = 500
+IDLE_MIN_BYTES = 1
+BEYOND_END_WAIT_S = 30.0
+"""For how long a position beyond the end of the log is taken for a broker's that is cut off from the others and does not know better."""
+
+BEYOND_END_PAUSE_S = 5.0
+"""A pause of this length says that another broker knew better."""
+
+
+class BeyondEnd:
+    """Since when brokers have said, again and again, that positions lie beyond the log's end."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[float, float]] = {}
+
+    def lasts(self, partitions: Iterable[Hashable], now_s: float) -> bool:
+        """Note that it was said of these partitions; return whether of one of them it lasts for BEYOND_END_WAIT_S without a pause."""
+        lasting = False
+        for partition in partitions:
+            since_s, last_s = self._seen.get(partition, (now_s, now_s))
+            if now_s - last_s > BEYOND_END_PAUSE_S:
+                since_s = now_s
+            self._seen[partition] = since_s, now_s
+            lasting = lasting or now_s - since_s > BEYOND_END_WAIT_S
+        return lasting
+
+
+class _Thread(aiokafka.AIOKafkaConsumerThread):
+    consumer: Any
+    _quiet: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._beyond_end = BeyondEnd()
+
+    async def _fetch_records(self, consumer: Any, *arguments: Any, **options: Any) -> Any:
+        fetcher = consumer._fetcher
+        try:
+            records = await super()._fetch_records(consumer, *arguments, **options)
+        except CorruptRecordException as error:
+            self.consumer.transport.fatal(corrupt_record(*_broken_place(fetcher, str(error)), str(error)))
+            raise
+        except UnicodeDecodeError as error:
+            self._pass_by(consumer, fetcher, error)
+            return {}
+        except OffsetOutOfRangeError as error:
+            # The position stays, so nothing is skipped.
+            if self._beyond_end.lasts(error.args[0], asyncio.get_running_loop().time()):
+                raise
+            await consumer._client.force_metadata_update()
+            await asyncio.sleep(IDLE_WAIT_MS / 1000)
+            return {}
+        if self._quiet is not None:
+            self._quiet.cancel()
+            self._quiet = None
+        if records:
+            wait_ms = self.consumer.transport.flowing_wait_ms
+            _ask_for(fetcher, FLOWING_MIN_BYTES, wait_ms)
+            loop = asyncio.get_running_loop()
+            self._quiet = loop.call_later(
+                FLOWING_WAITS * wait_ms / 1000, _ask_for, fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS
+            )
+        else:
+            _ask_for(fetcher, IDLE_MIN_BYTES, IDLE_WAIT_MS)
+        return records
+
+    def _pass_by(self, consumer: Any, fetcher: Any, error: UnicodeDecodeError) -> None:
+        """Go on behind a record that aiokafka cannot read: brokers take any bytes for a header's name, aiokafka wants UTF-8.
+
+        It reads a batch from its beginning, so the batch that holds the record is passed by, one refused attempt for each record.
+        """
+        transport, passed = self.consumer.transport, False
+        for place, found in list(fetcher._records.items()):
+            records = getattr(found, "_partition_records", None)
+            if records is None or records._records_iterator is None or records._records_iterator.gi_frame is not None:
+                continue
+            offset = records.next_fetch_offset
+            if transport.next_offset(place) is not None:  # a log is never skipped past
+                transport.fatal(
+                    BrokenLog(f"{place.topic}/{place.partition}, offset {offset}: a header that is no UTF-8: {error}")
+                )
+                raise error
+            del fetcher._records[place]
+            consumer.seek(place, offset + 1)
+            passed = True
+        if not passed:
+            raise error
+        # What this attempt had taken from other partitions is lost with it: reports are made again, a log is read again.
+        for place in consumer.assignment():
+            following = transport.next_offset(place)
+            if following is not None and transport.follows(place) and not transport.rests(place):
+                consumer.seek(place, following)
+
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        # Before the first await: aiokafka has not asked yet where the group stands there, and would take no answer for an error.
+        # Where the group has committed something since, Faust seeks to it afterwards.
+        for tp in assigned:
+            if not transport.is_placed(tp):
+                consumer.seek(TopicPartition(*tp), 0)
+        if paused := [TopicPartition(*tp) for tp in assigned if transport.rests(tp) or not transport.follows(tp)]:
+            consumer.pause(*paused)
+        await super().on_partitions_assigned(assigned, generation_id)
+
+    async def turn(self, tp: TP, offset: int | None, *, look: bool) -> None:
+        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset`` on.
+
+        With ``look``, one that is not assigned is asked of a broker: the group is assigned what was added.
+        """
+        await self.call_thread(self._turn, TopicPartition(*tp), offset, look)
+
+    async def _turn(self, tp: TopicPartition, offset: int | None, look: bool) -> None:
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        if tp not in consumer.assignment():
+            # The assignment will find what the transport says.
+            if look:
+                # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
+                consumer._client.force_metadata_update()
+        elif transport.rests(tp):
+            consumer.pause(tp)
+        elif transport.follows(tp):
+            if offset is not None:
+                consumer.seek(tp, offset)
+            consumer.resume(tp)
+
+    async def seek_to_committed(self) -> Any:
+        """Seek where the group stands; on any thread."""
+        return await self.call_thread(self._seek_to_committed)
+
+    async def _seek_to_committed(self) -> Any:
+        # aiokafka leaves out the beginning. What was fetched from there and thrown away, because a rebalance was under way, would be lost.
+        transport, consumer = self.consumer.transport, self._ensure_consumer()
+        committed = await consumer.seek_to_committed()
+        for tp, offset in committed.items():
+            # The group knows of a log only where it was placed.
+            following = transport.next_offset(tp)
+            if following is not None and following > (offset or 0):
+                consumer.seek(tp, following)
+                committed[tp] = following
+            elif offset == 0 or (offset is None and not transport.is_placed(tp)):
+                consumer.seek(tp, 0)
+        return committed
+
+
+class _Consumer(aiokafka.Consumer):
+    transport: Any
+    _thread: Any
+
+    def _new_consumer_thread(self) -> aiokafka.AIOKafkaConsumerThread:
+        return _Thread(self, loop=self.loop, beacon=self.beacon)
+
+    def _set_active_tps(self, tps: set[TP]) -> set[TP]:
+        return super()._set_active_tps({tp for tp in tps if self.transport.follows(tp)})
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        """Resume those that are followed."""
+        super().resume_partitions({tp for tp in tps if self.transport.follows(tp)})
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Look whether a partition that is followed gets on."""
+        if self.transport.follows(tp) and not self.transport.rests(tp):
+            super().verify_event_path(now, tp)
+
+    async def turn(self, tp: TP, *, look: bool = False) -> None:
+        """Rest or wake a partition."""
+        offset = None if self.transport.rests(tp) else self.transport.next_offset(tp)
+        if offset is not None:
+            self._read_offset[tp] = offset
+        # Waits for the thread, if it has not begun yet.
+        await self._thread.turn(tp, offset, look=look)
+
+    async def follow(self, tp: TP) -> None:
+        """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
+        await self.turn(tp, look=True)
+        if tp in self.assignment():
+            self.resume_partitions({tp})
+
+
+def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:
+    # Faust has no setting for these; aiokafka's fetcher reads them for each request.
+    fetcher._fetch_min_bytes, fetcher._fetch_max_wait_ms = min_bytes, wait_ms
+
+
+def _broken_place(fetcher: Any, said: str) -> tuple[str, int, int]:
+    """Return (topic, partition, offset) of the batch that aiokafka has just refused; it names the partition alone."""
+    for place, found in fetcher._records.items():
+        batches = getattr(found, "_partition_records", None)
+        if batches is not None and repr(place) in said:
+            return place.topic, place.partition, batches.next_fetch_offset
+    return "a topic", -1, -1
+
+
+class FollowerTransport(aiokafka.Transport):
+    """The transport to give to the app of a follower; ``fatal`` ends the process with the error that it is given."""
+
+    Consumer = _Consumer
+
+    def __init__(
+        self, *arguments: Any, fatal: Callable[[BaseException], None],
+        follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None,
+        flowing_wait_ms: int = FLOWING_WAIT_MS, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*arguments, **options)
+        self.flowing_wait_ms = flowing_wait_ms
+        self.fatal = fatal
+        self._lock = Lock()
+        self._follows = None if follows is None else set(follows)
+        self._resting: set[tuple[str, int]] = set()
+        self.next_offset: Callable[[TP | TopicPartition], int | None] = lambda _: None
+        """From where on a partition is wanted, None if the group's offset will do; to be set before the app starts."""
+        self._placed = placed
+
+    def follows(self, tp: TP | TopicPartition) -> bool:
+        """Whether a partition is fetched."""
+        with self._lock:
+            return self._follows is None or (tp.topic, tp.partition) in self._follows
+
+    def rests(self, tp: TP | TopicPartition) -> bool:
+        """Whether a partition is not fetched for now."""
+        with self._lock:
+            return (tp.topic, tp.partition) in self._resting
+
+    def rest(self, topic: str, partition: int) -> None:
+        """Fetch a partition no more until it is woken. May be called from any thread, at any time."""
+        with self._lock:
+            self._resting.add((topic, partition))
+        self._turn(topic, partition)
+
+    def wake(self, topic: str, partition: int) -> None:
+        """Fetch a partition again, from ``next_offset`` on (records before it may come too). May be called from any thread, at any time."""
+        with self._lock:
+            if (topic, partition) not in self._resting:
+                return
+            self._resting.remove((topic, partition))
+        self._turn(topic, partition)
+
+    def _turn(self, topic: str, partition: int) -> None:
+        if (consumer := self._consumer()) is not None:
+            self._run(consumer.turn(TP(topic, partition)))
+
+    def _consumer(self) -> Any:
+        """Return Faust's consumer, None before it runs: then the assignment will find what is said here."""
+        app: Any = self.app
+        # In this order: the loop of an app that has not started yet would be the asking thread's.
+        return app._consumer if app._consumer is not None and app.loop.is_running() else None
+
+    def _run(self, turning: Coroutine[Any, Any, None]) -> None:
+        def done(future: Future[None]) -> None:
+            # A partition that is not woken would stand still, and nobody would know why.
+            error = None if future.cancelled() else future.exception()
+            if error is not None and not self.app.should_stop:
+                self.fatal(error)
+
+        asyncio.run_coroutine_threadsafe(turning, self.app.loop).add_done_callback(done)
+
+    def is_placed(self, tp: TP | TopicPartition) -> bool:
+        """Whether the group was given an offset for a partition."""
+        return self._placed is None or tp.partition < self._placed
+
+    def follow(self, topic: str, partition: int) -> None:
+        """Fetch one partition more. May be called from any thread, at any time; the replica must be there before."""
+        with self._lock:
+            if self._follows is None or (topic, partition) in self._follows:
+                return
+            self._follows.add((topic, partition))
+        if (consumer := self._consumer()) is not None:
+            self._run(consumer.follow(TP(topic, partition)))

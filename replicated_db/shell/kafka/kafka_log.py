@@ -1,0 +1,175 @@
+"""The log on Kafka (confluent-kafka): one partition of a log topic.
+
+Reading assigns the partition explicitly (no group, no offset reset). Appending uses one idempotent producer per claim; an
+appender that is closed purges what it has queued, so that nothing goes out later under an abandoned nonce. The safety of the
+log rests on the reading rule, never on the producer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from replicated_db.core.errors import corrupt_record
+from replicated_db.core.ports import (
+    ANSWER_WAIT_S,
+    AppendRefused,
+    DeliveryReport,
+    Entry,
+    LogUnavailable,
+    OffsetOutOfRange,
+)
+from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
+from schemas.topics import SILENT_BROKER_MS
+
+DELIVERY_TIMEOUT_MS = 30_000
+"""An append that is not acknowledged by then has an unknown outcome."""
+
+QUEUE_MAX_MESSAGES = 1000
+FETCH_MAX_BYTES = 16 * 1024 * 1024
+REQUEST_TIMEOUT_S = ANSWER_WAIT_S
+
+
+def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
+    """Return settings of a consumer that assigns partitions itself and never resets an offset."""
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": "stratolog-unused",
+        "enable.auto.commit": False,
+        "auto.offset.reset": "error",
+        # librdkafka's default stops at the first record of any open transaction, and anybody may open one; the others (aiokafka's, Spark's)
+        # read on, and all must read the same log. What was aborted is judged like any record: claims decide, not Kafka.
+        "isolation.level": "read_uncommitted",
+        # Off by default: a record that was damaged at rest would be handed over as it is.
+        "check.crcs": True,
+        "allow.auto.create.topics": False,
+        "fetch.wait.max.ms": 100,
+        "fetch.max.bytes": FETCH_MAX_BYTES,
+        "queued.max.messages.kbytes": FETCH_MAX_BYTES // 1024,
+        "topic.metadata.refresh.interval.ms": 30_000,
+        "reconnect.backoff.max.ms": 1000,
+        "socket.timeout.ms": SILENT_BROKER_MS,
+        **extra,
+    }
+
+
+class KafkaAppender:
+    """Appends of one claim."""
+
+    def __init__(self, settings: Mapping[str, Any], topic: str, partition: int) -> None:
+        self._producer = Producer(dict(settings))
+        self._topic = topic
+        self._partition = partition
+        self._reports: list[DeliveryReport] = []
+
+    def append(self, token: int, value: bytes) -> None:
+        """Hand over a record."""
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            offset = message.offset()
+            self._reports.append(
+                DeliveryReport(
+                    token=token,
+                    offset=-1 if error is not None or offset is None else offset,
+                    timestamp_ms=message.timestamp()[1] if error is None else 0,
+                    error=None if error is None else error.str(),
+                )
+            )
+
+        try:
+            self._producer.produce(self._topic, value, partition=self._partition, on_delivery=report)
+        except BufferError as error:
+            raise AppendRefused(f"{QUEUE_MAX_MESSAGES} records wait for the broker") from error
+        except KafkaException as error:
+            raise AppendRefused(str(error)) from error
+
+    def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
+        """Return the reports that have come."""
+        self._producer.poll(wait_s)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def close(self) -> None:
+        """Purge what is queued and in flight."""
+        self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        self._producer.poll(0)
+
+
+class KafkaLog:
+    """A partition of a log topic. ``topic_id`` is asked of the cluster once by the caller (an admin call)."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, partition: int, topic_id: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._partition = partition
+        self._topic_id = topic_id
+        self._reader = FreshConsumer(consumer_settings(bootstrap_servers))
+        self._next: int | None = None
+
+    def topic_id(self) -> str:
+        """Return the identity of the topic's incarnation."""
+        return self._topic_id
+
+    def bounds(self) -> tuple[int, int]:
+        """Return (first offset kept, end offset)."""
+        try:
+            low, high = self._reader.consumer.get_watermark_offsets(self._where(), timeout=REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise LogUnavailable(str(error)) from error
+        return low, high
+
+    def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        """Return up to ``limit`` entries from ``offset`` on; raises BrokenLog for a record that fails its checksum."""
+        if self._next != offset:
+            self._reader.assign(self._where(offset))
+            self._next = offset
+        entries: list[Entry] = []
+        messages = self._reader.consume(1, wait_s)
+        if messages and limit > 1:
+            messages += self._reader.consume(limit - 1, 0)
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._next = None
+                if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+                    # It may be cut off from the others: the next attempt begins with a broker chosen at random.
+                    self._reader.renew()
+                    raise OffsetOutOfRange(f"{self._topic}/{self._partition}: offset {offset}: {error.str()}")
+                if entries:
+                    # What was fetched behind the error is dropped with it: the next read assigns afresh.
+                    return entries
+                if error.code() == KafkaError._BAD_MSG:
+                    place = message.offset()
+                    raise corrupt_record(self._topic, self._partition, offset if place is None else place, error.str())
+                raise LogUnavailable(error.str())
+            entries.append(
+                Entry(offset=message.offset() or 0, timestamp_ms=message.timestamp()[1], value=message.value() or b"")
+            )
+        if entries:
+            self._next = entries[-1].offset + 1
+        return entries
+
+    def appender(self) -> KafkaAppender:
+        """Return a fresh idempotent producer for one claim."""
+        settings = {
+            "bootstrap.servers": self._bootstrap_servers,
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 0,
+            "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
+            "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
+            "message.max.bytes": FETCH_MAX_BYTES,
+            "retry.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 1000,
+            "socket.timeout.ms": SILENT_BROKER_MS,
+        }
+        return KafkaAppender(settings, self._topic, self._partition)
+
+    def close(self) -> None:
+        """Close the reading side."""
+        self._reader.close()
+
+    def _where(self, offset: int = OFFSET_INVALID) -> TopicPartition:
+        return TopicPartition(self._topic, self._partition, offset)

@@ -1,0 +1,148 @@
+"""The life of a process that hosts replicas: how it waits for the brokers, calms the collector, and ends.
+
+A StopProcess anywhere ends the process with EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.ports import LogUnavailable
+
+EXIT_FATAL = 70
+"""Exit status after a StopProcess or a defect: look at the log before starting again."""
+
+BROKER_WAIT_S = 60.0
+END_WAIT_S = 2.0
+"""How long the end of a background thread is waited for."""
+
+STOP_WAIT_S = 10.0
+"""How long Faust's worker may take to stop once the node has handed over. One whose consumer is just joining its group takes minutes."""
+
+COLLECTOR_THRESHOLDS = (50_000, 20, 50)
+"""Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""Freed memory at the end of an allocator's arena that is kept for the next request."""
+ARENAS = 2
+_ALLOCATED_BY_MMAP_BYTES = 32 * 1024 * 1024
+"""Larger requests get pages of their own; glibc takes no higher limit."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+"""Of glibc's ``mallopt``."""
+
+T = TypeVar("T")
+
+log = logging.getLogger("stratolog.node")
+
+_closing = threading.Event()
+"""Set once the stores are about to be closed: what fails from then on fails because of that."""
+
+
+def closing() -> None:
+    """Say that the stores are about to be closed."""
+    _closing.set()
+
+
+def fatal(error: BaseException) -> None:
+    """End the process at once, before anything can acknowledge what was not applied."""
+    if _closing.is_set():
+        log.warning("while closing: %s", error)
+        return
+    if isinstance(error, StopProcess | LogUnavailable):
+        log.critical("stop: %s", error)
+    else:
+        log.critical("defect: %r", error, exc_info=error)
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+def end_soon(close: Callable[[], None]) -> threading.Timer:
+    """Have the process end after STOP_WAIT_S, by ``close`` and at once, if its worker has not stopped by then: cancel the timer that is returned.
+
+    To be called when everything has been handed over.
+    """
+
+    def end() -> None:
+        log.warning("the worker has not stopped in %.0f s: the process ends without it", STOP_WAIT_S)
+        close()
+        logging.shutdown()
+        os._exit(os.EX_OK)
+
+    timer = threading.Timer(STOP_WAIT_S, end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+class Background:
+    """A thread of a process from :meth:`start` to :meth:`close`. What :meth:`run` raises meanwhile is ``fatal``."""
+
+    def __init__(self, name: str, fatal: Callable[[BaseException], None]) -> None:
+        self._fatal = fatal
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Set ``_stop``, and wait a moment for the end."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(END_WAIT_S)
+
+    def run(self) -> None:
+        """Work until ``_stop`` is set."""
+        raise NotImplementedError
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            if not self._stop.is_set():
+                self._fatal(error)
+
+
+def calm_collector() -> None:
+    """Collect cycles seldom: a full collection walks every request in flight, and requests form no cycles.
+
+    What exists now lives as long as the process, so it is left out for good.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+
+
+def keep_freed_memory() -> None:
+    """Have the allocator keep what was freed, for a process that takes and frees buffers of megabytes. Call before there are threads.
+
+    By default glibc gives such a buffer back to the kernel when it is freed, and the next one is cleared and mapped page by page: for
+    4 MiB that takes longer than filling it. With few arenas little is kept. Another C library goes on as it does.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, ARENAS)
+        mallopt(_M_MMAP_THRESHOLD, _ALLOCATED_BY_MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def when_brokers_answer(ask: Callable[[], T]) -> T:
+    """Ask until the brokers answer, for at most BROKER_WAIT_S; raises LogUnavailable."""
+    deadline = time.monotonic() + BROKER_WAIT_S
+    while True:
+        try:
+            return ask()
+        except LogUnavailable as error:
+            if time.monotonic() > deadline:
+                raise
+            log.warning("brokers do not answer: %s", error)
+            time.sleep(1)

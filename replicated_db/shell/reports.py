@@ -1,0 +1,130 @@
+"""Audit reports of a process's replicas, and whatever else it sends beside the log: one producer for all of it.
+
+Losing any of these loses nothing: a report that is missed makes a verdict ``unknown``.
+It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from threading import Lock
+
+from confluent_kafka import Producer
+
+from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.errors import StoreFailure
+from replicated_db.core.log.position import Position
+from replicated_db.core.ports import Clock, Snapshot
+from replicated_db.core.tables.digests import Digests
+from schemas.codecs.codec import encode
+from schemas.records.messages import Evidence
+from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
+
+QUEUE_MAX_MESSAGES = 200_000
+SCRUB_PAUSE_S = 0.001
+"""A scan pauses so long after each few hundred rows: it shares the interpreter with the leader."""
+
+
+Headers = list[tuple[str, str | bytes | None]]
+
+
+class AuditReports:
+    """Reports of every replica of a process, to ``topic``; safe to use from several threads.
+
+    ``fatal`` is told when a scrub finds that the store cannot be read: it ends the process.
+    """
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, clock: Clock, log: Callable[[str], None],
+        fatal: Callable[[BaseException], None], observe: Callable[[Replica, Outcome], None] | None = None,
+    ) -> None:  # fmt: skip
+        """``observe`` is told every counting record that this process applies, on the thread that applies it."""
+        self._topic = topic
+        self._fatal = fatal
+        self._clock = clock
+        self._observe = observe
+        self._lock = Lock()
+        self._scrubbing: set[int] = set()
+        self._closed = False
+        self._log = log
+        # Scans of different shards wait for each other: they are background work.
+        self._scrubber = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scrub")
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                # A broker that is cut off from the others would take everything, and lose it.
+                "acks": "all",
+                "linger.ms": 0,
+                "message.max.bytes": MAX_MESSAGE_BYTES,
+                "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
+                "delivery.report.only.error": True,
+                # The topic may grow; librdkafka refuses partitions that it has not heard of, and asks each five minutes by default.
+                "topic.metadata.refresh.interval.ms": SILENT_BROKER_MS,
+                "reconnect.backoff.max.ms": 1000,
+                "socket.timeout.ms": SILENT_BROKER_MS,
+            }
+        )
+
+    def publish(self, replica: Replica, outcome: Outcome) -> None:
+        """Publish evidence at once, digests at a barrier, and a scan's digests when a scrub has been scanned."""
+        if self._observe is not None:
+            self._observe(replica, outcome)
+        if outcome.evidence is not None:
+            self._report(replica, "evidence", outcome.position, Digests(replica.families), outcome.evidence)
+        if outcome.digests is not None:
+            self._report(replica, "incremental", outcome.position, outcome.digests, replica.evidence)
+        if outcome.snapshot is not None:
+            self._start_scrub(replica, outcome.position, outcome.snapshot)
+
+    def _start_scrub(self, replica: Replica, position: Position, snapshot: Snapshot) -> None:
+        """Scan in the background, one scan of a shard at a time; one that is left out is `unknown` to the audit."""
+        shard = replica.identity.shard
+        with self._lock:
+            busy = shard in self._scrubbing or self._closed
+            self._scrubbing.add(shard)
+        if busy:
+            snapshot.close()
+            self._log(f"scrub of shard {shard} at {position.offset} left out: the last one still runs")
+        else:
+            self._scrubber.submit(self._scrub, replica, position, snapshot)
+
+    def _scrub(self, replica: Replica, position: Position, snapshot: Snapshot) -> None:
+        try:
+            digests = replica.scan(snapshot, partial(time.sleep, SCRUB_PAUSE_S))
+            self._report(replica, "scrubbed", position, digests, replica.evidence)
+        except StoreFailure as error:
+            self._fatal(StoreFailure(f"shard {replica.identity.shard}: scrub at {position.offset}: {error}"))
+        except Exception as error:  # the scan's failure is an answer too: no report, hence `unknown`
+            self._log(f"scrub of shard {replica.identity.shard} failed: {error}")
+        finally:
+            snapshot.close()
+            with self._lock:
+                self._scrubbing.discard(replica.identity.shard)
+
+    def _report(
+        self, replica: Replica, basis: str, position: Position, digests: Digests, evidence: Evidence | None
+    ) -> None:
+        offset = -1 if basis == "evidence" else position.offset
+        report = replica.report(basis, offset, position, digests, evidence, self._clock.wall_ms())
+        identity = replica.identity
+        # Members need not decode what has no evidence in it.
+        headers: Headers = [("kind", basis.encode()), ("flagged", b"0" if evidence is None else b"1")]
+        self.send(self._topic, encode(report), f"{identity.shard}/{identity.node}".encode(), identity.shard, headers)
+
+    def send(self, topic: str, value: bytes, key: bytes, partition: int, headers: Headers | None = None) -> None:
+        """Send one record, to partition ``partition`` (-1: by its key); what cannot be sent is noted."""
+        try:
+            self._producer.produce(topic, value, key, partition, headers=headers or [])
+            self._producer.poll(0)
+        except Exception as error:
+            self._log(f"{topic}: not sent: {error}")
+
+    def close(self) -> None:
+        """Send what is queued, for at most five seconds."""
+        with self._lock:
+            self._closed = True
+        self._scrubber.shutdown(wait=False, cancel_futures=True)
+        self._producer.flush(5)

@@ -1,0 +1,350 @@
+"""The store on RocksDB (rocksdict, raw mode): one database per shard and node.
+
+Durability: the write-ahead log is on and not synced, recovery is point-in-time. The Kafka log is the truth and the position is
+in the same write as the data, so a replica that loses the tail of its WAL replays it. A database that refuses to open is
+damaged before that tail: it is rebuilt from the log, never opened in a weaker mode.
+
+A column family is made when its first row is written, and every family that is there is opened, known or not. So a database has none
+that its log's feature level does not have (software below that level opens it), and software that knows fewer opens it all the same.
+
+Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its blocks by BLOCK_CACHE_BYTES.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+from weakref import WeakSet
+
+from rocksdict import (
+    AccessType,
+    BlockBasedIndexType,
+    BlockBasedOptions,
+    BottommostLevelCompaction,
+    Cache,
+    Checkpoint,
+    CompactOptions,
+    DBCompressionType,
+    DBRecoveryMode,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+)
+
+from replicated_db.core.errors import StoreFailure
+from replicated_db.core.ports import Page, Write
+from replicated_db.core.tables.column_families import LOCAL_FAMILIES
+
+WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
+BLOCK_CACHE_BYTES = 32 * 1024 * 1024
+MAX_WAL_BYTES = 128 * 1024 * 1024
+MAX_OPEN_FILES = 256
+BLOOM_BITS_PER_KEY = 10
+MAX_CHECKPOINTS = 4
+"""Checkpoints of one database that are kept."""
+
+MAX_SKIPPED_KEYS = 20_000
+"""Removed rows that one page goes past. The interpreter's lock is held meanwhile: 600,000 of them took a second, and all threads waited."""
+
+COMPACTION_WAIT_S = 5.0
+"""How long closing waits for a compaction; after that the database is left as after a crash, which loses nothing."""
+
+INCOMPLETE = "Result incomplete"
+"""What RocksDB says of an iterator that has gone past too many."""
+
+DEAD_SHARE = 0.5
+"""A file so much of which is removals is compacted soon: whoever looks for the first row behind them would go past them again and again."""
+
+MEMTABLE_BLOOM_SHARE = 0.05
+"""Share of a write buffer that its own filter takes: two reads of three ask for a row that is not there yet."""
+
+
+def _options(cache: Cache) -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    options.set_db_write_buffer_size(WRITE_BUFFERS_BYTES)
+    options.set_write_buffer_size(WRITE_BUFFERS_BYTES // 4)
+    options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_SHARE)
+    options.set_memtable_whole_key_filtering(True)
+    options.set_max_total_wal_size(MAX_WAL_BYTES)
+    options.set_max_open_files(MAX_OPEN_FILES)
+    options.set_keep_log_file_num(2)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.add_compact_on_deletion_collector_factory(0, 0, DEAD_SHARE)
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
+    table.set_cache_index_and_filter_blocks(True)
+    # In parts: the index and the filter of a large file, each in one block, do not fit into a shard of the cache (512 KiB), and every read
+    # would fetch them from the file (docs/performance.md, "Filters that no shard of the cache held").
+    table.set_index_type(BlockBasedIndexType.two_level_index_search())
+    table.set_partition_filters(True)
+    table.set_pin_top_level_index_and_filter(True)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+class RocksView:
+    """Reads of the database. A family without a table has no row yet."""
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        self._tables = dict(tables)
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's value, or None."""
+        try:
+            table = self._tables[cf]
+            value: bytes | None = None if table is None else table.get(key)
+        except Exception as error:  # rocksdict raises bare Exceptions
+            raise _failure(f"get from {cf}", error) from error
+        return value
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate in key order over [start, stop); the state is that of the first step."""
+        try:
+            if self._tables[cf] is None:
+                return
+            options = ReadOptions()
+            if stop is not None:
+                options.set_iterate_upper_bound(stop)
+            cursor = self._tables[cf].iter(options)
+            cursor.seek(start)
+            while cursor.valid():
+                yield cursor.key(), cursor.value()
+                cursor.next()
+            cursor.status()
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            raise _failure(f"iterate over {cf}", error) from error
+
+
+class RocksSnapshot:
+    """One moment's state of all families; exact only if taken under the apply lock (each family has its own moment).
+
+    It holds an iterator of each family, which RocksDB pins to the state in which it was made. (Iterating over rocksdict's own
+    ``Snapshot``, 0.3.29, reads the present state.) For one thread at a time; iterations may be interleaved.
+    """
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        self._cursors = {name: None if table is None else table.iter(ReadOptions()) for name, table in tables.items()}
+        self._users: dict[str, object] = {}
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        """Return the row's value, or None."""
+        found = next(self.iterate(cf, key, key + b"\x00"), None)
+        return None if found is None else found[1]
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate in key order over [start, stop)."""
+        try:
+            cursor = self._cursors[cf]
+            if cursor is None:
+                return
+            self._users[cf] = user = object()
+            cursor.seek(start)
+            while cursor.valid():
+                key = cursor.key()
+                if stop is not None and key >= stop:
+                    break
+                yield key, cursor.value()
+                if self._users[cf] is not user:  # another iteration has moved the cursor
+                    self._users[cf] = user
+                    cursor.seek(key)
+                cursor.next()
+            cursor.status()
+        except Exception as error:
+            raise _failure(f"iterate over {cf} in a snapshot", error) from error
+
+    def close(self) -> None:
+        """Release the iterators; further calls raise StoreFailure."""
+        self._cursors = {}
+
+
+class RocksReader(RocksView):
+    """A database that nobody has open, opened to be read. Raises StoreFailure if it does not open."""
+
+    def __init__(self, path: Path, families: Iterable[str]) -> None:
+        cache = Cache(BLOCK_CACHE_BYTES)
+        options = _options(cache)
+        options.create_if_missing(False)
+        names = [*families, *LOCAL_FAMILIES]
+        try:
+            found = _families_in(path, options)
+            self._db = Rdict(str(path), options, {name: _options(cache) for name in found}, AccessType.read_only())
+            super().__init__({name: self._db.get_column_family(name) if name in found else None for name in names})
+        except Exception as error:
+            raise StoreFailure(f"{path} does not open: {error}") from error
+
+    def close(self) -> None:
+        """Close the database; a second call does nothing."""
+        if not self._tables:
+            return
+        for table in self._tables.values():
+            if table is not None:
+                table.close()
+        self._tables = {}
+        self._db.close()
+
+
+class RocksStore(RocksView):
+    """A database in ``path``, with ``families`` and the replica-local ones. Raises StoreFailure if it does not open."""
+
+    def __init__(self, path: Path, families: Iterable[str]) -> None:
+        self.path = path
+        names = [*families, *LOCAL_FAMILIES]
+        self._block_cache = Cache(BLOCK_CACHE_BYTES)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            options = _options(self._block_cache)
+            found = {name: _options(self._block_cache) for name in _families_in(path, options)}
+            self._db = Rdict(str(path), options, found, AccessType.read_write())
+            super().__init__({name: self._db.get_column_family(name) if name in found else None for name in names})
+            self._handles = {name: self._db.get_column_family_handle(name) for name in names if name in found}
+            self._snapshots: WeakSet[RocksSnapshot] = WeakSet()
+            self._compaction: Thread | None = None
+        except Exception as error:
+            raise StoreFailure(
+                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log"
+            ) from error
+
+    def _make(self, cf: str) -> Any:
+        """Make a family, for the first row that is written to it; a crash before that row leaves it empty."""
+        if self._tables[cf] is None:
+            self._db.create_column_family(cf, _options(self._block_cache))
+            # Readers on other threads go through a whole mapping: the old one or the new one.
+            self._tables = {**self._tables, cf: self._db.get_column_family(cf)}
+        self._handles[cf] = handle = self._db.get_column_family_handle(cf)
+        return handle
+
+    def write(self, writes: Iterable[Write]) -> None:
+        """Write all rows atomically."""
+        batch = WriteBatch(raw_mode=True)
+        handles = self._handles
+        try:
+            for cf, key, value in writes:
+                handle = handles.get(cf) or self._make(cf)
+                if value is None:
+                    batch.delete(key, handle)
+                else:
+                    batch.put(key, value, handle)
+            self._db.write(batch)
+        except Exception as error:
+            raise _failure("write", error) from error
+
+    def page(self, cf: str, start: bytes, limit: int) -> Page:
+        """Return up to ``limit`` rows from ``start`` on; fewer if MAX_SKIPPED_KEYS removed ones lie between, which are compacted then."""
+        rows: list[tuple[bytes, bytes]] = []
+        try:
+            table = self._tables[cf]
+            if table is None:
+                return Page(rows=rows, more=False)
+            options = ReadOptions()
+            options.set_max_skippable_internal_keys(MAX_SKIPPED_KEYS)
+            cursor = table.iter(options)
+            cursor.seek(start)
+            while len(rows) < limit and cursor.valid():
+                rows.append((cursor.key(), cursor.value()))
+                cursor.next()
+            more = cursor.valid()
+            if not more and _gave_up(cursor):
+                self._have_compacted(cf, table)
+                more = True
+        except Exception as error:
+            raise _failure(f"page of {cf}", error) from error
+        return Page(rows=rows, more=more)
+
+    def _have_compacted(self, cf: str, table: Any) -> None:
+        """Have a family's removed rows go away, on a thread of its own (it does not hold the interpreter's lock), one at a time."""
+        if self._compaction is None or not self._compaction.is_alive():
+            self._compaction = Thread(target=_compact, args=(table,), name=f"compact-{cf}", daemon=True)
+            self._compaction.start()
+
+    def sync(self) -> None:
+        """Have all that is written survive a loss of power."""
+        try:
+            self._db.flush_wal(True)
+        except Exception as error:
+            raise _failure("sync", error) from error
+
+    def snapshot(self) -> RocksSnapshot:
+        """Return snapshots of all families."""
+        if not self._tables:
+            raise StoreFailure("RocksDB: the store is closed")
+        try:
+            snapshot = RocksSnapshot(self._tables)
+        except Exception as error:
+            raise _failure("snapshot", error) from error
+        self._snapshots.add(snapshot)
+        return snapshot
+
+    def checkpoint(self, name: str) -> None:
+        """Create a checkpoint beside the database, in ``<path>.checkpoints/<name>``; replaces an older one of its name.
+
+        The youngest MAX_CHECKPOINTS are kept: each holds files on the disk that the database itself has long compacted away.
+        """
+        target = self.path.with_name(self.path.name + ".checkpoints") / name
+        try:
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Checkpoint(self._db).create_checkpoint(str(target))
+            by_age = sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+            for old in [path for path in by_age if path != target][: -(MAX_CHECKPOINTS - 1)]:
+                shutil.rmtree(old, ignore_errors=True)
+        except Exception as error:
+            raise _failure(f"checkpoint {name}", error) from error
+
+    def close(self) -> None:
+        """Close the database and its snapshots, and release its lock file; a second call does nothing."""
+        if not self._tables:
+            return
+        for snapshot in self._snapshots:
+            snapshot.close()
+        if self._compaction is not None:
+            self._compaction.join(COMPACTION_WAIT_S)
+        tables, self._tables, self._handles = self._tables, {}, {}
+        if self._compaction is not None and self._compaction.is_alive():
+            # rocksdict closes nothing that is in use. What is written is in the write-ahead log, and the process ends.
+            self._db.flush_wal(False)
+            return
+        for table in tables.values():
+            if table is not None:
+                table.close()
+        self._db.close()
+
+
+def _families_in(path: Path, options: Options) -> list[str]:
+    """Return the column families of the database in ``path`` but for RocksDB's own; none where there is no database yet."""
+    if not (path / "CURRENT").exists():
+        return []
+    return [name for name in Rdict.list_cf(str(path), options) if name != "default"]
+
+
+def _gave_up(cursor: Any) -> bool:
+    """Say whether a cursor that is not valid has gone past too many removed rows; raises what else is wrong with it."""
+    try:
+        cursor.status()
+    except Exception as error:
+        if INCOMPLETE not in str(error):
+            raise
+        return True
+    return False
+
+
+def _compact(table: Any) -> None:
+    options = CompactOptions()
+    # Without it files are moved to the last level as they are, with their removals.
+    options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
+    with suppress(Exception):  # the database is being closed; or it fails, and the next write says so
+        table.compact_range(None, None, options)
+
+
+def _failure(what: str, error: Exception) -> StoreFailure:
+    return StoreFailure(f"RocksDB: {what}: {type(error).__name__}: {error}")

@@ -1,0 +1,132 @@
+"""Checks before a process takes part in a log: the brokers' and topics' settings, the topics' identity, a replica against the log.
+
+Each refusal names the setting (or the shard and offset) and what it should be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.errors import AheadOfLog, StopProcess
+from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
+from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
+from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
+
+ADMIN_TIMEOUT_S = 10.0
+MIN_SESSION_TIMEOUT = "group.min.session.timeout.ms"
+"""The brokers' setting for it; 6,000 unless it is set."""
+
+
+class WrongSetting(StopProcess):
+    """A broker's or topic's setting breaks the log contract."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """What was found: the identity of the log topic, each topic's number of partitions, and the shortest session time-out of a consumer
+    group that all brokers allow.
+    """
+
+    log_topic_id: str
+    partitions: Mapping[str, int]
+    min_session_timeout_ms: int
+
+
+def check_topics(
+    bootstrap_servers: str,
+    log_topic: str,
+    others: Sequence[str],
+    settings: Mapping[str, Mapping[str, str]] | None = None,
+) -> Topics:
+    """Check that the topics exist, the brokers' and the log topic's settings, and those of ``settings`` (topic -> wanted).
+
+    Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.
+    """
+    wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": int(ADMIN_TIMEOUT_S * 1000)})
+    try:
+        brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
+        described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)
+        found = {}
+        for name, future in described.items():
+            try:
+                found[name] = future.result()
+            except KafkaException as error:
+                raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
+        # librdkafka asks each broker itself for its settings, and takes one of them in a call.
+        calls = [resources, *([ConfigResource(ResourceType.BROKER, str(broker))] for broker in brokers)]
+        configs = {
+            (str(resource.restype), resource.name): {entry.name: entry.value for entry in future.result().values()}
+            for call in calls
+            for resource, future in admin.describe_configs(call, request_timeout=ADMIN_TIMEOUT_S).items()
+        }
+    except KafkaException as error:
+        raise LogUnavailable(str(error)) from error
+    for (kind, name), config in configs.items():
+        if name in wanted:
+            _check(f"topic {name}", config, wanted[name])
+            if name == log_topic:
+                _check_in_sync(name, config, min(len(p.replicas) for p in found[name].partitions))
+        elif config.get("auto.create.topics.enable") != "false":
+            raise WrongSetting(f"{kind} {name}: auto.create.topics.enable must be false")
+    return Topics(
+        log_topic_id=str(found[log_topic].topic_id),
+        partitions={name: len(topic.partitions) for name, topic in found.items()},
+        min_session_timeout_ms=max(int(config.get(MIN_SESSION_TIMEOUT) or 0) for config in configs.values()),
+    )
+
+
+def _check_in_sync(topic: str, config: Mapping[str, str], replication: int) -> None:
+    if replication >= 3 and int(config.get("min.insync.replicas", "1")) < 2:
+        raise WrongSetting(f"topic {topic}: min.insync.replicas must be at least 2 with {replication} replicas")
+
+
+def _check(where: str, config: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    for setting, value in wanted.items():
+        if config.get(setting) != value:
+            remedy = ": 'stratolog topics ensure' sets it" if setting in UNCOMPRESSED else ""
+            raise WrongSetting(f"{where}: {setting} must be {value}, not {config.get(setting)}{remedy}")
+
+
+def check_replica(
+    replica: Replica, log: Log, note: Callable[[str], None], *,
+    now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+) -> None:  # fmt: skip
+    """Compare the log's record at the replica's position with the one it has applied.
+
+    An end at or below the position is waited out for END_BEHIND_WAIT_S. Raises AheadOfLog.
+    """
+    offset = replica.position.offset
+    if offset < 0:
+        replica.adopt_topic(log.topic_id(), None)
+        return
+    if replica.position.topic_id != log.topic_id():
+        replica.adopt_topic(log.topic_id(), None)
+    deadline = now_s() + END_BEHIND_WAIT_S
+    while True:
+        low, high = log.bounds()
+        if offset < low:
+            raise AheadOfLog(
+                f"shard {replica.identity.shard}: position {offset} lies before the log's first record {low}; "
+                "this replica needs a checkpoint from a peer"
+            )
+        if offset < high:
+            break
+        if now_s() > deadline:
+            replica.adopt_topic(log.topic_id(), None)
+        note(f"shard {replica.identity.shard}: the log ends at {high}, this replica is at {offset}; waiting")
+        sleep(1)
+    try:
+        entries = log.read(offset, 1, ADMIN_TIMEOUT_S)
+    except OffsetOutOfRange:
+        entries = []
+    if not entries:
+        raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
+    replica.adopt_topic(log.topic_id(), entries[0].value)

@@ -1,0 +1,100 @@
+"""Pages about a replica that every process which hosts one serves: digest, the rows of a digest bucket, one row.
+
+Tools compare replicas by them (docs/architecture.md names paths and parameters). Illegal parameters raise BadQuery, naming them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.ports import View
+from replicated_db.shell.web.scan_threads import MAX_SCANS, ScanThreads
+
+MAX_ROWS = 10_000
+Json = dict[str, Any]
+
+SCANS = ScanThreads("scan", MAX_SCANS)
+"""Of this process."""
+
+
+class BadQuery(ValueError):
+    """A parameter is illegal; the message names it."""
+
+
+async def digest(replica: Replica, query: Mapping[str, str]) -> Json:
+    """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one.
+
+    Raises ScansBusy.
+    """
+    scrub = query.get("scrub", "false") == "true"
+    position, incremental, snapshot = replica.snapshot()
+    digests = incremental
+    if scrub:
+        digests = await SCANS.run(snapshot, replica.scan)
+    else:
+        snapshot.close()
+    slots, sums = digests.slots()
+    return {
+        "offset": position.offset, "index": position.index, "chain": position.chain.hex(),
+        "slots": slots, "sums": sums, "scrubbed": scrub, "digest": f"{digests.total():016x}",
+        "incremental": {"digest": f"{incremental.total():016x}", "slots": incremental.slots()[0], "sums": incremental.slots()[1]},
+    }  # fmt: skip
+
+
+async def rows(replica: Replica, query: Mapping[str, str]) -> Json:
+    """Return key and hash of the rows of one digest bucket, to find the rows that differ. Raises ScansBusy."""
+    cf, bucket = _family(replica, query), number(query, "bucket", 0, 0, 255)
+    position, _, snapshot = replica.snapshot()
+    found = await SCANS.run(snapshot, lambda view: _bucket_rows(replica, view, cf, bucket))
+    answer = {"offset": position.offset, "index": position.index, "rows": found[:MAX_ROWS]}
+    return {**answer, "truncated": len(found) > MAX_ROWS}
+
+
+async def row(replica: Replica, query: Mapping[str, str]) -> Json:
+    """Return one row of any family, to repair another replica's: its value in hexadecimal, null if it is absent."""
+    cf = _family(replica, query)
+    try:
+        key = bytes.fromhex(query.get("key", ""))
+    except ValueError as error:
+        raise BadQuery(f"key {query.get('key')!r} is not hexadecimal") from error
+    position, _, snapshot = replica.snapshot()
+    try:
+        value = snapshot.get(cf, key)
+    finally:
+        snapshot.close()
+    return {"offset": position.offset, "index": position.index, "value": None if value is None else value.hex()}
+
+
+def replica_of(replicas: Mapping[int, Replica], shard: str) -> Replica:
+    """Return the replica of a shard given as text; raises BadQuery."""
+    if not shard.isdecimal() or int(shard) not in replicas:
+        there = ", ".join(map(str, sorted(replicas))) or "none"
+        raise BadQuery(f"there is no shard {shard!r} here; there is: {there}")
+    return replicas[int(shard)]
+
+
+def number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    """Return a number among the parameters; raises BadQuery."""
+    text = query.get(name, str(default))
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise BadQuery(f"{name} {text!r} is not a number in {low}..{high}")
+    return int(text)
+
+
+def _family(replica: Replica, query: Mapping[str, str]) -> str:
+    cf: str = query.get("cf", "")
+    if cf not in replica.families.names:
+        raise BadQuery(f"cf {cf!r} is not one of {', '.join(replica.families.names)}")
+    return cf
+
+
+def _bucket_rows(replica: Replica, view: View, cf: str, bucket: int) -> list[Json]:
+    found: list[Json] = []
+    for key, value in view.iterate(cf, b""):
+        if (row_hash := replica.row_hash_in(cf, key, value, bucket)) is not None:
+            found.append({"key": key.hex(), "hash": row_hash})
+            if len(found) > MAX_ROWS:
+                break
+    return found

@@ -1,0 +1,373 @@
+"""Messages between clients and datanodes, what datanodes say of themselves, and the rows of a pipeline's database.
+
+``BlockRow``, ``PipelineRow`` and ``ContainerRow`` are rows; ``Heartbeat`` travels on ``dn.heartbeats``, ``BlockReport`` on ``dn.audit``; all others are payloads of frames
+(``schemas/records/packets.py``). Lengths, offsets and sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from schemas.records.record import record
+
+MAX_REPORTED_CONTAINERS = 1000
+"""Containers in one heartbeat."""
+MAX_CONTAINERS_IN_REPORT = 10_000
+"""Containers in one BlockReport, the lowest ids first."""
+MAX_UNREADABLE = 1000
+"""Keys of damaged blocks that a BlockReport names, all containers together."""
+
+
+@record
+class Hello:
+    """First message of each side of a connection: who it is, and which versions of the framing it speaks."""
+
+    peer: str
+    cluster: str
+    min_version: int
+    max_version: int
+    max_payload_bytes: int
+
+
+@record
+class Route:
+    """One datanode of the spanning tree."""
+
+    datanode: str
+    address: str
+    children: list[str]
+
+
+@record
+class OpenStream:
+    """Begins a stream of one block's bytes, and says whom each datanode forwards to."""
+
+    container_id: int
+    local_id: int
+    partition: int
+    offset: int
+    bytes_per_checksum: int
+    window_bytes: int
+    routes: list[Route]
+
+
+@record
+class PutBlock:
+    """Commits a block's length through the log of its pipeline."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    length: int
+    bytes_per_checksum: int
+    checksums: bytes
+    wait_effective: bool
+
+
+@record
+class BlockCommitted:
+    """Answer to PutBlock."""
+
+    container_id: int
+    local_id: int
+    length: int
+    bcs_id: int
+    log_offset: int
+
+
+@record
+class WatchBlock:
+    """Answered once this replica has applied the entry, and has the bytes verified and stored under the fsync policy."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    length: int
+    bcs_id: int
+    timeout_ms: int
+
+
+@record
+class BlockWatched:
+    """Answer to WatchBlock."""
+
+    datanode: str
+    bcs_id: int
+    length: int
+    satisfied: bool
+
+
+@record
+class GetBlock:
+    """Asks for the committed state of a block."""
+
+    partition: int
+    container_id: int
+    local_id: int
+
+
+@record
+class BlockInfo:
+    """Committed state of a block on the replica that is asked."""
+
+    container_id: int
+    local_id: int
+    length: int
+    bcs_id: int
+    bytes_per_checksum: int
+    checksums: bytes
+    deleted: bool
+    stored_length: int
+
+
+@record
+class ReadBlock:
+    """Asks for bytes of a block: data packets of whole checksum cells, then end-of-stream."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    offset: int
+    length: int
+    bcs_id: int
+    committed_only: bool
+
+
+@record
+class SalvageBlock:
+    """Asks for bytes of a block that no replica has whole: an unhealthy one answers too, up to its first bad cell."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    offset: int
+    length: int
+    bcs_id: int
+
+
+@record
+class WriteChunk:
+    """The old way: a chunk's bytes through the log."""
+
+    partition: int
+    container_id: int
+    local_id: int
+    offset: int
+    data: bytes
+    checksum: int
+
+
+@record
+class ChunkWritten:
+    """Answer to WriteChunk."""
+
+    bcs_id: int
+
+
+@record
+class BlockId:
+    """Names a block."""
+
+    container_id: int
+    local_id: int
+
+
+@record
+class DeleteBlocks:
+    """Deletes blocks of a pipeline through its log; each leaves a tombstone."""
+
+    partition: int
+    blocks: list[BlockId]
+
+
+@record
+class BlocksDeleted:
+    """Answer to DeleteBlocks."""
+
+    bcs_id: int
+
+
+@record
+class Member:
+    """A datanode of a pipeline."""
+
+    datanode: str
+    address: str
+    http_address: str
+    rack: str
+
+
+@record
+class OpenPipeline:
+    """From the Object Manager to each member: the pipeline exists, begin to follow its partition."""
+
+    pipeline: str
+    partition: int
+    generation: int
+    members: list[Member]
+
+
+@record
+class ClosePipeline:
+    """From the Object Manager to each member: take no more blocks; close its containers."""
+
+    partition: int
+    generation: int
+
+
+@record
+class CloseContainer:
+    """Closes a container through the log of its pipeline: its blocks will not grow."""
+
+    partition: int
+    container_id: int
+
+
+@record
+class FetchContainer:
+    """From the Object Manager: copy a closed container from a peer that has it (re-replication)."""
+
+    partition: int
+    container_id: int
+    sources: list[str]
+
+
+@record
+class ListContainer:
+    """Asks for the blocks of a container as they are committed here."""
+
+    partition: int
+    container_id: int
+
+
+@record
+class ContainerBlocks:
+    """Answer to ListContainer."""
+
+    container_id: int
+    closed: bool
+    blocks: list[bytes]
+
+
+@record
+class Forwarded:
+    """A request that a member which does not lead sends on to the leader, once."""
+
+    by: str
+    request: bytes
+
+
+@record
+class Accepted:
+    """Answer to a message that asks for no more than to be carried out."""
+
+    detail: str
+
+
+@record
+class StreamError:
+    """Something was refused, or failed: ends the stream or answers the request."""
+
+    code: str
+    message: str
+    datanode: str
+    offset: int
+    hint: str
+
+
+@record
+class PipelineReport:
+    """A pipeline as a member sees it."""
+
+    partition: int
+    generation: int
+    leading: bool
+    applied_index: int
+    healthy: bool
+    fault: str
+
+
+@record
+class ContainerReport:
+    """A container on a datanode."""
+
+    container_id: int
+    partition: int
+    closed: bool
+    blocks: int
+    used_bytes: int
+    healthy: bool
+
+
+@record
+class Heartbeat:
+    """What a datanode says of itself on dn.heartbeats."""
+
+    cluster: str
+    datanode: str
+    incarnation: bytes
+    address: str
+    http_address: str
+    rack: str
+    capacity_bytes: int
+    free_bytes: int
+    active_streams: int
+    layout_version: int
+    upgrade_prepared: bool
+    pipelines: list[PipelineReport]
+    containers: list[ContainerReport]
+    sent_at_ms: int
+
+
+@record
+class ContainerDigest:
+    """What a member has of one container on its disk; ``digest`` is signed (schemas.codecs.block_rows)."""
+
+    container_id: int
+    blocks: int
+    used_bytes: int
+    digest: int
+    unreadable: list[bytes]
+
+
+@record
+class BlockReport:
+    """Digests of the bytes that a member of a pipeline has read from its disk, on dn.audit; ``index`` is that of a barrier."""
+
+    cluster: str
+    datanode: str
+    partition: int
+    index: int
+    log_offset: int
+    containers: list[ContainerDigest]
+    complete: bool
+    reported_at_ms: int
+
+
+@record
+class BlockRow:
+    """Row of blockTable in a pipeline's database, behind an 8-byte big-endian length (schemas.codecs.block_rows)."""
+
+    bcs_id: int
+    length: int
+    bytes_per_checksum: int
+    checksums: bytes
+    deleted: bool
+
+
+@record
+class PipelineRow:
+    """Row of pipelineTable: in a pipeline's own database (PipelineOpened), and in the Object Manager's shard 0."""
+
+    pipeline: str
+    partition: int
+    generation: int
+    members: list[Member]
+    state: str
+    opened_at_ms: int
+
+
+@record
+class ContainerRow:
+    """Row of containerTable in a pipeline's database."""
+
+    container_id: int
+    closed: bool

@@ -1,0 +1,409 @@
+"""Messages beside the log: requests, responses, rejected requests, audit reports and verdicts.
+
+A *request body* is one of the classes in :data:`RequestBody`; its class name is the request type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import get_args
+
+from schemas.records.datanode import Member
+from schemas.records.record import record
+from schemas.records.rows import BlockLocation
+from schemas.sharding import SYSTEM_SHARD, shard_of
+from schemas.topics import OM_LOG
+
+UNLIMITED = -1
+"""Quota value that means no limit."""
+
+
+@record
+class CreateVolume:
+    volume: str
+    owner: str = ""
+    quota_in_bytes: int = UNLIMITED
+    quota_in_namespace: int = UNLIMITED
+
+
+@record
+class SetVolumeProperty:
+    volume: str
+    owner: str | None = None
+    quota_in_bytes: int | None = None
+    quota_in_namespace: int | None = None
+
+
+@record
+class DeleteVolume:
+    volume: str
+
+
+@record
+class CreateBucket:
+    volume: str
+    bucket: str
+    owner: str = ""
+    layout: str = "OBJECT_STORE"
+    quota_in_bytes: int = UNLIMITED
+    quota_in_namespace: int = UNLIMITED
+
+
+@record
+class SetBucketProperty:
+    volume: str
+    bucket: str
+    owner: str | None = None
+    quota_in_bytes: int | None = None
+    quota_in_namespace: int | None = None
+
+
+@record
+class DeleteBucket:
+    volume: str
+    bucket: str
+
+
+@record
+class CreateKey:
+    volume: str
+    bucket: str
+    key: str
+    size: int
+    replication: str = "RATIS/THREE"
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@record
+class AllocateBlock:
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    excluded_pipelines: list[str] = field(default_factory=list)
+
+
+@record
+class CommitKey:
+    volume: str
+    bucket: str
+    key: str
+    session_id: int
+    size: int
+    blocks: list[BlockLocation] = field(default_factory=list)
+
+
+@record
+class DeleteKey:
+    volume: str
+    bucket: str
+    key: str
+
+
+@record
+class RenameKey:
+    volume: str
+    bucket: str
+    from_key: str
+    to_key: str
+
+
+@record
+class LogDigestBase:
+    """Operator's command: restart the log's digest sums after a repair."""
+
+    shard: int
+    index: int
+    slots: list[int]
+    sums: list[int]
+    basis: str
+
+
+@record
+class AddNode:
+    """Operator's command: a node becomes a member of the shard."""
+
+    shard: int
+    node: str
+
+
+@record
+class RemoveNode:
+    """Operator's command: a node is no member of the shard any more."""
+
+    shard: int
+    node: str
+
+
+@record
+class Prepare:
+    """Operator's command: refuse writes and take a checkpoint, for an upgrade of all nodes."""
+
+    shard: int
+    checkpoint: str
+
+
+@record
+class CancelPrepare:
+    """Operator's command: take writes again."""
+
+    shard: int
+
+
+@record
+class Finalize:
+    """Operator's command: all nodes are upgraded to software that knows ``level``."""
+
+    shard: int
+    level: int
+
+
+@record
+class SetRequestMode:
+    """Operator's command: log requests of one type in another mode (``schemas.records.log.REQUEST_MODES``)."""
+
+    shard: int
+    request_type: str
+    mode: str
+
+
+ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | Finalize | SetRequestMode
+"""Operators' commands: they name their shard instead of a volume, and act on the shard's log rather than on tables."""
+
+SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
+"""Their classes."""
+
+
+@record
+class CreatePipeline:
+    """A pipeline begins on a partition of ``dn.log`` that no pipeline had before. From the placement loop."""
+
+    partition: int
+    members: list[Member]
+
+
+@record
+class RetirePipeline:
+    """A pipeline takes no blocks any more; what it holds stays readable. From the placement loop, or an operator."""
+
+    partition: int
+    reason: str
+
+
+@record
+class SetDatanodeState:
+    """What an operator wants of a datanode, or (from the placement loop) that it is reached."""
+
+    datanode: str
+    state: str
+
+
+@record
+class PurgeBlocks:
+    """Forgets rows of deletedTable whose blocks have been deleted on the datanodes. From the shard's leader."""
+
+    shard: int
+    rows: list[bytes]
+
+
+@record
+class ExpireOpenKeys:
+    """Ends sessions that nobody has touched since ``modified_before_ms``. From the shard's leader."""
+
+    shard: int
+    modified_before_ms: int
+    rows: list[bytes]
+
+
+LeaderRequest = PurgeBlocks | ExpireOpenKeys
+"""Requests of a shard's own leader, for the rows that it looks through: they name their shard instead of a volume."""
+
+LEADER_REQUESTS: tuple[type, ...] = get_args(LeaderRequest)
+"""Their classes."""
+
+
+FleetRequest = CreatePipeline | RetirePipeline | SetDatanodeState
+"""Requests without a volume: they live in the system shard (``schemas.sharding``)."""
+
+FLEET_REQUESTS: tuple[type, ...] = get_args(FleetRequest)
+"""Their classes."""
+
+RequestBody = (
+    CreateVolume
+    | SetVolumeProperty
+    | DeleteVolume
+    | CreateBucket
+    | SetBucketProperty
+    | DeleteBucket
+    | CreateKey
+    | AllocateBlock
+    | CommitKey
+    | DeleteKey
+    | RenameKey
+    | ShardCommand
+    | FleetRequest
+    | LeaderRequest
+)
+
+
+def shard_of_request(body: RequestBody, shards: int) -> int:
+    """Return the shard that a request is for, of ``shards``: that of its volume, the one that it names, or the system shard.
+
+    >>> shard_of_request(SetDatanodeState(datanode="dn1", state="IN_SERVICE"), 4)
+    0
+    """
+    if isinstance(body, ShardCommand | LeaderRequest):
+        return body.shard
+    return SYSTEM_SHARD if isinstance(body, FleetRequest) else shard_of(body.volume, shards)
+
+
+@record
+class Request:
+    """A write request. A retry is the same bytes again."""
+
+    client_id: bytes
+    call_id: int
+    first_sent_at_ms: int
+    answered_below: int
+    reply_partition: int
+    caller: str
+    body: RequestBody
+
+
+@record
+class PreparedRequest:
+    """A request after preExecute: what a RequestBatch holds of it. A ``status`` other than OK is the leader's refusal."""
+
+    request: bytes
+    object_id: int
+    session_id: int
+    blocks: list[BlockLocation]
+    status: str
+    message: str
+
+
+@record
+class KeySession:
+    """An open key, as CreateKey returns it."""
+
+    session_id: int
+    object_id: int
+    blocks: list[BlockLocation]
+
+
+@record
+class AllocatedBlock:
+    block: BlockLocation
+
+
+@record
+class Response:
+    """The answer to a request: ``status`` is OK or a code of ``schemas/result_codes.py``."""
+
+    client_id: bytes
+    call_id: int
+    shard: int
+    index: int
+    status: str
+    message: str
+    result: KeySession | AllocatedBlock | None
+
+
+@record
+class Requests:
+    """Encoded requests of one client for one shard that went out together, in order."""
+
+    requests: list[bytes]
+
+
+@record
+class Responses:
+    """Encoded responses to one client that left together, in order."""
+
+    responses: list[bytes]
+
+
+@record
+class Rejected:
+    """A record of ``om.requests`` that nobody can be answered for."""
+
+    shard: int
+    offset: int
+    node: str
+    reason: str
+    message: str
+    value: bytes
+    value_size_bytes: int
+    rejected_at_ms: int
+
+
+@record
+class Evidence:
+    """Another row than a batch claims: divergence at the very key."""
+
+    index: int
+    offset: int
+    term: int
+    leader: str
+    operation: int
+    cf: str
+    key: bytes
+    claim: str
+    claimed: int | None
+    own: int | None
+
+
+@record
+class AuditReport:
+    """A replica's digests at a barrier, or evidence of a divergence."""
+
+    cluster: str
+    node: str
+    shard: int
+    basis: str
+    barrier_offset: int
+    index: int
+    chain: bytes
+    slots: list[int]
+    sums: list[int]
+    flagged: bool
+    evidence: Evidence | None
+    reported_at_ms: int
+
+
+@record
+class Difference:
+    cf: str
+    bucket: int
+    log_sum: int
+    replica_sum: int
+
+
+@record
+class ContainerDifference:
+    """A container whose stored bytes are not what they should be; null for a digest that is not there."""
+
+    container_id: int
+    expected: int | None
+    found: int | None
+    blocks: list[bytes]
+
+
+@record
+class Verdict:
+    """What the audit says of one replica at one barrier of ``log``."""
+
+    cluster: str
+    shard: int
+    node: str
+    barrier_offset: int
+    index: int
+    verdict: str
+    basis: str
+    differences: list[Difference]
+    differing_slots: int
+    evidence: Evidence | None
+    reason: str
+    decided_at_ms: int
+    log: str = OM_LOG
+    containers: list[ContainerDifference] = field(default_factory=list)

@@ -1,0 +1,188 @@
+"""The reading rule of the log, written from design section 3: which records count, and when the log is broken.
+
+Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
+
+1. A claim is valid iff its term is the current term + 1. It becomes the current claim; its seq starts at 0.
+2. Any other record counts iff its (term, nonce) is the current claim's and its seq is the last counted + 1.
+3. What is at or below the current term and does not count is void: skipped, as if it had never been written.
+4. A claim above the current term + 1, or another record above the current term, proves a missed claim: AHEAD_OF_LOG.
+5. Valid claims and counting records make the chain: SHA-256(chain before + value). A counting record must carry the
+   chain before it, a batch (of results or of requests) must start at the last index + 1 and not before the last
+   timestamp; the first counting record is Genesis, and there is no other. Anything else breaks the contract: :class:`LogBroken`.
+6. The members are Genesis' replicas until a Members record names others. A feature level that is not known ends the
+   reading: what the records mean from there on is not known either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from schemas.features import LATEST
+from schemas.records.log import CHAIN_BYTES
+
+CLAIM = "LeaderClaim"
+GENESIS = "Genesis"
+BARRIER = "Barrier"
+TICK = "Tick"
+DIGEST_BASE = "DigestBase"
+BATCH = "Batch"
+REQUEST_BATCH = "RequestBatch"
+MODE = "Mode"
+MEMBERS = "Members"
+FEATURE_LEVEL = "FeatureLevel"
+PREPARED = "Prepared"
+INDEXED = (BARRIER, DIGEST_BASE, MEMBERS, FEATURE_LEVEL, PREPARED, MODE)
+"""Records that name the last index."""
+LOG_RECORD_TYPES = (CLAIM, GENESIS, TICK, BATCH, REQUEST_BATCH, *INDEXED)
+
+
+class LogBroken(Exception):
+    """The log breaks its contract at ``offset``; no digest can be derived from there on."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"offset {offset}: {reason}")
+        self.offset = offset
+        self.reason = reason
+
+
+class Outcome(Enum):
+    """What the rule says of one record."""
+
+    CLAIM = "claim"
+    COUNTS = "counts"
+    VOID = "void"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Genesis:
+    """What the shard's first counting record fixes."""
+
+    cluster: str
+    shard: int
+    shards: int
+    replicas: tuple[str, ...]
+    column_families: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """One log record without its operations.
+
+    ``kind`` is its record type, None with an ``error`` if it could not be decoded. ``chain_after`` is
+    SHA-256(*its own* prev_chain + value): the chain after the record once prev_chain has proved right. A claim has no
+    prev_chain, so it comes with its ``value`` instead. ``index`` is that of a record of INDEXED,
+    ``replicas`` are those of Members, ``feature_level`` that of Genesis or FeatureLevel.
+    """
+
+    offset: int
+    kind: str | None
+    error: str | None = None
+    term: int = 0
+    nonce: bytes = b""
+    seq: int = 0
+    prev_chain: bytes = b""
+    chain_after: bytes = b""
+    value: bytes = b""
+    node: str = ""
+    first_index: int = 0
+    last_index: int = 0
+    timestamp_ms: int = 0
+    index: int = 0
+    scrub: bool = False
+    genesis: Genesis | None = None
+    replicas: tuple[str, ...] = ()
+    feature_level: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """All that a reader remembers of the log before ``next_offset``."""
+
+    next_offset: int = 0
+    term: int = 0
+    nonce: bytes = b""
+    leader: str = ""
+    seq: int = 0
+    chain: bytes = bytes(CHAIN_BYTES)
+    last_index: int = 0
+    timestamp_ms: int = 0
+    genesis: Genesis | None = None
+    members: tuple[str, ...] = ()
+
+
+def read(position: Position, header: Header) -> tuple[Position, Outcome]:
+    """Read the next record of the partition; return the position after it and what it is.
+
+    Raises LogBroken where a reader must stop.
+    """
+    if header.offset != position.next_offset:
+        raise LogBroken(header.offset, f"offset {position.next_offset} was expected: records are missing")
+    if header.kind is None:
+        raise LogBroken(header.offset, header.error or "undecodable record")
+    after = replace(position, next_offset=header.offset + 1)
+    if header.kind == CLAIM:
+        return _read_claim(after, header)
+    if header.term > position.term:
+        raise LogBroken(
+            header.offset, f"AHEAD_OF_LOG: {header.kind} of term {header.term}, the current one is {position.term}"
+        )
+    if header.term != position.term or header.nonce != position.nonce or header.seq != position.seq + 1:
+        return after, Outcome.VOID
+    return _count(after, header), Outcome.COUNTS
+
+
+def _read_claim(position: Position, header: Header) -> tuple[Position, Outcome]:
+    if header.term > position.term + 1:
+        raise LogBroken(header.offset, f"AHEAD_OF_LOG: claim of term {header.term}, the current one is {position.term}")
+    if header.term <= position.term:
+        return position, Outcome.VOID
+    chain = hashlib.sha256(position.chain + header.value).digest()
+    claimed = replace(position, term=header.term, nonce=header.nonce, leader=header.node, seq=0, chain=chain)
+    return claimed, Outcome.CLAIM
+
+
+def _count(position: Position, header: Header) -> Position:
+    if header.prev_chain != position.chain:
+        raise LogBroken(
+            header.offset,
+            f"{header.kind} carries prev_chain {header.prev_chain.hex()[:16]}, it is {position.chain.hex()[:16]}",
+        )
+    if (position.genesis is None) != (header.kind == GENESIS):
+        found = "a second Genesis" if header.kind == GENESIS else f"{header.kind} before Genesis"
+        raise LogBroken(header.offset, found)
+    counted = replace(position, seq=header.seq, chain=header.chain_after)
+    if header.kind == GENESIS:
+        _check_level(header)
+        return replace(counted, genesis=header.genesis, members=header.genesis.replicas if header.genesis else ())
+    if header.kind in (BATCH, REQUEST_BATCH):
+        return _count_batch(counted, header)
+    if header.kind in INDEXED and header.index != position.last_index:
+        raise LogBroken(
+            header.offset, f"{header.kind} of index {header.index}, the last index is {position.last_index}"
+        )
+    if header.kind == FEATURE_LEVEL:
+        _check_level(header)
+    return replace(counted, members=header.replicas) if header.kind == MEMBERS else counted
+
+
+def _check_level(header: Header) -> None:
+    if header.feature_level > LATEST:
+        raise LogBroken(
+            header.offset, f"feature level {header.feature_level}, this auditor knows up to {LATEST}: upgrade it"
+        )
+
+
+def _count_batch(position: Position, header: Header) -> Position:
+    if header.first_index != position.last_index + 1:
+        raise LogBroken(
+            header.offset, f"batch starts at index {header.first_index}, {position.last_index + 1} was expected"
+        )
+    if header.last_index < header.first_index - 1:
+        raise LogBroken(header.offset, f"batch of indexes {header.first_index}..{header.last_index}")
+    if header.timestamp_ms < position.timestamp_ms:
+        raise LogBroken(
+            header.offset, f"batch timestamp {header.timestamp_ms} ms is before the last, {position.timestamp_ms} ms"
+        )
+    return replace(position, last_index=header.last_index, timestamp_ms=header.timestamp_ms)

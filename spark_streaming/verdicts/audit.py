@@ -1,0 +1,229 @@
+"""The stateful operator: :mod:`matching` run by Spark, one group for each partition of each log (design, section 9).
+
+``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks; the state lies in
+Spark's RocksDB state store, and processing-time timers fire when nothing comes any more. Everything that is decided
+is decided in :mod:`matching`: here are only the translations, rows to records and findings to rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T  # noqa: N812 - Spark's own idiom
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from schemas.codecs.codec import decode_as, encode_at
+from schemas.features import INITIAL, LATEST
+from schemas.records.datanode import BlockReport
+from schemas.records.messages import AuditReport, Verdict
+from schemas.topics import OM_LOG
+from spark_streaming.records.core.reading import GENESIS, Genesis, Header
+from spark_streaming.records.logs import AuditedLog
+from spark_streaming.records.transforms import BLOCK_REPORT, LOG_SOURCE
+from spark_streaming.verdicts.core.digests import Hashes
+from spark_streaming.verdicts.core.matching import Finding, KeptBarrier, Limits, LogRow, Report, ShardAudit
+from spark_streaming.verdicts.state import (
+    BARRIER_KEY,
+    BARRIER_SCHEMA,
+    BLOCKS_KEY,
+    BLOCKS_SCHEMA,
+    CORE_SCHEMA,
+    REPORT_KEY,
+    REPORT_SCHEMA,
+    SparkStore,
+    core_from,
+    core_row,
+    sums_bytes,
+)
+
+VERDICT_ROW = "verdict"
+BARRIER_ROW = "barrier"
+
+FINDING_SCHEMA = T.StructType(
+    [
+        T.StructField("finding", T.StringType()),
+        T.StructField("log", T.StringType()),
+        T.StructField("shard", T.IntegerType()),
+        T.StructField("offset", T.LongType()),
+        T.StructField("index", T.LongType()),
+        T.StructField("value", T.BinaryType()),
+        T.StructField("chain", T.BinaryType()),
+    ]
+)
+"""A verdict (``value``: single-object encoded Verdict), or the log's digest at a barrier (``value``: all sums as
+little-endian unsigned 64-bit integers, null where late validation keeps the log from saying it; ``chain``)."""
+
+TIMER_GRAIN_MS = 500
+"""Deadlines are rounded up to it, so that one timer serves many."""
+
+_NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
+
+
+def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool = True) -> DataFrame:
+    """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
+
+    Without ``timers`` nothing is ever judged late: for a query that is to end with its input, because Spark runs
+    micro-batch after micro-batch for a query that has processing-time timers.
+    """
+    return rows.groupBy("log", "shard").transformWithStateInPandas(
+        AuditProcessor(logs, limits, timers=timers),
+        outputStructType=FINDING_SCHEMA,
+        outputMode="Update",
+        timeMode="ProcessingTime" if timers else "None",
+    )
+
+
+class AuditProcessor(StatefulProcessor):
+    """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
+
+    def __init__(self, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool) -> None:
+        self._families = {log.name: log.column_families for log in logs}
+        self._limits = limits
+        self._timers = timers
+
+    def init(self, handle: Any) -> None:
+        """Name the state variables."""
+        self._handle = handle
+        self._core = handle.getValueState("core", CORE_SCHEMA)
+        self._barriers = handle.getMapState("barriers", BARRIER_KEY, BARRIER_SCHEMA)
+        self._reports = handle.getMapState("reports", REPORT_KEY, REPORT_SCHEMA)
+        self._blocks = handle.getMapState("blocks", BLOCKS_KEY, BLOCKS_SCHEMA)
+
+    def handleInputRows(  # noqa: N802 - Spark's names
+        self,
+        key: Any,
+        rows: Iterator[pd.DataFrame],
+        timerValues: Any,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Take a micro-batch's rows of one shard."""
+        # The time of the micro-batch is repeated when the micro-batch is: after a crash it gives the same verdicts.
+        now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
+        shard = self._open(key[0], key[1])
+        log_rows: list[LogRow] = []
+        reports: list[Report] = []
+        scans: list[BlockReport] = []
+        for frame in rows:
+            for row in frame.itertuples(index=False):
+                if row.source == LOG_SOURCE:
+                    log_rows.append(log_row(row))
+                elif row.kind == BLOCK_REPORT:
+                    scans.append(decode_as(BlockReport, bytes(row.value)))
+                else:
+                    reports.append(report(row))
+        findings = list(shard.take(log_rows, reports, now_ms, scans))
+        self._close(shard)
+        yield from _frames(key[0], key[1], findings)
+
+    def handleExpiredTimer(  # noqa: N802
+        self,
+        key: Any,
+        timerValues: Any,  # noqa: N803
+        expiredTimerInfo: Any,  # noqa: ARG002, N803
+    ) -> Iterator[pd.DataFrame]:
+        """Judge what has not come in time."""
+        shard = self._open(key[0], key[1])
+        findings = list(shard.expire(timerValues.getCurrentProcessingTimeInMs()))
+        self._close(shard)
+        yield from _frames(key[0], key[1], findings)
+
+    def _open(self, log: str, shard: int) -> ShardAudit:
+        families = self._families[log]
+        core = core_from(self._core.get(), len(families))
+        store = SparkStore(shard, self._barriers, self._reports, self._blocks)
+        return ShardAudit(log=log, shard=shard, families=families, limits=self._limits, core=core, store=store)
+
+    def _close(self, shard: ShardAudit) -> None:
+        self._core.update(core_row(shard.core))
+        deadline_ms = shard.next_deadline_ms()
+        if self._timers and deadline_ms is not None:
+            self._handle.registerTimer(-(-deadline_ms // TIMER_GRAIN_MS) * TIMER_GRAIN_MS)
+
+
+def log_row(row: Any) -> LogRow:
+    """Translate a pandas row of a log record."""
+    genesis = None
+    if row.kind == GENESIS:
+        genesis = Genesis(
+            cluster=row.cluster,
+            shard=row.named_shard,
+            shards=row.shards,
+            replicas=tuple(row.replicas),
+            column_families=tuple(row.column_families),
+        )
+    header = Header(
+        offset=row.offset,
+        kind=row.kind,
+        error=row.error,
+        term=row.term,
+        nonce=bytes(row.nonce or b""),
+        seq=row.seq,
+        prev_chain=bytes(row.prev_chain or b""),
+        chain_after=bytes(row.chain_after or b""),
+        value=bytes(row.value or b""),
+        node=row.node or "",
+        first_index=row.first_index,
+        last_index=row.last_index,
+        timestamp_ms=row.timestamp_ms,
+        index=row.index,
+        scrub=bool(row.scrub),
+        genesis=genesis,
+        replicas=tuple(row.replicas) if row.replicas is not None else (),
+        feature_level=row.feature_level,
+    )
+    return LogRow(
+        header=header,
+        slot=_hashes(row.slot),
+        next=_hashes(row.next),
+        prev=_hashes(row.prev),
+        unknown_families=tuple(row.unknown_families) if row.unknown_families is not None else (),
+        base_slots=_hashes(row.slots),
+        base_sums=_hashes(row.sums),
+    )
+
+
+def report(row: Any) -> Report:
+    """Translate a pandas row of a report."""
+    evidence = decode_as(AuditReport, bytes(row.value)).evidence if row.value else None
+    return Report(
+        partition=row.shard,
+        offset=row.offset,
+        cluster=row.cluster or "",
+        node=row.node or "",
+        shard=row.named_shard,
+        basis=row.basis or "",
+        barrier_offset=row.barrier_offset,
+        index=row.index,
+        chain=bytes(row.chain or b""),
+        slots=_hashes(row.slots),
+        sums=_hashes(row.sums),
+        flagged=bool(row.flagged),
+        evidence=evidence,
+        error=row.error,
+    )
+
+
+def _hashes(values: Any) -> Hashes:
+    return _NO_HASHES if values is None else np.asarray(values, dtype=np.int64)
+
+
+def _frames(log: str, shard: int, findings: Iterable[Finding]) -> Iterator[pd.DataFrame]:
+    rows = [_finding_row(log, shard, finding) for finding in findings]
+    if rows:
+        yield pd.DataFrame(rows, columns=FINDING_SCHEMA.fieldNames())
+
+
+def _finding_row(log: str, shard: int, finding: Finding) -> tuple[str, str, int, int, int, bytes | None, bytes | None]:
+    if isinstance(finding, KeptBarrier):
+        sums = None if finding.blind else sums_bytes(finding.sums)
+        return BARRIER_ROW, log, shard, finding.offset, finding.index, sums, finding.chain
+    return VERDICT_ROW, log, shard, finding.barrier_offset, finding.index, verdict_value(finding), None
+
+
+def verdict_value(verdict: Verdict) -> bytes:
+    """Encode a verdict so that the oldest software that may want it can read it: one of the Object Manager's log needs nothing new."""
+    return encode_at(verdict, INITIAL if verdict.log == OM_LOG else LATEST)

@@ -1,0 +1,1 @@
+"""Digests, and the judgement of what replicas report against them. Pure."""

@@ -1,0 +1,68 @@
+"""Replicas compared with each other, where the log does not say what its rows are (design, sections 6 and 9).
+
+After a RequestBatch every replica has derived its rows itself. What a majority of the members reports at one barrier then stands for
+what is right. That is weaker than the log's own sums: a majority with one and the same fault agrees, too. So the verdict says
+on what it rests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.core.digests import Hashes, Sums
+
+ALONE = "replicas:"
+"""Begins the basis of a verdict that rests on the replicas alone; what follows is the basis of the report."""
+
+
+class Vote(Protocol):
+    """What is needed of a report."""
+
+    @property
+    def node(self) -> str:
+        """Who reports."""
+
+    @property
+    def basis(self) -> str:
+        """On what the report rests."""
+
+    @property
+    def slots(self) -> Sequence[int] | Hashes:
+        """Slots with a sum."""
+
+    @property
+    def sums(self) -> Sequence[int] | Hashes:
+        """Their sums."""
+
+    @property
+    def flagged(self) -> bool:
+        """Whether the replica has found a divergence."""
+
+
+def alone_basis(basis: str) -> str:
+    """Return the basis of a verdict on a report of ``basis`` that rests on the replicas alone."""
+    return ALONE + basis
+
+
+def agreed(reports: Iterable[Vote], families: int, members: int) -> Sums | None:
+    """Return the sums that a majority of ``members`` reports on one basis, None if there is no such majority.
+
+    Flagged replicas and malformed reports do not count.
+    """
+    votes: defaultdict[tuple[str, bytes], set[str]] = defaultdict(set)
+    sums: dict[tuple[str, bytes], Sums] = {}
+    for report in reports:
+        if report.flagged:
+            continue
+        try:
+            found = digests.from_sparse(families, report.slots, report.sums)
+        except ValueError:
+            continue
+        key = report.basis, found.tobytes()
+        votes[key].add(report.node)
+        sums[key] = found
+    majority = members // 2 + 1
+    return next((sums[key] for key, nodes in votes.items() if len(nodes) >= majority), None)

@@ -1,0 +1,92 @@
+"""Where findings go: verdicts to Kafka and Parquet, the log's digests at barriers to Parquet.
+
+Each micro-batch is collected once (it holds at most one row for each barrier and each report that the trigger limits
+admit) and written from there, because running the stateful operator twice would be wrong and caching it dearer.
+Parquet is written under the micro-batch's number, so that one repeated after a crash replaces itself. Kafka may get the
+verdicts of such a micro-batch twice: a reader takes the last one for a (log, shard, node, barrier, basis).
+
+    <output_dir>/verdicts/batch=<n>/     the fields of Verdict
+    <output_dir>/barriers/batch=<n>/     log, shard, offset, index, chain, digest (16 hex digits), sums
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from schemas.codecs.codec import decode_as
+from schemas.records.messages import Verdict
+from schemas.topics import OM_LOG
+from spark_streaming.records.decode import column_of, decoded
+from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.state import sums_from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingSink:
+    """Writes the findings of micro-batches; call it from ``foreachBatch``.
+
+    ``topic``: None writes nothing to Kafka. ``observe`` is told each micro-batch's number and decoded verdicts after
+    they are written.
+    """
+
+    bootstrap_servers: str
+    topic: str | None
+    output_dir: Path | None
+    observe: Callable[[int, list[Verdict], list[Row]], None]
+
+    def __call__(self, findings: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch."""
+        rows = findings.collect()
+        verdicts = [row for row in rows if row.finding == VERDICT_ROW]
+        barriers = [row for row in rows if row.finding == BARRIER_ROW]
+        session = findings.sparkSession
+        if verdicts and self.topic is not None:
+            self._to_kafka(session, verdicts)
+        if verdicts and self.output_dir is not None:
+            _write(verdict_fields(_frame(session, verdicts)), self.output_dir / "verdicts", batch_id)
+        if barriers and self.output_dir is not None:
+            _write(barrier_fields(session, barriers), self.output_dir / "barriers", batch_id)
+        self.observe(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
+
+    def _to_kafka(self, session: SparkSession, verdicts: list[Row]) -> None:
+        """Verdicts of a shard go to one partition, in order: the key is the shard, of another log than om.log its name and the shard."""
+        shard = F.col("shard").cast("string")
+        key = F.when(F.col("log") == OM_LOG, shard).otherwise(F.concat("log", F.lit("/"), shard))
+        frame = _frame(session, verdicts).select(key.alias("key"), "value")
+        writer = frame.write.format("kafka").option("kafka.bootstrap.servers", self.bootstrap_servers)
+        writer.option("topic", self.topic).save()
+
+
+def verdict_fields(findings: DataFrame) -> DataFrame:
+    """Decode the verdicts among findings into their fields."""
+    return decoded(findings.select("value"), ["Verdict"]).select(F.col(column_of("Verdict")).alias("v")).select("v.*")
+
+
+def barrier_fields(session: SparkSession, barriers: list[Row]) -> DataFrame:
+    """Return the log's digests at barriers as a frame for Parquet."""
+    rows: list[tuple[object, ...]] = []
+    for row in barriers:
+        if row.value is None:  # after a RequestBatch the log has no digest
+            rows.append((row.log, row.shard, row.offset, row["index"], bytes(row.chain), None, None, None))
+            continue
+        sums = sums_from(row.value)
+        slots, values = digests.to_sparse(sums)
+        # A Row is a tuple: its attribute ``index`` is a method.
+        position = (row.log, row.shard, row.offset, row["index"])
+        rows.append((*position, bytes(row.chain), digests.total(sums), slots, values))
+    schema = "log string, shard int, offset long, index long, chain binary, digest string, slots array<int>, sums array<long>"
+    return session.createDataFrame(rows, schema)
+
+
+def _frame(session: SparkSession, rows: list[Row]) -> DataFrame:
+    return session.createDataFrame(rows, FINDING_SCHEMA).coalesce(1)
+
+
+def _write(frame: DataFrame, folder: Path, batch_id: int) -> None:
+    frame.coalesce(1).write.mode("overwrite").parquet(str(folder / f"batch={batch_id}"))

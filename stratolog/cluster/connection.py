@@ -1,0 +1,115 @@
+"""How commands, and what they are made of, reach a cluster: the SDK's client and reads, from the settings.
+
+A person waits for a command, so it gives up sooner than a program would: :data:`PATIENCE_MS` bounds a deadline, which is
+long enough for another node to take over a shard.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, cast
+
+from stratolog.cluster.reach import check_brokers, check_leaders, check_nodes
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable, UsageError
+
+if TYPE_CHECKING:
+    from producers.blocks.core.topology import Shape
+    from producers.blocks.stream_options import StreamOptions
+    from producers.client import Client
+    from producers.reads.reads import Reads
+
+PATIENCE_MS = 20_000
+"""A command that makes single requests gives up after this time, or the setting 'request_timeout_ms' if that is less."""
+CONNECT_TIMEOUT_MS = 10_000
+INTERRUPTED_CLOSE_MS = 200
+"""How long an interrupted command waits for what it has in flight."""
+
+
+def node_urls(settings: Settings) -> list[str]:
+    """Return the addresses of the nodes' HTTP servers."""
+    return [f"http://{node.address}" for node in settings.nodes]
+
+
+def stream_options(settings: Settings) -> StreamOptions:
+    """Return how bytes are written and read; raises UsageError for settings that do not go together."""
+    from producers.blocks.stream_options import StreamOptions
+
+    try:
+        return StreamOptions(
+            commit_way=settings.commit_way,
+            topology=cast("Shape", settings.topology),
+            rack=settings.client_rack,
+            packet_bytes=settings.packet_bytes,
+            flush_bytes=settings.flush_bytes,
+            client_buffer_bytes=settings.client_buffer_bytes,
+            block_bytes=settings.block_bytes,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+@contextmanager
+def client_of(
+    settings: Settings, *, patience_ms: int | None = None, in_flight: int = 0, operator: bool = False
+) -> Iterator[Client]:
+    """Open a client, at least ``in_flight`` requests wide; an ``operator``'s has the cluster's secret.
+
+    Raises UsageError for settings that it refuses (an operator's without a secret, too), Unavailable if no broker answers.
+    """
+    from producers.client import Client
+    from producers.errors import NotConnected
+
+    check_brokers(settings)
+    check_leaders(settings)
+    secret = settings.secret() if operator else None
+    deadline_ms = min(settings.request_timeout_ms, patience_ms or settings.request_timeout_ms)
+    try:
+        client = Client(
+            settings.bootstrap_servers,
+            caller=settings.caller,
+            deadline_ms=deadline_ms,
+            max_in_flight=max(settings.max_in_flight, in_flight),
+            read_from=node_urls(settings),
+            connect_timeout_ms=min(CONNECT_TIMEOUT_MS, deadline_ms),
+            streams=stream_options(settings),
+            cluster_secret=secret,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except NotConnected as error:
+        raise Unavailable(str(error)) from error
+    with client:
+        try:
+            yield client
+        except KeyboardInterrupt:
+            client.close_timeout_ms = INTERRUPTED_CLOSE_MS
+            logging.getLogger("stratolog.client").setLevel(
+                logging.ERROR
+            )  # what is unanswered is said by who catches this
+            raise
+
+
+@contextmanager
+def reads_of(
+    settings: Settings, *, node: str | None = None, positions: dict[int, int] | None = None
+) -> Iterator[Reads]:
+    """Open reads from all nodes, or from one; ``positions`` are for reads of consistency ``session``.
+
+    Raises UsageError for an unknown node; NotConnected on the way becomes Unavailable.
+    """
+    from producers.errors import NotConnected
+    from producers.reads.reads import Reads
+
+    check_nodes(settings, None if node is None else {settings.node(node).name})
+    urls = [f"http://{settings.node(node).address}"] if node else node_urls(settings)
+    known = positions or {}
+    reads = Reads(urls, deadline_ms=min(settings.request_timeout_ms, PATIENCE_MS), positions=lambda: known)
+    try:
+        yield reads
+    except NotConnected as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        reads.close()

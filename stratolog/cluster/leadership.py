@@ -1,0 +1,73 @@
+"""Who leads a shard: what the nodes say of it, and moving the leadership to another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from stratolog.cluster.reach import check_nodes
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable, UsageError, UserError
+from stratolog.local import stack
+from stratolog.local.processes import wait_until
+
+TRANSFER_TIMEOUT_S = 60.0
+OWNER_WAIT_S = 15.0
+
+
+def check_shard(settings: Settings, shard: int) -> None:
+    """Raise UsageError for a shard that there is not."""
+    if not 0 <= shard < settings.shards:
+        raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
+
+
+def shard_views(settings: Settings, shard: int) -> dict[str, dict[str, Any]]:
+    """Return what each node that answers says of a shard."""
+    views: dict[str, dict[str, Any]] = {}
+    for node in settings.nodes:
+        status: Any = stack.node_status(node.address)
+        for view in (status or {}).get("shards", []):
+            if view["shard"] == shard:
+                views[node.name] = view
+    return views
+
+
+def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
+    """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
+    check_nodes(settings, {node})
+    found = shard_views(settings, shard)
+    if found.get(node, {}).get("role") == "leader":
+        return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}
+    owner = _owner(settings, shard)
+    target = settings.node(node).address
+    url = f"http://{settings.node(owner).address}/v1/shards/{shard}/transfer"
+    try:
+        answer = httpx.post(
+            url,
+            params={"node": node, "address": target},
+            timeout=TRANSFER_TIMEOUT_S,
+            trust_env=False,
+            auth=settings.secret().sign,
+        )
+        body = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise Unavailable(f"{owner}, which owns shard {shard}, does not answer: {error!r}") from error
+    if answer.status_code != 200:
+        raise UserError(str(body.get("message")))
+    return {**body, "moved": True}
+
+
+def _owner(settings: Settings, shard: int) -> str:
+    """Return the shard's owner in the leaders' group; waits while a change of ownership is under way."""
+    owners: list[str] = []
+
+    def found() -> bool:
+        owners[:] = [name for name, view in shard_views(settings, shard).items() if view.get("owner")]
+        return len(owners) == 1
+
+    if not wait_until(found, OWNER_WAIT_S):
+        raise Unavailable(
+            f"shard {shard} has {'no owner' if not owners else 'owners ' + ', '.join(owners)} at the moment: try again"
+        )
+    return owners[0]

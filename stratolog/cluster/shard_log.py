@@ -1,0 +1,81 @@
+"""A shard's log from its first record on, judged by the reading rule: for the commands and the drills."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.log.position import Position
+from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
+from replicated_db.shell.kafka.kafka_log import KafkaLog
+from schemas.codecs.codec import Undecodable, decode
+from schemas.records.log import LogRecord
+from schemas.topics import OM_LOG
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable
+
+READ_LIMIT = 500
+WAIT_S = 5.0
+SILENT_READS = 12
+"""So many reads of WAIT_S in a row without a record, below the end of the log, are given up."""
+
+Judged = tuple[Entry, LogRecord | None, Reading | StopProcess]
+"""A record as it lies in the log, decoded (None: it cannot be), and what the rule says of it."""
+
+
+def read_entries(settings: Settings, shard: int, start: int = 0, until: int | None = None) -> Iterator[Entry]:
+    """Read a shard's log from offset ``start`` up to and with ``until`` (None: its present end); raises Unavailable."""
+    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
+    silent = 0
+    try:
+        _, end = source.bounds()
+        if until is not None:
+            end = min(end, until + 1)
+        offset = start
+        while offset < end:
+            entries = source.read(offset, min(READ_LIMIT, end - offset), WAIT_S)
+            silent = 0 if entries else silent + 1
+            if silent == SILENT_READS:
+                raise LogUnavailable(f"offset {offset} of {end} is not served")
+            yield from entries
+            offset = entries[-1].offset + 1 if entries else offset
+    except (LogUnavailable, OffsetOutOfRange) as error:
+        raise Unavailable(f"{OM_LOG}/{shard}: {error}") from error
+    finally:
+        source.close()
+
+
+def read_judged(settings: Settings, shard: int, until: int | None = None) -> Iterator[Judged]:
+    """Read a shard's log up to and with offset ``until`` (None: its present end); a record that breaks it is the last one.
+
+    It is read from its first record in any case, for what is void follows from what came before. Raises Unavailable if the brokers
+    do not answer.
+    """
+    position = Position()
+    for entry in read_entries(settings, shard, 0, until):
+        try:
+            record: LogRecord = decode(entry.value)
+            reading = judge(position, record)
+        except Undecodable as error:
+            yield entry, None, StopProcess(str(error))
+            return
+        except StopProcess as error:
+            yield entry, record, error
+            return
+        if reading.takes_effect:
+            position = advance(position, record, entry.offset, entry.value)
+        yield entry, record, reading
+
+
+def topic_id(settings: Settings) -> str:
+    """Return the identity of the log topic's incarnation; raises Unavailable."""
+    admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000, "log_level": 0})
+    try:
+        found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()
+    except Exception as error:
+        raise Unavailable(f"{settings.bootstrap_servers}: {error}") from error
+    return str(found.topic_id)

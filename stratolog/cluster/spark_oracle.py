@@ -1,0 +1,84 @@
+"""The audit's batch oracle in this process: the digest of a shard of the Object Manager, recomputed by Spark with no claim of the log's used."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stratolog.configuration.settings import Settings
+from stratolog.errors import UserError
+from stratolog.local.jars import spark_jars
+
+if TYPE_CHECKING:
+    from spark_streaming.batch.oracle import ShardDigest
+
+Oracle = Callable[..., "ShardDigest"]
+"""``oracle(shard, until=None)``: the digest after offset ``until``, or at the log's present end."""
+
+
+@contextmanager
+def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[Oracle]:
+    """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
+    from spark_streaming.batch import oracle
+    from spark_streaming.config import AuditConfig
+    from spark_streaming.records import sources
+    from spark_streaming.records.logs import OBJECT_MANAGER
+    from spark_streaming.records.session import build_session
+
+    report("starting Spark")
+    with tempfile.TemporaryDirectory(prefix="stratolog-oracle-") as scratch:
+        folder = Path(scratch)
+        config = AuditConfig(
+            bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
+        )
+        # Spark greets with warnings, and leaves a folder where it was started.
+        with _stderr_to(folder / "spark.log"), chdir(folder):
+            session = build_session(config.spark())
+        log = OBJECT_MANAGER
+        source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topics={log.topic: log.name})
+
+        def compute(shard: int, until: int | None = None) -> oracle.ShardDigest:
+            condition = f"shard = {shard}" if until is None else f"shard = {shard} and offset <= {until}"
+            records = sources.bounded(session, source).where(condition)
+            effective = oracle.effective_records(records).persist()
+            try:
+                broken = effective.where("broken is not null").collect()
+                if broken:
+                    raise UserError(
+                        f"the log of shard {shard} is broken at offset {broken[0].offset}: {broken[0].broken}"
+                    )
+                if (late_from := oracle.first_logged_requests(effective).get(shard)) is not None:
+                    raise UserError(
+                        f"shard {shard} has requests under late validation from offset {late_from} on: the log does not say what its rows "
+                        f"are. A base can be taken from the replicas: stratolog admin digest-base {shard} --from-replicas"
+                    )
+                computed, _ = oracle.check(records, log.column_families, effective, oracle.ends(effective))
+            finally:
+                effective.unpersist()
+            if shard not in computed:
+                raise UserError(f"the log of shard {shard} is empty")
+            return computed[shard]
+
+        try:
+            yield compute
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Have processes that are started meanwhile write their errors to a file."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    try:
+        with log.open("ab") as target:
+            os.dup2(target.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)

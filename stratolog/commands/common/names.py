@@ -1,0 +1,39 @@
+"""Arguments that name a node or a datanode: what they are called everywhere, and how a shell completes them.
+
+Names come from the settings that reach the stack; a completion that cannot read them offers nothing, and says nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from stratolog.configuration.settings import Settings, load_settings
+from stratolog.errors import UserError
+from stratolog.local import state
+
+
+def _settings() -> Settings | None:
+    try:
+        return state.connected(load_settings())
+    except (UserError, OSError):
+        return None
+
+
+def node_names(incomplete: str) -> list[str]:
+    """Return the nodes' names that begin like this."""
+    settings = _settings()
+    return [] if settings is None else [node.name for node in settings.nodes if node.name.startswith(incomplete)]
+
+
+def datanode_names(incomplete: str) -> list[str]:
+    """Return the datanodes' names that begin like this."""
+    settings = _settings()
+    return [] if settings is None else [one.name for one in settings.datanodes if one.name.startswith(incomplete)]
+
+
+NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=node_names)]
+DatanodeArgument = Annotated[
+    str, typer.Argument(metavar="DATANODE", help="Name of the datanode.", autocompletion=datanode_names)
+]

@@ -1,0 +1,83 @@
+"""Where a command finds its settings file and its stack's data, when nobody says: in the working directory or above it, as git does.
+
+Rules:
+
+1. The nearest of the working directory and its parents that has a ``stratolog.toml``, or a ``.stratolog`` with a stack, is the *project's
+   directory*; without one it is the working directory. Looking creates nothing.
+2. Above the working directory only what belongs to the same user counts: a stranger's file further up (in ``/tmp``) would have commands
+   talk to his servers.
+3. A path that begins with ``~`` stays as it is where no home directory is known; who needs it refuses it, by name.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+from stratolog.errors import UsageError
+
+DEFAULT_FILE = "stratolog.toml"
+DEFAULT_DATA_DIR = ".stratolog"
+STACK_FILES = ("stack.toml", "stack.json")
+"""What a data directory holds as soon as a stack was started in it (stratolog.local.state)."""
+
+
+def working_directory() -> Path:
+    """Return the working directory; raises UsageError if it is gone."""
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise UsageError(f"the working directory is gone ({error.strerror}): go to another one") from error
+
+
+def project_directory(start: Path) -> Path:
+    """Return the project's directory of ``start`` (rule 1)."""
+    return _nearest(start, [DEFAULT_FILE, *_stack_files()])
+
+
+def stack_directory(start: Path) -> Path:
+    """Return the nearest directory with a stack, from ``start`` upwards; ``start`` if there is none."""
+    return _nearest(start, _stack_files())
+
+
+def _stack_files() -> list[str]:
+    return [f"{DEFAULT_DATA_DIR}/{name}" for name in STACK_FILES]
+
+
+def _nearest(start: Path, names: list[str]) -> Path:
+    for folder in (start, *start.parents):
+        for name in names:
+            path = folder / name
+            # Not Path.is_file, which raises for a directory that may not be entered.
+            if os.path.isfile(path) and (folder == start or _is_own(path)):
+                return folder
+    return start
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return {path.stat().st_uid, path.parent.stat().st_uid} == {os.geteuid()}
+    except OSError:
+        return False
+
+
+def user_name() -> str:
+    """Return the name of the process's user, or his number, as ``producers.requests.caller`` does: that is not loaded for it, with all of the SDK."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def expanded(path: Path) -> Path:
+    """Return a path with ``~`` replaced, as it is if no home directory is known (rule 3)."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
+
+
+def is_homeless(path: Path) -> bool:
+    """Say whether a path lies in a home directory that is not known."""
+    return bool(path.parts) and path.parts[0].startswith("~")

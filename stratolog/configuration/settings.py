@@ -1,0 +1,359 @@
+"""All settings, as one frozen object: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
+
+The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
+(``stratolog.configuration.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's variable is its name in capitals: ``bootstrap_servers`` is
+``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
+the wrong type or out of range: the message names the setting, the value and where it was found.
+
+In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment all are
+separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``. ``stratolog.configuration.settings_values`` reads single values.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.sharding import MAX_SHARDS
+from stratolog.configuration import settings_values as values
+from stratolog.configuration.places import (
+    DEFAULT_FILE,
+    expanded,
+    is_homeless,
+    project_directory,
+    stack_directory,
+    user_name,
+    working_directory,
+)
+from stratolog.configuration.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
+from stratolog.errors import UsageError
+
+if TYPE_CHECKING:
+    from datanode_processors.config import DatanodeConfig
+    from om_processors.config import NodeConfig
+    from schemas.privilege import ClusterSecret
+
+PREFIX = "STRATOLOG_"
+CONFIG_VARIABLE = "STRATOLOG_CONFIG"
+DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
+TABLES = ("nodes", "datanodes", "racks")
+"""Settings that are tables in the file."""
+SECRET_FILE = "cluster-secret"  # noqa: S105 - where it is, not what it is
+MIB = 1024 * 1024
+DAY_MS = 86_400_000
+
+
+def default_datanodes(count: int) -> tuple[DatanodeAddress, ...]:
+    """Return ``count`` datanodes of this machine, dn1 to dnN."""
+    numbers = range(1, count + 1)
+    return tuple(DatanodeAddress(name=f"dn{n}", host="127.0.0.1", port=9900 + n, http_port=10_000 + n) for n in numbers)
+
+
+def _setting(read: Callable[[Any], Any], **default: Any) -> Any:
+    """Declare a setting: how a value from the file or the environment is read, and its default."""
+    return field(metadata={"read": read}, **default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting of the command, the local stack, the nodes and the clients. Times in milliseconds."""
+
+    bootstrap_servers: str = _setting(values.addresses, default="127.0.0.1:9092")
+    """Kafka's ``bootstrap.servers``: ``host:port``, separated by commas."""
+    cluster: str = _setting(values.name, default="stratolog")
+    """Name of the cluster, recorded in the log."""
+    shards: int = _setting(values.integer(1, MAX_SHARDS), default=2)
+    """Partitions of the request and log topics; fixed when the cluster is created."""
+    nodes: tuple[NodeAddress, ...] = _setting(values.nodes, default=DEFAULT_NODES)
+    """Object Manager nodes and where their HTTP servers are."""
+    data_dir: Path = _setting(values.path, default=Path(".stratolog"))
+    """Where the local stack and the nodes keep their data; unset, the ``.stratolog`` of the working directory or the nearest one above it that has a stack."""
+    cache_dir: Path = _setting(values.path, default=Path("~/.cache/stratolog"))
+    """Where fetched jars are kept."""
+    brokers: int = _setting(values.one_of_integers(1, 3), default=1)
+    """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
+    durability: str = _setting(values.one_of("replicated", "fsync"), default="replicated")
+    """When a log record is acknowledged: in the page caches of min.insync brokers, or on their disks."""
+    response_partitions: int = _setting(values.integer(1, 1024), default=4)
+    """Partitions of the responses' topic."""
+    pipelines: tuple[str, ...] = _setting(values.names, default=("pipeline-1", "pipeline-2"))
+    """Pipelines that blocks are allocated on while there are no ``datanodes``: names, behind which nothing stores bytes."""
+    datanodes: tuple[DatanodeAddress, ...] = _setting(values.datanodes, default=())
+    """Datanodes: where their stream servers are, and the ports of their HTTP servers; ``stratolog up`` makes three where none are given."""
+    racks: tuple[tuple[str, str], ...] = _setting(values.racks, default=())
+    """Racks of datanodes, as paths; the others stand in /default-rack."""
+    datanode_fsync: str = _setting(values.one_of("close", "never", "packet"), default="close")
+    """When a datanode puts a block's bytes on its disk: before they count as stored, never (page cache), with each packet."""
+    datanode_reserve_bytes: int = _setting(values.integer(0, 2**60), default=1024 * MIB)
+    """Free space that a datanode leaves alone; below it, it takes no blocks."""
+    container_bytes: int = _setting(values.integer(MIB, 2**50), default=5 * 1024 * MIB)
+    """Size at which a container is closed."""
+    block_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
+    """Size of an allocated block."""
+    datanode_timeout_ms: int = _setting(values.integer(1_000, 86_400_000), default=15_000)
+    """How long a datanode may be silent before it is taken for dead, and what it held is copied."""
+    open_key_expire_threshold_ms: int = _setting(values.integer(1_000, 3650 * DAY_MS), default=7 * DAY_MS)
+    """How long a key may be open without being created, given a block or committed before its session ends and its blocks are deleted."""
+    commit_way: int = _setting(values.integer(0, 3), default=1)
+    """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 closing early, 0 chunks through the log."""
+    flush_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=64 * MIB)
+    """A client commits what it has written each so many bytes."""
+    client_buffer_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
+    """Bytes that a client keeps until every replica has them; at the limit, writing waits."""
+    packet_bytes: int = _setting(values.integer(4 * 1024, 4 * MIB), default=64 * 1024)
+    """Size of a stream's packets."""
+    topology: str = _setting(values.one_of("star", "chain", "tree"), default="chain")
+    """How a stream is forwarded among the datanodes of its pipeline."""
+    client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
+    """Rack in which a client stands: it begins with the nearest datanode."""
+    caller: str = _setting(values.user, default_factory=user_name)
+    """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
+    session_timeout_ms: int = _setting(values.integer(500, 300_000), default=2_000)
+    """How long a silent leader keeps its shards."""
+    max_queued_requests: int = _setting(values.integer(100, 100_000_000), default=50_000)
+    """Requests that may wait for a shard's leader; it refuses more with OVERLOADED, and clients try again later."""
+    watchdog_ms: int = _setting(values.integer(500, 300_000), default=10_000)
+    """How long a node's leader or event loop may stand still before the node gives up all leadership."""
+    barrier_interval_ms: int = _setting(values.integer(10, 3_600_000), default=1_000)
+    """Interval at which replicas publish digests while there are writes."""
+    scrub_interval_ms: int = _setting(values.integer(0, 30 * 86_400_000), default=600_000)
+    """Interval at which replicas check their digests by a full scan; 0 = only at start."""
+    late_flush_interval_ms: int = _setting(values.integer(0, 3_600_000), default=10)
+    """How long late validation gathers rows in a replica's table cache before it writes them; 0 = at once."""
+    request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
+    """How long a client tries one request; below the 5 minutes after which it would expire."""
+    max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)
+    """Requests that a client has on the way at most."""
+    audit: bool = _setting(values.boolean, default=True)
+    """Whether the local stack runs the Spark audit."""
+    log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
+    """What the nodes log."""
+    log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")
+    """How: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
+    cluster_secret_file: Path | None = _setting(values.path, default=None)
+    """File with the secret of the cluster, which members and operators prove to have; ``cluster-secret`` in ``data_dir``, if none is given."""
+    http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
+    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and the nodes' own hosts; ``*`` = any."""
+    write_audit: bool = _setting(values.boolean, default=False)
+    """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
+
+    explicit: frozenset[str] = field(default=frozenset(), compare=False)
+    """Names of the settings that the file or the environment gave, the others being defaults."""
+
+    @property
+    def secret_file(self) -> Path:
+        """Where the cluster's secret is."""
+        return self.cluster_secret_file or self.data_dir / SECRET_FILE
+
+    def secret(self) -> ClusterSecret:
+        """Return the cluster's secret; raises UsageError, with the remedy, if there is none."""
+        from stratolog.configuration.cluster_secret import read_secret
+
+        return read_secret(self.secret_file)
+
+    def own_hosts(self) -> frozenset[str]:
+        """Return the names by which the HTTP servers of nodes and datanodes may be asked."""
+        own = [node.host for node in self.nodes] + [node.host for node in self.datanodes]
+        return frozenset((*self.http_hosts, *map(str.lower, own)))
+
+    def node(self, name: str) -> NodeAddress:
+        """Return a node's address; raises UsageError for a name that is not in ``nodes``."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.nodes)
+        raise UsageError(f"no node {name!r} in the setting 'nodes'; there is: {known}")
+
+    def node_folder(self, name: str) -> Path:
+        """Return where the node ``name`` keeps its databases; raises UsageError for an unknown name."""
+        return self.data_dir / "nodes" / self.node(name).name
+
+    def node_config(self, name: str) -> NodeConfig:
+        """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+        from om_processors.config import NodeConfig
+
+        own = self.node(name)
+        return NodeConfig(
+            node=own.name,
+            cluster=self.cluster,
+            address_host=own.host,
+            address_port=own.port,
+            bootstrap_servers=self.bootstrap_servers,
+            shards=self.shards,
+            replicas=tuple(node.name for node in self.nodes),
+            data_dir=self.node_folder(own.name),
+            pipelines=self.pipelines,
+            datanodes=tuple(node.name for node in self.datanodes),
+            datanode_timeout_ms=self.datanode_timeout_ms,
+            open_key_expire_threshold_ms=self.open_key_expire_threshold_ms,
+            block_bytes=self.block_bytes,
+            container_bytes=self.container_bytes,
+            session_timeout_ms=self.session_timeout_ms,
+            max_queued_requests=self.max_queued_requests,
+            watchdog_ms=self.watchdog_ms,
+            barrier_interval_ms=self.barrier_interval_ms,
+            scrub_interval_ms=self.scrub_interval_ms,
+            late_flush_interval_ms=self.late_flush_interval_ms,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
+            log_level=self.log_level,
+            log_format=self.log_format,
+            write_audit=self.write_audit,
+        )
+
+    def datanode(self, name: str) -> DatanodeAddress:
+        """Return a datanode's addresses; raises UsageError for a name that is not in ``datanodes``."""
+        for node in self.datanodes:
+            if node.name == name:
+                return node
+        known = ", ".join(node.name for node in self.datanodes) or "none"
+        raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
+
+    def datanode_config(self, name: str) -> DatanodeConfig:
+        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+        from datanode_processors.config import DatanodeConfig
+
+        own = self.datanode(name)
+        return DatanodeConfig(
+            node=own.name,
+            cluster=self.cluster,
+            host=own.host,
+            port=own.port,
+            http_port=own.http_port,
+            bootstrap_servers=self.bootstrap_servers,
+            data_dir=self.data_dir / "datanodes" / own.name,
+            rack=self.rack_of(own.name),
+            fsync=self.datanode_fsync,
+            reserve_bytes=self.datanode_reserve_bytes,
+            barrier_interval_ms=self.barrier_interval_ms,
+            scrub_interval_ms=self.scrub_interval_ms,
+            container_bytes=self.container_bytes,
+            secret=self.secret(),
+            http_hosts=self.own_hosts(),
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
+
+    def rack_of(self, datanode: str) -> str:
+        """Return the rack that a datanode stands in."""
+        return dict(self.racks).get(datanode, DEFAULT_RACK)
+
+    def with_values(self, **changes: Any) -> Settings:
+        """Return these settings with some replaced, as a command line option does; None leaves one as it is."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        checked = {name: _read(name, value, "the command line") for name, value in given.items()}
+        return replace(self, **checked, explicit=self.explicit | set(given))
+
+    def to_toml(self) -> str:
+        """Return all settings as a file that :func:`load_settings` reads back."""
+        # What is not set is left out: older software, to which one may go back, refuses names that it does not know.
+        found = {name: getattr(self, name) for name in NAMES if name not in TABLES}
+        plain = {name: value for name, value in found.items() if value not in (None, ())}
+        lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
+        lines += ["", "[nodes]", *(f"{_toml(node.name)} = {_toml(node.address)}" for node in self.nodes)]
+        lines += ["", "[datanodes]"]
+        lines += [f"{_toml(node.name)} = {_toml(f'{node.address}:{node.http_port}')}" for node in self.datanodes]
+        lines += ["", "[racks]", *(f"{_toml(node)} = {_toml(where)}" for node, where in self.racks)]
+        return "\n".join(lines) + "\n"
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {f.name: f.metadata["read"] for f in fields(Settings) if f.metadata}
+NAMES = tuple(_READERS)
+
+
+def load_settings(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings from ``path`` (or where the module's docstring says) and the environment.
+
+    Raises UsageError naming what is wrong and where.
+    """
+    variables = os.environ if environment is None else environment
+    here = working_directory()
+    named = path or (Path(variables[CONFIG_VARIABLE]) if variables.get(CONFIG_VARIABLE) else None)
+    root = here if named else project_directory(here)
+    in_file = _from_file(expanded(named) if named else _default_file(root))
+    in_environment = _from_environment(variables)
+    given = in_file | in_environment
+    settings = replace(Settings(), **given, explicit=frozenset(given))
+    if "data_dir" in in_environment:
+        root = here
+    elif "data_dir" not in in_file and named:
+        root = stack_directory(here)
+    # Absolute from here on: a process that is started later may have another working directory.
+    return replace(
+        settings,
+        data_dir=_absolute("data_dir", root, settings.data_dir),
+        cache_dir=_cache_dir(here, settings.cache_dir),
+        cluster_secret_file=None
+        if (file := settings.cluster_secret_file) is None
+        else _absolute("cluster_secret_file", root, file),
+    )
+
+
+def _absolute(name: str, root: Path, path: Path) -> Path:
+    found = expanded(path)
+    if is_homeless(found):
+        raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
+    return root / found
+
+
+def _cache_dir(root: Path, path: Path) -> Path:
+    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
+    found = expanded(path)
+    return found if is_homeless(found) else root / found
+
+
+def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without ``STRATOLOG_*``, for a process that takes its settings from a file alone."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+
+
+def _default_file(root: Path) -> Path | None:
+    """Return the project's settings file, None if it has none."""
+    return root / DEFAULT_FILE if os.path.isfile(root / DEFAULT_FILE) else None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings file {path} is not TOML: {error}") from error
+    return {name: _read(name, value, str(path)) for name, value in content.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    given = {}
+    for variable, value in environment.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            given[variable.removeprefix(PREFIX).lower()] = _read(variable, value, "the environment")
+    return given
+
+
+def _read(given_name: str, value: Any, source: str) -> Any:
+    """Read one value; ``given_name`` is the setting as it was written, capitals and prefix included."""
+    in_environment = given_name.startswith(PREFIX)
+    name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
+    if name not in _READERS:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"; did you mean '{PREFIX + near[0].upper() if in_environment else near[0]}'?" if near else ""
+        raise UsageError(f"unknown setting '{given_name}' in {source}{hint}")
+    try:
+        return _READERS[name](value)
+    except ValueError as error:
+        raise UsageError(f"setting '{given_name}' in {source}: {error}") from error
+
+
+def _toml(value: Any) -> str:
+    """Return a value in TOML; strings and arrays of strings are written as JSON writes them."""
+    if isinstance(value, Path):
+        value = str(value)
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

@@ -1,0 +1,206 @@
+"""A light load of a drill's own: a few writers, a volume named for the drill, a journal of what was acknowledged.
+
+The volume lies in the shard that the drill is about. :func:`own_load` deletes all of it again; what any deletion leaves behind
+(rows of deletedTable, retry rows until they expire) stays.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from producers.client import Client
+from producers.errors import RequestFailed, StratologError
+from producers.requests.keys import fit_blocks, session_of
+from schemas.records.messages import CommitKey, CreateKey, DeleteKey
+from schemas.sharding import shard_of
+from stratolog.configuration.settings import Settings
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.report import StepFailed
+from stratolog.drills.kit.session import Session
+from stratolog.local.processes import wait_until
+
+BUCKET = "load"
+WRITERS = 2
+WRITES_BEFORE = 20
+"""Acknowledged writes before a drill does anything."""
+PACE_S = 0.02
+"""What each writer waits between two keys: a light load that leaves the machine to its users."""
+DEADLINE_MS = 120_000
+WAIT_S = 120.0
+REMOVE_IN_FLIGHT = 200
+PAGE_ENTRIES = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A key whose commit was acknowledged: at ``acknowledged_s`` of the monotonic clock, with managed index ``index``."""
+
+    key: str
+    size: int
+    index: int
+    acknowledged_s: float
+
+
+@dataclass(slots=True)
+class Journal:
+    """What a load has tried (key -> size) and what was acknowledged (by key); ``failures`` say why the others were not."""
+
+    tried: dict[str, int] = field(default_factory=dict)
+    acknowledged: dict[str, Write] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def volume_name(drill: str, shard: int, shards: int) -> str:
+    """Return a fresh name of a volume in ``shard``, which says whose it is."""
+    mark = os.urandom(3).hex()
+    names = (f"drill-{drill}-{mark}-{number}" for number in count())
+    return next(name for name in names if shard_of(name, shards) == shard)
+
+
+@contextmanager
+def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: bool = False) -> Iterator[Client]:
+    """Open a client whose calls outlast a failover; closing gives up soon what is still unanswered. An ``operator``'s has the secret."""
+    client = Client(
+        settings.bootstrap_servers, caller=settings.caller, deadline_ms=deadline_ms,
+        read_from=[f"http://{node.address}" for node in settings.nodes],
+        cluster_secret=settings.secret() if operator else None,
+    )  # fmt: skip
+    client.close_timeout_ms = 5_000
+    with client:
+        yield client
+
+
+class Load:
+    """Writes from construction until :meth:`stop`."""
+
+    def __init__(self, client: Client, volume: str, *, writers: int = WRITERS) -> None:
+        """Create volume and bucket, and begin."""
+        self.client = client
+        self.volume = volume
+        self.journal = Journal()
+        self._stop = threading.Event()
+        client.create_volume(volume)
+        client.create_bucket(volume, BUCKET)
+        self._threads = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(writers)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let each writer finish its request; raises StepFailed if one hangs."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * DEADLINE_MS / 1000)
+            if thread.is_alive():
+                raise StepFailed("a writer of the drill's load hangs")
+
+    def wait_more(self, number: int) -> None:
+        """Wait until so many more keys are acknowledged; raises StepFailed with what failed."""
+        wanted = len(self.journal.acknowledged) + number
+        if not wait_until(lambda: len(self.journal.acknowledged) >= wanted, WAIT_S):
+            failed = f"; failed: {self.journal.failures[-1]}" if self.journal.failures else ""
+            raise StepFailed(
+                f"{len(self.journal.acknowledged)} of {wanted} writes acknowledged in {WAIT_S:.0f} s{failed}"
+            )
+
+    def _write(self, writer: int) -> None:
+        for number in count():
+            if self._stop.is_set():
+                return
+            key, size = f"writer-{writer}/{number:06d}", 1 + number % 7
+            try:
+                self.put(key, size)
+            except StratologError as error:
+                self.journal.failures.append(str(error))
+            self._stop.wait(PACE_S)
+
+    def put(self, key: str, size: int) -> None:
+        """Write one key, with its entry in the journal; raises one of ``producers.errors``."""
+        self.journal.tried[key] = size
+        index = put_key(self.client, self.volume, key, size)
+        self.journal.acknowledged[key] = Write(key=key, size=size, index=index, acknowledged_s=time.monotonic())
+
+    def give_up(self) -> None:
+        """Tell the writers to end, and do not wait for them."""
+        self._stop.set()
+
+
+@contextmanager
+def own_load(session: Session, cluster: Cluster, drill: str, shard: int) -> Iterator[Load]:
+    """Write to a volume of the drill's own in ``shard``; it is deleted in the end, however the drill ends."""
+    settings = cluster.settings
+    volume = volume_name(drill, shard, settings.shards)
+    with client_of(settings) as client:
+        with session.step(f"write keys to /{volume}, shard {shard}"):
+            remove = session.touching(f"volume {volume}, of this drill's own", lambda: removed(settings, volume))
+            load = Load(client, volume)
+        try:
+            load.wait_more(WRITES_BEFORE)
+            yield load
+        finally:
+            load.give_up()
+    with session.step("delete the drill's volume"):
+        remove()
+
+
+def removed(settings: Settings, volume: str) -> str:
+    """Delete a volume with a client of its own: the drill's may be closed by now."""
+    try:
+        with client_of(settings) as client:
+            return remove_volume(client, volume, BUCKET)
+    except StratologError as error:
+        return f"{volume} stays: {error}"
+
+
+def put_key(client: Client, volume: str, key: str, size: int, bucket: str = BUCKET) -> int:
+    """Create and commit a key; return the index of its commit."""
+    session = session_of(client.call(CreateKey(volume=volume, bucket=bucket, key=key, size=size)))
+    body = CommitKey(
+        volume=volume, bucket=bucket, key=key, session_id=session.session_id, size=size,
+        blocks=fit_blocks(session.blocks, size),
+    )  # fmt: skip
+    return client.call(body).index
+
+
+def remove_volume(client: Client, volume: str, bucket: str) -> str:
+    """Delete a volume of one bucket with all its keys; say what came of it."""
+    try:
+        keys = [entry.key for entry in client.list_keys(volume, bucket)]
+        for start in range(0, len(keys), REMOVE_IN_FLIGHT):
+            chunk = keys[start : start + REMOVE_IN_FLIGHT]
+            for future in [client.submit(DeleteKey(volume=volume, bucket=bucket, key=key)) for key in chunk]:
+                future.result()
+        client.delete_bucket(volume, bucket)
+        client.delete_volume(volume)
+    except RequestFailed as error:
+        if error.status.endswith("_NOT_FOUND"):
+            return f"{volume} is not there"
+        return f"{volume} stays: {error}"
+    except StratologError as error:
+        return f"{volume} stays: {error}"
+    return f"{volume} and its {len(keys)} keys are deleted"
+
+
+def listed(cluster: Cluster, node: str, volume: str, bucket: str = BUCKET) -> dict[str, int]:
+    """Return what one node has of a bucket: key -> size."""
+    path = f"/v1/volumes/{volume}/buckets/{bucket}/keys"
+    found: dict[str, int] = {}
+    after = ""
+    while True:
+        answer = cluster.get(node, path, limit=PAGE_ENTRIES, start_after=after, consistency="stale")
+        entries: Sequence[dict[str, Any]] = answer["entries"]
+        found |= {entry["key"]: entry["size"] for entry in entries}
+        if not answer["truncated"]:
+            return found
+        after = entries[-1]["key"]
+
+
+def usage(cluster: Cluster, node: str, volume: str, bucket: str = BUCKET) -> dict[str, int]:
+    """Return one node's counters of a bucket."""
+    return dict(cluster.get(node, f"/v1/volumes/{volume}/buckets/{bucket}", consistency="stale")["usage"])

@@ -1,0 +1,177 @@
+"""A replica rebuilt in a directory of its own: from the log's first record, or from a copy of a checkpoint that some replica has.
+
+It runs the nodes' own apply over a real RocksDB and takes part in nothing: it joins no group, publishes nothing, and knows of no other
+replica's files but the checkpoint that it copies.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.context import Contexts
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.errors import StopProcess
+from replicated_db.shell.rocks import RocksStore
+from stratolog.cluster.shard_log import read_entries, topic_id
+from stratolog.configuration.settings import Settings
+from stratolog.drills.kit.logview import Sums, unsigned
+from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.session import Session
+
+NODE_NAME = "drill"
+FOLDER = "drills"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A checkpoint that a replica has: ``offset`` is that of the batch that took it, before which its state is."""
+
+    node: str
+    name: str
+    path: Path
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """What a rebuilt replica came to: its running digest, that of a full scan, and the evidence that it found, in words."""
+
+    offset: int
+    index: int
+    applied: int
+    incremental: Sums
+    scrubbed: Sums
+    evidence: str | None
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+def checkpoints_of(settings: Settings, shard: int, logged: Mapping[str, int]) -> list[Taken]:
+    """Return the checkpoints of a shard that lie in the nodes' directories, of those that the log has (name -> offset)."""
+    found = []
+    for node in settings.nodes:
+        folder = settings.node_folder(node.name) / f"shard-{shard}.checkpoints"
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        found += [
+            Taken(node=node.name, name=path.name, path=path, offset=logged[path.name])
+            for path in paths
+            if path.name in logged
+        ]
+    return found
+
+
+def bases_for(start: int, taken: Sequence[Taken]) -> list[Taken]:
+    """Return the checkpoints that a replay from offset ``start`` can begin at, the nearest first. Pure.
+
+    Raises CouldNotRun if there is none: a bare replay from the middle of a log proves nothing.
+    """
+    usable = sorted((one for one in taken if one.offset <= start), key=lambda one: one.offset, reverse=True)
+    if usable:
+        return usable
+    there = ", ".join(f"{one.name} at offset {one.offset}" for one in taken) or "none at all"
+    raise CouldNotRun(
+        f"a bare replay from offset {start} is refused: a digest is a sum over all rows, and those written before are not in the records "
+        f"from there on. It needs a checkpoint taken at or before offset {start}; there is: {there}. Replay from offset 0, or have one "
+        "taken for later drills: 'stratolog admin prepare', then 'stratolog admin prepare --cancel'"
+    )
+
+
+# -- rebuilding --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def scratch(session: Session, settings: Settings, drill: str) -> Iterator[Path]:
+    """Make a directory of the drill's own in the stack's, and remove it in the end."""
+    parent = settings.data_dir / FOLDER
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{drill}-", dir=parent))
+
+    def remove() -> str:
+        shutil.rmtree(folder, ignore_errors=True)
+        return f"{folder} is deleted"
+
+    removed = session.touching(f"directory {folder}, of this drill's own", remove)
+    yield folder
+    removed()
+
+
+def copy_base(settings: Settings, shard: int, folder: Path, bases: Sequence[Taken], until: int) -> Taken | None:
+    """Copy the nearest checkpoint whose state is not behind ``until`` to where a replica of ``folder`` has its database."""
+    for base in bases:
+        target = _database(folder, shard)
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(base.path, target)
+        with _opened(settings, shard, folder) as replica:
+            if replica.position.offset < base.offset and replica.position.offset <= until:
+                return base
+        shutil.rmtree(target)
+    return None
+
+
+def rebuild(
+    settings: Settings, shard: int, folder: Path, until: int, progress: Callable[[int], None] = lambda _: None
+) -> Rebuilt:  # fmt: skip
+    """Have the replica in ``folder`` apply the log up to and with offset ``until``, and scan it in full.
+
+    Raises StepFailed if its position is not in the log, or a record cannot be applied.
+    """
+    with _opened(settings, shard, folder) as replica:
+        begun = replica.position.offset
+        evidence = None
+        try:
+            _adopt(settings, shard, replica)
+            for entry in read_entries(settings, shard, begun + 1, until):
+                outcome = replica.offer(entry.offset, entry.value)
+                evidence = evidence or outcome.evidence
+                if outcome.snapshot is not None:
+                    outcome.snapshot.close()
+                progress(entry.offset)
+        except StopProcess as error:
+            raise StepFailed(f"the rebuilt replica stopped: {error}") from error
+        position, incremental, snapshot = replica.snapshot()
+        try:
+            scrubbed = replica.scan(snapshot)
+        finally:
+            snapshot.close()
+        applied = replica.records_applied
+    shutil.rmtree(_database(folder, shard).with_name(f"shard-{shard}.checkpoints"), ignore_errors=True)
+    return Rebuilt(
+        offset=position.offset, index=position.index, applied=applied, incremental=unsigned(*incremental.slots()),
+        scrubbed=unsigned(*scrubbed.slots()),
+        evidence=None if evidence is None else f"{evidence.cf} {evidence.key!r} at index {evidence.index}",
+    )  # fmt: skip
+
+
+def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
+    """Check that the log is the one that the replica has read, as a node does at its start."""
+    offset = replica.position.offset
+    at_position = None
+    if offset >= 0:
+        at_position = next((entry.value for entry in read_entries(settings, shard, offset, offset)), None)
+    replica.adopt_topic(topic_id(settings), at_position)
+
+
+@contextmanager
+def _opened(settings: Settings, shard: int, folder: Path) -> Iterator[Replica]:
+    identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=NODE_NAME)
+    executor = OMExecutor(Contexts(shard=shard, shards=settings.shards, pipelines=settings.pipelines))
+    try:
+        store = RocksStore(_database(folder, shard), OM_FAMILIES.names)
+        try:
+            yield Replica(identity, OM_FAMILIES, store, executor=executor)
+        finally:
+            store.close()
+    except StopProcess as error:
+        raise StepFailed(f"the rebuilt replica: {error}") from error
+
+
+def _database(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard}"

@@ -1,0 +1,140 @@
+"""What is written to a topic while a drill runs: the replicas' reports, the answers to a client, rejected requests."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from replicated_db.shell.kafka.kafka_log import consumer_settings
+from schemas.codecs.codec import decode_as
+from schemas.codecs.envelopes import responses_in
+from schemas.records.messages import AuditReport, Rejected, Response
+from schemas.topics import OM_AUDIT, OM_REJECTED, OM_RESPONSES
+from stratolog.drills.kit.logview import Sums, unsigned
+from stratolog.errors import Unavailable
+
+CONTACT_TIMEOUT_S = 10.0
+READ_LIMIT = 1_000
+POLL_S = 0.05
+MAX_KEPT = 200_000
+"""Values that a tap keeps, the youngest: a drill's own, and what others write meanwhile."""
+
+INCREMENTAL = "incremental"
+SCRUBBED = "scrubbed"
+
+
+class Tap:
+    """A topic from now on, or from a moment (``since_ms``); close it, or use it in a ``with`` block."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, since_ms: int | None = None) -> None:
+        self.values: list[bytes] = []
+        self._consumer = Consumer(consumer_settings(bootstrap_servers, log_level=0))
+        try:
+            self._consumer.assign(list(self._places(topic, since_ms)))
+        except KafkaException as error:
+            self._consumer.close()
+            raise Unavailable(f"{bootstrap_servers}: {topic} cannot be read: {error.args[0]}") from error
+
+    def _places(self, topic: str, since_ms: int | None) -> Iterator[TopicPartition]:
+        for number in self._consumer.list_topics(topic, timeout=CONTACT_TIMEOUT_S).topics[topic].partitions:
+            place = TopicPartition(topic, number)
+            _, end = self._consumer.get_watermark_offsets(place, timeout=CONTACT_TIMEOUT_S)
+            offset = end
+            if since_ms is not None:
+                asked = TopicPartition(topic, number, since_ms)
+                found = self._consumer.offsets_for_times([asked], timeout=CONTACT_TIMEOUT_S)[0].offset
+                offset = found if 0 <= found <= end else end
+            yield TopicPartition(topic, number, offset)
+
+    def poll(self) -> list[bytes]:
+        """Take what has come, and return all values kept so far."""
+        while messages := self._consumer.consume(READ_LIMIT, POLL_S):
+            self.values += [message.value() or b"" for message in messages if message.error() is None]
+            del self.values[:-MAX_KEPT]
+        return self.values
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._consumer.close()
+
+    def __enter__(self) -> Self:
+        """Return the tap itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+class ReportTap(Tap):
+    """The replicas' reports on one shard."""
+
+    def __init__(self, bootstrap_servers: str, shard: int, since_ms: int | None = None) -> None:
+        super().__init__(bootstrap_servers, OM_AUDIT, since_ms)
+        self._shard = shard
+
+    def reports(self, basis: str) -> list[AuditReport]:
+        """Return the reports so far that rest on ``basis``."""
+        found = [decode_as(AuditReport, value) for value in self.poll()]
+        return [report for report in found if report.shard == self._shard and report.basis == basis]
+
+    def barrier(self, basis: str, nodes: Sequence[str], after: int) -> dict[str, AuditReport] | None:
+        """Return the reports at the last barrier behind offset ``after`` on which all ``nodes`` have reported, None so far."""
+        at: dict[int, dict[str, AuditReport]] = defaultdict(dict)
+        for report in self.reports(basis):
+            if report.barrier_offset > after:
+                at[report.barrier_offset][report.node] = report
+        complete = [offset for offset, found in at.items() if set(found) >= set(nodes)]
+        return at[max(complete)] if complete else None
+
+    def at_index(self, basis: str, index: int) -> dict[str, Sums]:
+        """Return each node's digest at a managed index, as far as it has reported there."""
+        return {report.node: sums_of(report) for report in self.reports(basis) if report.index == index}
+
+
+def sums_of(report: AuditReport) -> Sums:
+    """Return a report's digest."""
+    return unsigned(report.slots, report.sums)
+
+
+class AnswerTap(Tap):
+    """Every response to one client, repeats included."""
+
+    def __init__(self, bootstrap_servers: str, client_id: bytes) -> None:
+        super().__init__(bootstrap_servers, OM_RESPONSES)
+        self._client_id = client_id
+
+    def answers(self) -> dict[int, list[bytes]]:
+        """Return the responses so far, as bytes, by call id."""
+        found: dict[int, list[bytes]] = defaultdict(list)
+        for value in (response for record in self.poll() for response in responses_in(record)):
+            response = decode_as(Response, value)
+            if response.client_id == self._client_id:
+                found[response.call_id].append(value)
+        return found
+
+    def answer(self, call_id: int) -> Response | None:
+        """Return the first answer to a call, None if there is none so far."""
+        found = self.answers().get(call_id)
+        return decode_as(Response, found[0]) if found else None
+
+
+class RejectedTap(Tap):
+    """Records of the requests' topic that nobody can be answered for."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        super().__init__(bootstrap_servers, OM_REJECTED)
+
+    def rejected(self) -> dict[tuple[int, int], Rejected]:
+        """Return the rejections so far by shard and offset of the record rejected."""
+        found = [decode_as(Rejected, value) for value in self.poll()]
+        return {(rejection.shard, rejection.offset): rejection for rejection in found}
+
+
+def now_ms() -> int:
+    """Return the wall clock."""
+    return time.time_ns() // 1_000_000

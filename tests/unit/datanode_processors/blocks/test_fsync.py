@@ -1,0 +1,42 @@
+"""Writing back early: a hint to the kernel that changes no bytes, and that a bad descriptor does not hurt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datanode_processors.blocks import block_file
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET, begin_writeback
+
+CELL = 4096
+
+
+def test_a_hint_changes_nothing(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_bytes(data := os.urandom(3 * CELL))
+    descriptor = os.open(file, os.O_RDWR)
+    begin_writeback(descriptor, 0, len(data))
+    os.close(descriptor)
+    begin_writeback(descriptor, 0, len(data))
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("fsync", "expected"), [(CLOSE, [(0, 2 * CELL), (2 * CELL, 4 * CELL)]), (NEVER, []), (PACKET, [])]
+)
+def test_whole_stretches_are_hinted_once_under_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: str, expected: list[tuple[int, int]]
+):
+    hinted: list[tuple[int, int]] = []
+    monkeypatch.setattr(block_file, "WRITEBACK_BYTES", 2 * CELL)
+    monkeypatch.setattr(block_file, "begin_writeback", lambda _, offset, size: hinted.append((offset, size)))
+    data = os.urandom(6 * CELL + 5)
+    with BlockStore(tmp_path, fsync=fsync).open_writer(1, 1, 0, CELL) as writer:
+        offset = 0
+        for size in (CELL, CELL - 1, 1, 4 * CELL, 5):
+            writer.write(offset, data[offset : offset + size])
+            offset += size
+    assert hinted == expected

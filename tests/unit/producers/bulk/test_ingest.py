@@ -1,0 +1,205 @@
+"""Ingest and comparison, over a cluster in memory and real files."""
+
+import os
+import threading
+
+import pytest
+
+from om_processors.errors import OMError
+from producers.bulk.ingest import NAMED_FAILURES, Progress, ingest
+from producers.bulk.listing import actual_listing, differences, expected_listing
+from producers.bulk.placement import Placement
+from producers.client import Client
+from producers.errors import OutcomeUnknown, RequestFailed
+from producers.reads.reads import Reads
+from schemas.records.messages import CommitKey, CreateKey, CreateVolume
+from schemas.result_codes import QUOTA_EXCEEDED
+from tests.support.sdk.memory import BLOCK_BYTES, MemoryCluster, client_to
+from tests.support.sdk.nodes import Node
+
+
+@pytest.fixture
+def cluster():
+    return MemoryCluster()
+
+
+@pytest.fixture
+def client(cluster):
+    client, _ = client_to(cluster)
+    yield client
+    client.close(0)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "tree"
+    files = {
+        "README": b"hello",
+        "empty": b"",
+        "Lib/a b.py": b"x" * 10,
+        "Lib/sub/ü.py": b"y",
+        "large": bytes(2 * BLOCK_BYTES + 1),
+    }
+    for number in range(60):
+        files[f"package{number % 7}/module{number}.py"] = os.urandom(number)
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (root / "link").symlink_to("README")
+    return root
+
+
+def listed(cluster, **parameters):
+    node = Node(cluster)
+    reads = Reads([node.address], deadline_ms=10_000)
+    try:
+        return actual_listing(reads, **parameters)
+    finally:
+        reads.close()
+        node.close()
+
+
+def test_every_file_becomes_a_key_with_its_size_time_and_checksum(client, cluster, tree):
+    summary = ingest(client, tree, max_in_flight=10)
+    assert summary.complete
+    assert summary.keys == 65
+    assert summary.bytes == sum(
+        path.stat().st_size for path in tree.rglob("*") if not path.is_symlink() and path.is_file()
+    )
+    assert [(skip.relative_path, skip.reason) for skip in summary.skipped] == [("link", "a symbolic link")]
+    assert summary.requests == len(cluster.seen)
+    assert summary.max_ms >= summary.p99_ms >= summary.p50_ms > 0
+    expected = expected_listing(tree)
+    assert len(expected) == 65
+    assert differences(expected, listed(cluster)) == []
+
+
+def test_a_second_run_is_harmless(client, cluster, tree):
+    ingest(client, tree)
+    assert ingest(client, tree).complete
+    assert differences(expected_listing(tree), listed(cluster)) == []
+
+
+def test_volumes_and_buckets_are_those_of_the_rule(client, cluster, tree):
+    placement = Placement(prefix="mine", volumes=3)
+    summary = ingest(client, tree, placement=placement)
+    assert set(summary.places) == set(cluster.buckets)
+    assert all(volume.startswith("mine-") for volume in cluster.volumes)
+    assert differences(expected_listing(tree, placement), listed(cluster, placement=placement)) == []
+    assert listed(cluster) == {}
+
+
+def test_differences_name_what_is_missing_extra_and_changed(client, cluster, tree):
+    ingest(client, tree)
+    expected = expected_listing(tree)
+    (tree / "README").write_bytes(b"HELLO")
+    (tree / "new").write_bytes(b"n")
+    (tree / "empty").unlink()
+    found = differences(expected_listing(tree), listed(cluster))
+    kinds = {d.key[2]: (d.expected is not None, d.actual is not None) for d in found}
+    assert kinds == {"README": (True, True), "new": (True, False), "empty": (False, True)}
+    assert differences(expected, listed(cluster)) == []
+
+
+def test_progress_ends_with_everything_done(client, tree):
+    told: list[Progress] = []
+    ingest(client, tree, progress=told.append)
+    assert [progress.files for progress in told] == sorted(progress.files for progress in told)
+    last = told[-1]
+    assert (last.files, last.bytes) == (last.files_total, last.bytes_total)
+    assert threading.current_thread() is threading.main_thread()
+
+
+@pytest.mark.parametrize("kind", [CreateKey, CommitKey])
+def test_a_failing_request_is_named_with_its_file_and_the_others_go_on(client, cluster, tree, kind):
+    real = cluster.apply
+
+    def apply(body):
+        if isinstance(body, kind) and body.key == "README":
+            raise OMError(QUOTA_EXCEEDED, "no room")
+        return real(body)
+
+    cluster.apply = apply
+    summary = ingest(client, tree)
+    assert not summary.complete
+    assert summary.keys == 64
+    assert summary.failed_files == 1
+    assert [(failure.relative_path, failure.status) for failure in summary.failures] == [("README", QUOTA_EXCEEDED)]
+    assert "README" in summary.failures[0].message
+
+
+def test_a_key_that_gets_too_few_blocks_is_a_named_failure(client, cluster, tree):
+    real = cluster.apply
+
+    def apply(body):
+        result = real(body)
+        if isinstance(body, CreateKey) and body.key == "large":
+            result.blocks.pop()
+        return result
+
+    cluster.apply = apply
+    summary = ingest(client, tree)
+    assert [failure.relative_path for failure in summary.failures] == ["large"]
+    assert "are needed" in summary.failures[0].message
+
+
+def refuse(cluster, kind):
+    """Have the cluster refuse all requests of a kind."""
+    real = cluster.apply
+
+    def apply(body):
+        if isinstance(body, kind):
+            raise OMError(QUOTA_EXCEEDED, "no room")
+        return real(body)
+
+    cluster.apply = apply
+
+
+def test_failures_are_all_counted_and_some_are_named(client, cluster, tree):
+    for number in range(NAMED_FAILURES):
+        (tree / f"more{number}").write_bytes(b"x")
+    refuse(cluster, CreateKey)
+    summary = ingest(client, tree)
+    assert summary.failed_files == 65 + NAMED_FAILURES
+    assert len(summary.failures) == NAMED_FAILURES
+
+
+def test_a_volume_that_cannot_be_created_ends_it(client, cluster, tree):
+    refuse(cluster, CreateVolume)
+    with pytest.raises(RequestFailed, match=QUOTA_EXCEEDED):
+        ingest(client, tree)
+
+
+def test_a_client_that_closes_in_the_middle_fails_the_rest_by_name(cluster, tree):
+    client, connection = client_to(cluster)
+    closed = threading.Event()
+
+    def progress(_progress):
+        if not closed.is_set():
+            closed.set()
+            connection.held = True
+            client.close(0)
+
+    summary = ingest(client, tree, progress=progress, max_in_flight=2)
+    assert summary.keys + summary.failed_files == 65
+    assert {failure.status for failure in summary.failures} <= {"CLIENT_CLOSED"}
+    assert summary.failed_files > 0
+
+
+def test_a_root_that_is_no_directory_and_no_room_are_refused(client, tree):
+    with pytest.raises(NotADirectoryError):
+        ingest(client, tree / "README")
+    with pytest.raises(ValueError, match="max_in_flight"):
+        ingest(client, tree, max_in_flight=0)
+
+
+def test_a_with_block_that_ends_with_unanswered_requests_says_so(cluster):
+    client, connection = client_to(cluster)
+    connection.lost = lambda _sent: True
+    assert isinstance(client, Client)
+    future = client.submit(CreateVolume(volume="v1"))
+    client.close_timeout_ms = 10
+    with pytest.raises(OutcomeUnknown, match="CreateVolume /v1"):
+        client.__exit__(None, None, None)
+    assert isinstance(future.exception(timeout=10), OutcomeUnknown)

@@ -1,0 +1,83 @@
+"""Files ingested with their bytes, over real stream servers, and read back from each replica."""
+
+import hashlib
+import random
+
+import pytest
+
+from producers.bulk.ingest import ingest_contents
+from producers.bulk.listing import SHA256
+from producers.bulk.placement import Placement
+from producers.bulk.read_back import read_back
+from tests.support.sdk.datanodes import KIB, World
+
+PLACEMENT = Placement(prefix="tree", volumes=1)
+SIZES = {"a.txt": 0, "b.bin": 1, "lib/c.bin": 300 * KIB, "lib/deep/d.bin": 2200 * KIB, "left/e.bin": 10}
+
+
+@pytest.fixture
+def world(tmp_path):
+    found = World(tmp_path / "world", pipelines=2)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    root = tmp_path / "tree"
+    for number, (name, size) in enumerate(SIZES.items()):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(random.Random(number).randbytes(size))
+    return root
+
+
+def test_every_file_is_on_each_replica(world, tree):
+    summary = ingest_contents(world.client, tree, placement=PLACEMENT, writers=3, leave_out=["left"])
+    taken = {name: size for name, size in SIZES.items() if not name.startswith("left/")}
+    assert (summary.keys, summary.failed_files, summary.bytes) == (len(taken), 0, sum(taken.values()))
+    assert summary.requests_per_second * summary.seconds == pytest.approx(2 * len(taken), rel=0.2), "not files/s"
+    listed = {key: info for (_, _, key), info in world.cluster.keys.items()}
+    assert {key: info.metadata[SHA256] for key, info in listed.items()} == {
+        name: hashlib.sha256((tree / name).read_bytes()).hexdigest() for name in taken
+    }
+    found = read_back(world.client, PLACEMENT, readers=3)
+    with_bytes = [size for size in taken.values() if size]
+    assert (found.keys, found.replicas, found.bytes) == (len(taken), 3 * len(with_bytes), 3 * sum(with_bytes))
+    assert (found.wrong_replicas, found.fewest_replicas) == (0, 3)
+
+
+def test_a_damaged_replica_is_named_though_others_would_do(world, tree):
+    ingest_contents(world.client, tree, placement=PLACEMENT, writers=2)
+    damaged = next(info for (_, _, key), info in world.cluster.keys.items() if key == "lib/c.bin")
+    [block] = damaged.blocks
+    world.members(int(block.pipeline.removeprefix("pipeline-")))[1].blocks.damage(block, 1000, b"damage")
+    found = read_back(world.client, PLACEMENT)
+    [wrong] = found.wrong
+    assert found.wrong_replicas == 1
+    assert (wrong.path, wrong.replica) == (f"/{damaged.volume}/{damaged.bucket}/lib/c.bin", 1)
+    assert "CHECKSUM_MISMATCH" in wrong.reason
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_not_committed(world, tree, monkeypatch):
+    path = tree / "b.bin"
+
+    def open_changed(*arguments, **options):
+        if arguments[0].endswith("/b.bin"):
+            path.write_bytes(b"other")
+        return client_open(*arguments, **options)
+
+    client_open = world.client.open
+    monkeypatch.setattr(world.client, "open", open_changed)
+    summary = ingest_contents(world.client, tree, placement=PLACEMENT, writers=1)
+    [failure] = summary.failures
+    assert (failure.relative_path, failure.message) == ("b.bin", "b.bin changed while it was read")
+    assert "b.bin" not in {key for _, _, key in world.cluster.keys}
+
+
+@pytest.mark.parametrize("writers", [0, -1])
+def test_illegal_numbers_are_refused(world, tree, writers):
+    with pytest.raises(ValueError, match=f"writers must be at least 1, not {writers}"):
+        ingest_contents(world.client, tree, writers=writers)
+    with pytest.raises(ValueError, match=f"readers must be at least 1, not {writers}"):
+        read_back(world.client, PLACEMENT, readers=writers)

@@ -1,0 +1,302 @@
+"""Reads over HTTP: rows, listings, consistency, fail-over, errors; against servers on the loopback."""
+
+import socket
+from dataclasses import asdict
+
+import pytest
+
+from producers.errors import InvalidArgument, NotConnected, NotFound, RequestFailed, RetryableError
+from producers.reads.node_addresses import address_of
+from producers.reads.read_views import PAGE_ENTRIES
+from producers.reads.reads import Reads
+from schemas.records.messages import CommitKey
+from schemas.records.rows import BlockLocation
+from tests.support.sdk.memory import MemoryCluster, bucket_row, key_row, volume_row
+from tests.support.sdk.nodes import Node
+
+BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
+ODD_KEY = "a b/ü?&=#%2F+/\x01日本.txt"
+
+
+def add_key(cluster, key, volume="v1", bucket="b1"):
+    commit = CommitKey(volume=volume, bucket=bucket, key=key, session_id=1, size=5, blocks=[BLOCK])
+    cluster.put(key_row(commit, {"sha256": "00"}))
+
+
+@pytest.fixture
+def cluster():
+    cluster = MemoryCluster()
+    for volume in ("v1", "v2", "w1"):
+        cluster.put(volume_row(volume))
+        cluster.put(bucket_row(volume, "b1"))
+    return cluster
+
+
+@pytest.fixture
+def nodes(cluster):
+    nodes = [Node(cluster) for _ in range(3)]
+    yield nodes
+    for node in nodes:
+        node.close()
+
+
+@pytest.fixture
+def reads(nodes):
+    reads = Reads([node.address for node in nodes], deadline_ms=2_000, positions=lambda: {1: 33, 0: 12})
+    yield reads
+    reads.close()
+
+
+def closed_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_volume_comes_with_usage_and_positions(reads):
+    view = reads.volume_info("v1")
+    assert view.info == volume_row("v1")
+    assert view.usage == {"used_namespace": 3}
+    assert view.positions == {0: 5, 1: 7}
+
+
+def test_a_bucket_is_read(reads):
+    assert reads.bucket_info("v1", "b1").info == bucket_row("v1", "b1")
+
+
+def test_a_key_of_any_name_is_read_with_its_blocks(reads, cluster):
+    add_key(cluster, ODD_KEY)
+    info = reads.key_info("v1", "b1", ODD_KEY).info
+    assert info == cluster.keys["v1", "b1", ODD_KEY]
+    assert info.blocks == [BLOCK]
+
+
+def test_volumes_are_listed_by_prefix_and_after(reads):
+    assert [info.volume for info in reads.list_volumes()] == ["v1", "v2", "w1"]
+    assert [info.volume for info in reads.list_volumes(prefix="v")] == ["v1", "v2"]
+    assert [info.volume for info in reads.list_volumes(start_after="v1")] == ["v2", "w1"]
+
+
+def test_buckets_are_listed(reads):
+    assert [info.bucket for info in reads.list_buckets("v1")] == ["b1"]
+
+
+def test_a_listing_pages_until_its_end(reads, cluster, nodes):
+    names = [f"k{number:05d}" for number in range(2 * PAGE_ENTRIES + 1)]
+    for name in names:
+        add_key(cluster, name)
+    assert [info.key for info in reads.list_keys("v1", "b1")] == names
+    assert len(nodes[0].queries) == 3
+
+
+def test_an_empty_listing_ends(reads):
+    assert list(reads.list_keys("v1", "b1")) == []
+
+
+def test_a_page_is_read_only_when_it_is_needed(reads, cluster, nodes):
+    for number in range(PAGE_ENTRIES + 1):
+        add_key(cluster, f"k{number:05d}")
+    next(reads.list_keys("v1", "b1"))
+    assert len(nodes[0].queries) == 1
+
+
+@pytest.mark.parametrize("consistency", ["linearizable", "stale"])
+def test_consistency_is_passed_on(reads, nodes, consistency):
+    reads.volume_info("v1", consistency=consistency)
+    assert nodes[0].queries == [("/v1/volumes/v1", {"consistency": consistency})]
+
+
+def test_a_session_read_carries_the_positions_of_my_own_writes(reads, nodes):
+    reads.volume_info("v1", consistency="session")
+    assert nodes[0].queries[0][1] == {"consistency": "session", "session": "0:12,1:33"}
+
+
+def test_a_session_without_writes_carries_none(nodes):
+    Reads([nodes[0].address], deadline_ms=1000).volume_info("v1", consistency="session")
+    assert nodes[0].queries[0][1] == {"consistency": "session"}
+
+
+def test_what_is_not_there_is_an_error_with_its_code_and_is_asked_once(reads, nodes):
+    with pytest.raises(NotFound) as caught:
+        reads.key_info("v1", "b1", "nothing")
+    assert str(caught.value) == "KEY_NOT_FOUND: key 'nothing' in bucket /v1/b1 does not exist"
+    assert [len(node.queries) for node in nodes] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("code", ["NO_LEADER", "NOT_CAUGHT_UP", "REPLICA_FLAGGED"])
+def test_a_node_that_cannot_answer_is_followed_by_the_next_which_is_kept(reads, nodes, code):
+    nodes[0].error = (503, code)
+    assert reads.volume_info("v1").info.volume == "v1"
+    assert reads.volume_info("v2").info.volume == "v2"
+    assert [len(node.queries) for node in nodes] == [1, 2, 0]
+
+
+def test_a_node_that_is_down_is_followed_by_the_next(nodes):
+    reads = Reads([closed_port(), nodes[1].address], deadline_ms=5_000)
+    assert reads.volume_info("v1").info.volume == "v1"
+
+
+def test_the_last_reason_is_told_at_the_deadline(nodes):
+    for node in nodes:
+        node.error = (503, "NO_LEADER")
+    reads = Reads([node.address for node in nodes], deadline_ms=120)
+    with pytest.raises(RetryableError, match="NO_LEADER it is") as caught:
+        reads.volume_info("v1")
+    assert caught.value.status == "NO_LEADER"
+    assert all(node.queries for node in nodes)
+
+
+def test_no_node_up_is_told_with_an_address():
+    address = closed_port()
+    with pytest.raises(NotConnected, match=address):
+        Reads([address], deadline_ms=60).volume_info("v1")
+
+
+def test_no_node_given_is_told():
+    with pytest.raises(NotConnected, match="read_from"):
+        Reads([]).volume_info("v1")
+
+
+@pytest.mark.parametrize("raw", [b"<html>", b"[]", b'{"volume": "v1"}'])
+def test_an_answer_that_is_no_row_is_told(reads, nodes, raw):
+    nodes[0].raw = raw
+    with pytest.raises(RequestFailed) as caught:
+        reads.volume_info("v1")
+    assert caught.value.status == "INTERNAL_ERROR"
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_a_path_cannot_carry_is_refused_as_a_node_refuses_others(reads, nodes, name):
+    of_volume = [
+        lambda: reads.volume_info(name), lambda: reads.bucket_info(name, "b1"), lambda: reads.key_info(name, "b1", "k"),
+        lambda: list(reads.list_buckets(name)), lambda: list(reads.list_keys(name, "b1")),
+    ]  # fmt: skip
+    of_bucket = [
+        lambda: reads.bucket_info("v1", name), lambda: reads.key_info("v1", name, "k"),
+        lambda: list(reads.list_keys("v1", name)),
+    ]  # fmt: skip
+    for asks, code in ((of_volume, "INVALID_VOLUME_NAME"), (of_bucket, "INVALID_BUCKET_NAME")):
+        for ask in asks:
+            with pytest.raises(RequestFailed, match=f"{name!r}: it has {len(name)} characters") as refused:
+                ask()
+            assert refused.value.status == code
+    assert not any(node.queries for node in nodes)
+
+
+@pytest.mark.parametrize("key", [".", "..", "a/../b", "/", "//a//", "a%2Fb", "%2e%2e", "a?b#c", "+", "&name=x", "\x00"])
+def test_a_key_that_looks_like_a_path_is_read_by_its_own_name(reads, cluster, nodes, key):
+    add_key(cluster, key)
+    assert reads.key_info("v1", "b1", key).info.key == key
+    assert [found.key for found in reads.list_keys("v1", "b1", prefix=key)] == [key]
+    assert list(reads.list_keys("v1", "b1", start_after=key)) == []
+    assert {path for path, _ in nodes[0].queries} == {"/v1/volumes/v1/buckets/b1/key", "/v1/volumes/v1/buckets/b1/keys"}
+
+
+@pytest.mark.parametrize("limit", [1, 2, PAGE_ENTRIES, PAGE_ENTRIES + 1, 2 * PAGE_ENTRIES + 5])
+def test_a_limit_ends_a_listing_and_asks_for_no_more_than_it_gives(reads, cluster, nodes, limit):
+    names = [f"k{number:05d}" for number in range(2 * PAGE_ENTRIES + 1)]
+    for name in names:
+        add_key(cluster, name)
+    assert [info.key for info in reads.list_keys("v1", "b1", limit=limit)] == names[:limit]
+    assert sum(int(query["limit"]) for _, query in nodes[0].queries) == min(limit, 3 * PAGE_ENTRIES)
+
+
+def test_a_page_after_the_other_by_limit_and_start_after_lists_everything(reads, cluster):
+    names = [f"k{number}" for number in range(9)]
+    for name in names:
+        add_key(cluster, name)
+    found, after = [], ""
+    while part := [info.key for info in reads.list_keys("v1", "b1", start_after=after, limit=2)]:
+        found += part
+        after = part[-1]
+    assert found == names
+
+
+def test_listed_volumes_and_buckets_have_their_usage(reads):
+    assert [(found.volume, found.usage) for found in reads.list_volumes(limit=1)] == [("v1", {"used_namespace": 3})]
+    assert [(found.bucket, found.usage) for found in reads.list_buckets("v1")] == [("b1", {"used_namespace": 3})]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1 << 63])
+def test_a_limit_out_of_range_is_refused_before_the_first_page_is_asked_for(reads, nodes, limit):
+    for ask in (reads.list_volumes, lambda **given: reads.list_keys("v1", "b1", **given)):
+        with pytest.raises(InvalidArgument, match="limit must be"):
+            ask(limit=limit)
+    assert not nodes[0].queries
+
+
+@pytest.mark.parametrize("code", ["VOLUME_NOT_FOUND", "BUCKET_NOT_FOUND", "INVALID_VOLUME_NAME"])
+def test_errors_of_reads_show_no_url(reads, nodes, code):
+    nodes[0].error = (404 if code.endswith("FOUND") else 400, code)
+    asks = [
+        lambda: reads.volume_info("v1"), lambda: reads.bucket_info("v1", "b1"), lambda: reads.key_info("v1", "b1", "k"),
+        lambda: next(reads.list_buckets("v1")), lambda: next(reads.list_keys("v1", "b1")),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(RequestFailed) as caught:
+            ask()
+        assert "/v1/volumes" not in str(caught.value)
+        assert caught.value.status == code
+        assert isinstance(caught.value, NotFound) == code.endswith("FOUND")
+
+
+def test_waiting_for_a_node_is_told_in_the_words_of_the_read(nodes, caplog, monkeypatch):
+    monkeypatch.setattr("producers.waiting.WORD_AFTER_MS", 10)
+    for node in nodes:
+        node.error = (503, "NO_LEADER")
+    with pytest.raises(RetryableError, match="NO_LEADER: key 'k' in bucket /v1/b1: http"):
+        Reads([nodes[0].address], deadline_ms=400).key_info("v1", "b1", "k")
+    assert "key 'k' in bucket /v1/b1 takes" in caplog.text
+    assert "NO_LEADER it is" in caplog.text
+
+
+def test_a_volume_name_with_a_slash_is_one_segment(reads):
+    with pytest.raises(RequestFailed) as caught:
+        reads.volume_info("v1/buckets")
+    assert caught.value.status == "KEY_NOT_FOUND"
+
+
+@pytest.mark.parametrize("address", ["", "ftp://host:1", "http://", "http://[::1"])
+def test_what_is_no_address_is_refused_by_name(address):
+    with pytest.raises(ValueError, match="not the address"):
+        address_of(address)
+
+
+def test_host_and_port_alone_are_an_address():
+    assert address_of("node1:9871") == "http://node1:9871"
+
+
+@pytest.mark.parametrize(
+    "name", ["\udcff", "x" * 70_000, "\U0001f5dd" * 20_000], ids=["no text", "long", "long when escaped"]
+)
+def test_a_name_that_cannot_be_asked_for_is_refused_by_name(reads, name):
+    asks = [
+        lambda: reads.key_info("v1", "b1", name), lambda: list(reads.list_keys("v1", "b1", prefix=name)),
+        lambda: list(reads.list_volumes(start_after=name)), lambda: reads.volume_info(name), lambda: reads.bucket_info("v1", name),
+    ]  # fmt: skip
+    for ask in asks:
+        with pytest.raises(RequestFailed) as refused:
+            ask()
+        assert refused.value.status == "INVALID_REQUEST"
+
+
+def test_a_page_says_where_the_next_one_begins(reads, monkeypatch):
+    pages = {
+        "": {"entries": [], "truncated": False},
+        "k1": {"entries": [vars_of("k2")], "truncated": False},
+    }  # fmt: skip
+    pages[""] = {"entries": [vars_of("k1")], "truncated": True, "next_after": "k1"}
+    asked = []
+
+    def get(path, parameters, consistency):
+        asked.append(parameters.get("start_after", ""))
+        return pages[asked[-1]]
+
+    monkeypatch.setattr(reads, "get", get)
+    assert [info.key for info in reads.list_keys("v1", "b1")] == ["k1", "k2"]
+    assert asked == ["", "k1"]
+
+
+def vars_of(key):
+    commit = CommitKey(volume="v1", bucket="b1", key=key, session_id=1, size=5, blocks=[])
+    return asdict(key_row(commit, {}))

@@ -1,0 +1,224 @@
+"""Wrong arguments of every public method of both clients: ValueError or TypeError that names the argument, and nothing is sent."""
+
+import asyncio
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+
+import producers
+from producers import AsyncClient, Client, ClusterSecret, StreamOptions
+from producers.errors import Exists, InvalidArgument, NotFound, RequestFailed, error_of
+from producers.requests.arguments import MAX_LONG
+from producers.requests.pipeline import Pipeline
+from schemas import result_codes
+from schemas.records.messages import CreateVolume, DeleteVolume, Response
+from schemas.records.rows import BlockLocation
+from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
+
+BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
+NO_TEXT = (None, 1, b"v", ["v"], "\udcff")
+NO_QUOTA = (None, "1", 1.5, True, 0, -2, MAX_LONG + 1)
+NO_NEW_QUOTA = NO_QUOTA[1:]
+NO_COUNT = (None, "1", 1.5, True, -1, MAX_LONG + 1)
+NO_LIMIT = ("1", 1.5, True, 0, -1, MAX_LONG + 1)
+NO_CONSISTENCY = (None, 1, "", "eventual")
+NO_METADATA = ("a", 1, [("a", "b")], {1: "b"}, {"a": 1}, {"a": "\udcff"})
+NO_LIST = (None, 1, "ab", b"ab")
+PLACE = {"volume": "v", "bucket": "b", "key": "k"}
+NAMES = dict.fromkeys(PLACE, NO_TEXT)
+LISTING = {"prefix": NO_TEXT, "start_after": NO_TEXT, "limit": NO_LIMIT, "consistency": NO_CONSISTENCY}
+QUOTAS = {"owner": NO_TEXT, "quota_in_bytes": NO_QUOTA, "quota_in_namespace": NO_QUOTA}
+NEW_QUOTAS = {"owner": NO_TEXT[1:], "quota_in_bytes": NO_NEW_QUOTA, "quota_in_namespace": NO_NEW_QUOTA}
+OPENED = {"key": "k", "size": 0, "replication": "RATIS/THREE", "metadata": {}}
+METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
+    "submit": ({}, {"body": (None, "CreateVolume", CreateVolume)}),
+    "call": ({}, {"body": (None, "CreateVolume", CreateVolume)}),
+    "create_volume": ({}, {"volume": NO_TEXT} | QUOTAS),
+    "set_volume_property": ({}, {"volume": NO_TEXT} | NEW_QUOTAS),
+    "delete_volume": ({}, {"volume": NO_TEXT}),
+    "create_bucket": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | QUOTAS),
+    "set_bucket_property": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | NEW_QUOTAS),
+    "delete_bucket": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT}),
+    "create_key": ({"size": 0}, NAMES | {"size": NO_COUNT, "replication": NO_TEXT, "metadata": NO_METADATA}),
+    "allocate_block": (
+        {"session_id": 1},
+        NAMES | {"session_id": NO_COUNT, "excluded_pipelines": (*NO_LIST, [1], ["\udcff"])},
+    ),
+    "commit_key": (
+        {"session_id": 1, "size": 5, "blocks": [BLOCK]},
+        NAMES | {"session_id": NO_COUNT, "size": NO_COUNT, "blocks": (*NO_LIST, [1])},
+    ),
+    "delete_key": ({}, NAMES),
+    "rename_key": (
+        {"from_key": "k", "to_key": "l"},
+        {"volume": NO_TEXT, "bucket": NO_TEXT, "from_key": NO_TEXT, "to_key": NO_TEXT},
+    ),
+    "open": (
+        {"path": "/v/b/k"},
+        {
+            "path": (*NO_TEXT, "", "/", "v/b", "/v//k"), "mode": (None, 1, "r", "w", "ab"), "size": NO_COUNT,
+            "replication": NO_TEXT, "metadata": NO_METADATA, "options": (1, {}), "consistency": NO_CONSISTENCY,
+        },
+    ),
+    "log_digest_base": (
+        {"shard": 0, "index": 1, "slots": [1], "sums": [2], "basis": "oracle"},
+        {
+            "shard": (*NO_COUNT, 1024), "index": NO_COUNT, "slots": (*NO_LIST, [-1], [1 << 31], ["a"]),
+            "sums": (*NO_LIST, [1 << 63], [1.5]), "basis": NO_TEXT, "force": (None, 1, "no"),
+        },
+    ),
+    "volume_info": ({}, {"volume": NO_TEXT, "consistency": NO_CONSISTENCY}),
+    "bucket_info": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT, "consistency": NO_CONSISTENCY}),
+    "key_info": ({}, NAMES | {"consistency": NO_CONSISTENCY}),
+    "list_volumes": ({}, LISTING),
+    "list_buckets": ({}, {"volume": NO_TEXT} | LISTING),
+    "list_keys": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
+    "close": ({}, {"timeout_ms": NO_COUNT}),
+}  # fmt: skip
+"""By method: arguments that it needs besides names, and by argument what is none."""
+SYNC_ALONE = {"submit_with", "over"}
+ASYNC_ALONE = {"connect"}
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "bootstrap_servers": (None, 1, "", " ", ","), "caller": NO_TEXT[1:], "deadline_ms": (None, "1", 1.5, 0, 300_001),
+    "max_in_flight": (None, "1", 0), "read_from": (None, 1, "127.0.0.1:1", [1], ["ftp://h:1"]),
+    "max_linger_ms": (None, "1", -1, 1001, float("nan")), "connect_timeout_ms": (None, "1", 0),
+    "cluster_secret": ("secret", b"secret"), "streams": ({}, 1),
+}  # fmt: skip
+CASES = [
+    (method, argument, value)
+    for method, (_, wrong) in METHODS.items()
+    for argument, values in wrong.items()
+    for value in values
+]
+
+
+def methods(kind) -> set[str]:
+    return {name for name, value in vars(kind).items() if not name.startswith("_") and not isinstance(value, property)}
+
+
+def test_both_clients_have_the_same_properties():
+    of_client, of_async = (
+        {name for name, _ in inspect.getmembers(kind, lambda value: isinstance(value, property))}
+        for kind in (Client, AsyncClient)
+    )
+    # A client's pipeline is there from the start; the awaited one's when it is connected.
+    assert of_async - {"pipeline"} == of_client
+
+
+def arguments_of(kind, method):
+    return list(inspect.signature(getattr(kind, method)).parameters.values())[1:]
+
+
+def given(method, argument, value):
+    needed = METHODS[method][0]
+    taken = {parameter.name for parameter in arguments_of(Client, method)}
+    return {name: given for name, given in PLACE.items() if name in taken} | needed | {argument: value}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return MemoryCluster()
+
+
+@pytest.fixture(scope="module")
+def client(cluster):
+    client, _ = client_to(cluster)
+    yield client
+    client.close()
+
+
+def test_every_method_and_argument_has_its_cases():
+    assert methods(Client) - SYNC_ALONE == methods(AsyncClient) - ASYNC_ALONE == set(METHODS)
+    for method, (_, wrong) in METHODS.items():
+        assert set(wrong) == {parameter.name for parameter in arguments_of(Client, method)}, method
+    for kind in (Client, AsyncClient):
+        options = set(inspect.signature(kind).parameters) - {"open_pipeline"}
+        assert options == set(OPTIONS)
+
+
+@pytest.mark.parametrize(("method", "argument", "value"), CASES)
+def test_a_wrong_argument_is_named_and_nothing_is_sent(client, cluster, method, argument, value):
+    with pytest.raises((ValueError, TypeError), match=rf"(^|: ){argument}\b"):
+        getattr(client, method)(**given(method, argument, value))
+    assert not cluster.seen
+
+
+def test_a_wrong_argument_is_named_by_the_awaited_methods_too(cluster):
+    async def ask(client, method, argument, value):
+        await getattr(client, method)(**given(method, argument, value))
+
+    async def main():
+        pipeline = lambda settings: Pipeline(settings, connect=lambda *_: MemoryConnection(cluster))  # noqa: E731
+        async with AsyncClient("memory:0", open_pipeline=pipeline) as client:
+            for method, argument, value in CASES:
+                with pytest.raises((ValueError, TypeError), match=rf"(^|: ){argument}\b"):
+                    await ask(client, method, argument, value)
+
+    asyncio.run(main())
+    assert not cluster.seen
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize(
+    ("option", "value"), [(option, value) for option, values in OPTIONS.items() for value in values]
+)
+def test_a_wrong_option_of_a_client_is_named_before_it_connects(kind, option, value):
+    with pytest.raises((ValueError, TypeError), match=rf"(^|: ){option}\b"):
+        kind(**({"bootstrap_servers": "127.0.0.1:1"} | {option: value}))
+
+
+@pytest.mark.parametrize("option", list(StreamOptions.__dataclass_fields__))
+@pytest.mark.parametrize("value", [None, b"", 1.5, True, -1, 1 << 63])
+def test_a_wrong_stream_option_is_named(option, value):
+    with pytest.raises((ValueError, TypeError), match=rf"(^|: ){option}\b"):
+        StreamOptions(**{option: value})
+
+
+def test_a_secret_is_bytes():
+    with pytest.raises(TypeError, match="secret"):
+        ClusterSecret("x" * 64)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_both_clients_take_the_same_arguments(method):
+    assert arguments_of(Client, method) == arguments_of(AsyncClient, method)
+
+
+def test_both_clients_take_the_same_options():
+    ours, theirs = (dict(inspect.signature(kind).parameters) for kind in (Client, AsyncClient))
+    theirs.pop("open_pipeline")  # for tests: an asyncio client connects later
+    assert ours == theirs
+
+
+CODES = [value for name, value in vars(result_codes).items() if name.isupper() and name == value]
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_codes_of_what_is_missing_or_taken_have_exceptions_of_their_own(code):
+    answer = Response(client_id=bytes(16), call_id=1, shard=0, index=1, status=code, message="m", result=None)
+    error = error_of(answer, DeleteVolume(volume="v"))
+    assert isinstance(error, NotFound) == code.endswith("_NOT_FOUND")
+    assert isinstance(error, Exists) == code.endswith("_ALREADY_EXISTS")
+
+
+def test_what_is_missing_or_taken_is_still_a_failed_request(client):
+    client.create_volume("v")
+    with pytest.raises(Exists, match="VOLUME_ALREADY_EXISTS") as taken:
+        client.create_volume("v")
+    with pytest.raises(NotFound, match="BUCKET_NOT_FOUND"):
+        client.delete_bucket("v", "b")
+    assert isinstance(taken.value, RequestFailed)
+
+
+def test_an_invalid_argument_can_be_pickled():
+    error = pickle.loads(pickle.dumps(InvalidArgument("limit", "must be at least 1, not 0")))
+    assert (error.argument, str(error)) == ("limit", "INVALID_REQUEST: limit must be at least 1, not 0")
+
+
+def test_names_of_the_sdk_are_documented():
+    without = [
+        name for name in producers.__all__ if isinstance(value := getattr(producers, name), type) and not value.__doc__
+    ]
+    assert without == []

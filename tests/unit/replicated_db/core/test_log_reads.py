@@ -1,0 +1,175 @@
+"""Reading a log through a broker that may not know its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from replicated_db.core.applying.replica import Identity, Replica
+from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S, EndBehind, Patience, read_log
+from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
+from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
+from replicated_db.shell.database import ReplicatedDatabase
+from replicated_db.shell.follower import Feed, Follower
+from stratolog.local.processes import wait_until
+from tests.support.replicated.kit import FAMILIES, START_MS
+
+DEADLINE_S = 30.0
+
+
+class CutOff(MemoryLog):
+    """A log behind a broker that may be cut off from the others: it knows the first ``known`` records, and nothing of the rest."""
+
+    known: int | None = None
+    first = 0
+
+    def bounds(self) -> tuple[int, int]:
+        low, high = super().bounds()
+        return max(low, self.first), high if self.known is None else min(high, self.known)
+
+    def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
+        low, high = self.bounds()
+        if not low <= offset <= high:
+            raise OffsetOutOfRange(f"offset {offset}: out of range")
+        return [entry for entry in super().read(offset, limit, wait_s) if entry.offset < high]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(now_ms=START_MS)
+
+
+@pytest.fixture
+def log(clock: ManualClock) -> CutOff:
+    found = CutOff(clock)
+    for number in range(5):
+        found.append(b"%d" % number)
+    return found
+
+
+def test_what_the_log_has_is_read(log: CutOff):
+    assert [entry.value for entry in read_log(log, 3, 10, 0)] == [b"3", b"4"]
+    assert list(read_log(log, 5, 10, 0)) == []
+
+
+def test_a_position_beyond_the_end_may_be_the_brokers_mistake(log: CutOff):
+    log.known = 2
+    with pytest.raises(EndBehind, match="the log ends before offset 4, says the broker that was asked"):
+        read_log(log, 4, 10, 0)
+    assert issubclass(EndBehind, LogUnavailable)
+
+
+def test_a_position_before_the_first_record_is_none(log: CutOff):
+    log.first = 2
+    with pytest.raises(AheadOfLog, match="the log's first record is 2; this replica needs a checkpoint from a peer"):
+        read_log(log, 1, 10, 0)
+
+
+def test_patience_ends():
+    patience = Patience()
+    patience.bear(EndBehind("old end"), 100)
+    patience.bear(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
+    patience.bear(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
+    with pytest.raises(AheadOfLog, match="old end; it has been so for 30 s"):
+        patience.bear(EndBehind("old end"), 101 + END_BEHIND_WAIT_S)
+
+
+def test_patience_begins_anew_once_the_log_has_answered():
+    patience = Patience()
+    patience.bear(EndBehind("old end"), 100)
+    patience.read()
+    patience.bear(EndBehind("old end"), 1000)
+
+
+def start(name: str, log: CutOff, clock: ManualClock, seed: int) -> ReplicatedDatabase:
+    return ReplicatedDatabase.open(
+        Identity(cluster="c", shard=0, shards=1, node=name), ["rows"], log=log, replicas=["a", "b"],
+        store=lambda families: MemoryStore(families.names), clock=clock, ids=SequenceIds(seed=seed),
+    )  # fmt: skip
+
+
+def test_a_candidate_that_meets_a_broker_with_an_old_end_tries_again(clock: ManualClock):
+    """It has read further than that broker knows: no reason to end the process, none to lead."""
+    log = CutOff(clock)
+    first, second = start("a", log, clock, 1), start("b", log, clock, 2)
+    try:
+        first.lead()
+        first.submit([first.put("rows", b"k", b"v")]).result(DEADLINE_S)
+        first.resign()
+        assert wait_until(lambda: second.replica.read_offset == len(log.entries) - 1, DEADLINE_S, interval_s=0.001)
+        log.known = len(log.entries) - 2
+        term, turned = second.replica.position.term, []
+        second._loop.beat = lambda *_: turned.append(1)  # type: ignore[method-assign]
+        second.lead()
+        assert wait_until(lambda: len(turned) > 20, DEADLINE_S, interval_s=0.001), "it has tried more than once"
+        second._check_alive()
+        assert second.replica.position.term == term
+        log.known = None
+        second.submit([second.put("rows", b"k", b"w")]).result(DEADLINE_S)
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_follower_fills_a_gap_once_another_broker_answers(log: CutOff):
+    replica = Replica(Identity(cluster="c", shard=0, shards=1, node="n1"), FAMILIES, MemoryStore(FAMILIES.names))
+    offered: list[int] = []
+    now_s, notes = [0.0], []
+    nothing: Any = None
+
+    def sleep(seconds: float) -> None:
+        now_s[0] += seconds
+        if now_s[0] > END_BEHIND_WAIT_S / 2:
+            log.known = None
+
+    def offer(offset: int, value: bytes) -> Any:
+        offered.append(offset)
+        replica.read_offset = offset
+        return type("Outcome", (), {"reading": None})
+
+    replica.offer = offer  # type: ignore[method-assign, assignment]
+    follower = Follower(
+        Feed(node="n1", log_topic="log", audit_topic="audit"), {0: replica}, {0: nothing}, {0: log}, nothing,
+        lambda text, **_: notes.append(text), nothing, now_s=lambda: now_s[0], sleep=sleep,
+    )  # fmt: skip
+    replica.read_offset, log.known = 2, 1
+    assert follower.has_gap(0, 4)
+    follower.fill(0, 4)
+    assert offered == [3]
+    assert "trying again" in notes[0]
+    replica.read_offset, log.known = 2, 1
+    now_s[0] = END_BEHIND_WAIT_S
+    follower._sleep = lambda seconds: now_s.__setitem__(0, now_s[0] + seconds)
+    with pytest.raises(AheadOfLog):
+        follower.fill(0, 4)
+
+
+def test_a_record_that_is_left_to_a_leader_which_resigns_is_read_before_the_next(log: CutOff):
+    """The leader resigns at the worst moment: what it left lies behind a gap, which is no reason to stop."""
+    replica = Replica(Identity(cluster="c", shard=0, shards=1, node="n1"), FAMILIES, MemoryStore(FAMILIES.names))
+    offered: list[int] = []
+    nothing: Any = None
+
+    def offer(offset: int, value: bytes) -> Any:
+        assert offset == replica.read_offset + 1, "AHEAD_OF_LOG"
+        offered.append(offset)
+        replica.read_offset = offset
+        return type("Outcome", (), {"reading": None})
+
+    replica.offer = offer  # type: ignore[method-assign, assignment]
+    answers = iter([True, False, False])
+    loop: Any = type("Loop", (), {"leaves_to_leader": staticmethod(lambda _: next(answers))})
+    fatal: list[BaseException] = []
+    follower = Follower(
+        Feed(node="n1", log_topic="log", audit_topic="audit"), {0: replica}, {0: loop}, {0: log}, nothing,
+        lambda *_, **__: None, fatal.append,
+    )  # fmt: skip
+    replica.read_offset = 0
+    asyncio.run(follower.take(0, 3, b"3"))
+    assert (offered, fatal) == ([], [])
+    asyncio.run(follower.take(0, 4, b"4"))
+    assert (offered, fatal) == ([1, 2, 3, 4], [])

@@ -1,0 +1,206 @@
+"""What an HTTP server lets by, asked over real sockets: foreign pages, rebound names, calls without a proof."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+from aiohttp import web
+
+from replicated_db.shell.web.http_guard import HttpGuard
+from schemas.privilege import ClusterSecret
+from tests.support.secret import SECRET
+
+TARGET = "/v1/shards/0/transfer?node=om2&address=h%3A1"
+
+
+class Server:
+    """A server of aiohttp on a thread of its own, which counts what its handlers are asked."""
+
+    def __init__(self, guard: HttpGuard) -> None:
+        self.calls: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._app = web.Application(middlewares=[guard.middleware()])
+        self._app.router.add_route("*", "/{any:.*}", self._answer)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner = web.AppRunner(self._app)
+        self.port = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+
+    async def _start(self) -> int:
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        addresses: Any = self._runner.addresses
+        return int(addresses[0][1])
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.calls.append(f"{request.method} {request.raw_path}")
+        return web.json_response({})
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def ask(self, method: str, target: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        """Send exactly these headers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        body = json.loads(answer.read() or b"{}")
+        connection.close()
+        return answer.status, body.get("message", "")
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    found = Server(HttpGuard(SECRET, ["om1", "OM1.Example.org"]))
+    yield found
+    found.close()
+
+
+def signed(host: str, target: str = TARGET, method: str = "POST", secret: ClusterSecret = SECRET) -> dict[str, str]:
+    return {"Host": host, "Authorization": secret.authorization(method, host, target)}
+
+
+def test_a_call_with_a_proof_is_let_by(server: Server):
+    assert server.ask("POST", TARGET, signed(server.address)) == (200, "")
+    assert server.calls[-1] == f"POST {TARGET}"
+    assert httpx.post(f"http://{server.address}{TARGET}", auth=SECRET.sign).status_code == 200
+    params = {"node": "om 2", "address": "[::1]:9"}
+    assert httpx.post(f"http://{server.address}/v1/x", params=params, auth=SECRET.sign).status_code == 200
+
+
+def test_aiohttp_is_let_by_as_nodes_ask_each_other(server: Server):
+    async def ask() -> int:
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{server.address}/v1/shards/0/read-index"
+            async with session.post(url, headers=signed(server.address, "/v1/shards/0/read-index")) as answer:
+                return answer.status
+
+    assert asyncio.run(ask()) == 200
+
+
+def without_proof(address: str) -> dict[str, tuple[str, dict[str, str], str]]:
+    other = ClusterSecret(b"the secret of another cluster, longer than it must be")
+    return {
+        "no header": ("POST", {"Host": address}, "has no header Authorization"),
+        "another secret": ("POST", signed(address, secret=other), "has a wrong header Authorization"),
+        "another call's": ("POST", signed(address, "/v1/shards/0/renew?owner=om1"), "has a wrong header"),
+        "another node's": ("POST", {**signed("127.0.0.1:1"), "Host": address}, "has a wrong header"),
+        "a GET's": ("POST", signed(address, method="GET"), "has a wrong header"),
+        "odd bytes": ("POST", {"Host": address, "Authorization": "Stratolog \xff"}, "has a wrong header"),
+        "put": ("PUT", {"Host": address}, "PUT is for the cluster's members and operators"),
+        "delete": ("DELETE", {"Host": address}, "DELETE is for the cluster's members and operators"),
+        "patch": ("PATCH", {"Host": address}, "PATCH is for the cluster's members and operators"),
+    }
+
+
+def test_what_changes_something_needs_a_proof(server: Server):
+    before = len(server.calls)
+    for name, (method, headers, said) in without_proof(server.address).items():
+        status, message = server.ask(method, TARGET, headers)
+        assert status == 403, name
+        assert said in message, name
+        assert "'cluster_secret_file'" in message
+    assert len(server.calls) == before
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost", "file://"]
+)
+@pytest.mark.parametrize("method", ["POST", "GET"])
+def test_a_foreign_page_is_refused_even_with_a_proof(server: Server, origin: str, method: str):
+    status, message = server.ask(method, TARGET, {**signed(server.address, method=method), "Origin": origin})
+    assert (status, message) == (403, f"a page of {origin!r} may not ask this server")
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_another_site_may_lead_here_and_not_fetch(server: Server, site: str):
+    headers = {"Host": server.address, "Sec-Fetch-Site": site}
+    assert server.ask("GET", "/status", {**headers, "Sec-Fetch-Mode": "no-cors"})[0] == 403
+    assert server.ask("GET", "/status", {**headers, "Sec-Fetch-Mode": "navigate"})[0] == 200
+
+
+def test_the_servers_own_pages_may_ask(server: Server):
+    own = {"Host": server.address, "Origin": f"http://{server.address}", "Sec-Fetch-Site": "same-origin"}
+    assert server.ask("GET", "/status", own)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("127.0.0.1:9871", True),
+        ("10.1.2.3", True),
+        ("[::1]:9871", True),
+        ("localhost:9871", True),
+        ("a.localhost", True),
+        ("om1:9871", True),
+        ("OM1", True),
+        ("om1.example.org:80", True),
+        ("om1.example.org.", True),
+        (socket.gethostname(), True),
+        ("", True),
+        ("evil.example:9871", False),
+        ("om1.evil.example", False),
+        ("127.0.0.1.evil.example:9871", False),
+        ("localhost.evil.example", False),
+        ("xlocalhost", False),
+        ("om1:9871:9871", False),
+        ("[::1].evil.example", False),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_name_that_is_not_the_servers_is_refused(server: Server, host: str, known: bool, method: str):
+    """A page whose own name has come to resolve to this address is of one origin with what it asks here."""
+    status, message = server.ask(method, "/status", signed(host, "/status", method))
+    assert status == (200 if known else 403), message
+    if not known:
+        assert message.startswith(f"this server is not known as {host!r}: the setting 'http_hosts'")
+
+
+def test_any_name_may_be_allowed_and_no_secret_means_no_changes():
+    guard = HttpGuard(None, ["*"])
+    assert guard.refusal("GET", "/", {"Host": "whatever.example"}) is None
+    said = guard.refusal(
+        "POST", "/", {"Host": "whatever.example", "Authorization": SECRET.authorization("POST", "x", "/")}
+    )
+    assert said == "this server has no secret, and so takes no calls that change anything"
+
+
+def test_a_request_with_two_hosts_is_refused(server: Server):
+    with socket.create_connection(("127.0.0.1", server.port), 10) as connection:
+        text = f"GET /status HTTP/1.1\r\nHost: {server.address}\r\nHost: evil.example\r\nConnection: close\r\n\r\n"
+        connection.sendall(text.encode())
+        answer = connection.makefile("rb").read()
+    assert answer.split()[1] in (b"400", b"403")
+
+
+def test_followers_of_older_software_may_ask_for_a_read_index():
+    guard = HttpGuard(None)
+    assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1"}) is None
+    for target in (
+        "/v1/shards/3/read-index?x",
+        "/v1/shards/3/renew",
+        "/x/v1/shards/3/read-index",
+        "/v1/shards/3/read-index/",
+    ):
+        assert guard.refusal("POST", target, {"Host": "127.0.0.1:1"}) is not None
+    assert guard.refusal("POST", "/v1/shards/3/read-index", {"Host": "127.0.0.1:1", "Origin": "http://a.b"}) is not None

@@ -1,0 +1,320 @@
+"""Settings: where a value comes from, which one wins, and what is refused with which words."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stratolog.configuration.cluster_secret import make_secret
+from stratolog.configuration.settings import DEFAULT_NODES, NAMES, Settings, load_settings, without_variables
+from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
+from stratolog.errors import UsageError
+
+ANOTHER = {
+    "bootstrap_servers": "kafka-1:9092,kafka-2:9093",
+    "cluster": "other",
+    "shards": "7",
+    "nodes": "a=host-a:1,b=host-b:2",
+    "data_dir": "/data/stratolog",
+    "cache_dir": "/data/cache",
+    "brokers": "3",
+    "durability": "fsync",
+    "response_partitions": "9",
+    "pipelines": "p1,p2,p3",
+    "caller": "alice",
+    "session_timeout_ms": "1234",
+    "max_queued_requests": "1000",
+    "log_format": "json",
+    "write_audit": "true",
+    "cluster_secret_file": "/run/secrets/stratolog",
+    "http_hosts": "om.example.org,*",
+    "watchdog_ms": "1500",
+    "barrier_interval_ms": "50",
+    "scrub_interval_ms": "0",
+    "late_flush_interval_ms": "250",
+    "request_timeout_ms": "99",
+    "max_in_flight": "17",
+    "audit": "false",
+    "log_level": "DEBUG",
+    "datanodes": "d1=host-a:1:2,d2=host-a:3:4",
+    "racks": "d1=/r1,d2=/room/r2",
+    "datanode_fsync": "packet",
+    "datanode_reserve_bytes": "0",
+    "container_bytes": "1048576",
+    "block_bytes": "65536",
+    "datanode_timeout_ms": "1000",
+    "open_key_expire_threshold_ms": "1000",
+    "commit_way": "3",
+    "flush_bytes": "65536",
+    "client_buffer_bytes": "65537",
+    "packet_bytes": "4096",
+    "topology": "star",
+    "client_rack": "/r2",
+}
+
+
+def settings_of(text: str, folder: Path, **environment: str) -> Settings:
+    path = folder / "given.toml"
+    path.write_text(text)
+    return load_settings(path, environment={f"STRATOLOG_{name}": value for name, value in environment.items()})
+
+
+def refusal(text: str, folder: Path, **environment: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        settings_of(text, folder, **environment)
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    settings = load_settings(environment={})
+    assert settings.bootstrap_servers == "127.0.0.1:9092"
+    assert settings.nodes == DEFAULT_NODES
+    assert [node.name for node in settings.nodes] == ["om1", "om2", "om3"]
+    assert settings.explicit == frozenset()
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        load_settings(environment={}).shards = 3  # type: ignore[misc]
+
+
+def test_the_table_of_other_values_is_complete() -> None:
+    assert set(ANOTHER) == set(NAMES)
+    assert {field.name for field in fields(Settings)} == {*NAMES, "explicit"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_has_a_variable(name: str) -> None:
+    settings = load_settings(environment={f"STRATOLOG_{name.upper()}": ANOTHER[name]})
+    assert getattr(settings, name) != getattr(load_settings(environment={}), name)
+    assert settings.explicit == {name}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_survives_its_own_file(name: str, tmp_path: Path) -> None:
+    settings = load_settings(environment={f"STRATOLOG_{name.upper()}": ANOTHER[name]})
+    assert settings_of(settings.to_toml(), tmp_path) == settings
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_variable_is_refused(name: str, tmp_path: Path) -> None:
+    assert f"STRATOLOG_{name.upper()}" in refusal("", tmp_path, **{name.upper(): ""})
+
+
+def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
+    settings = settings_of('shards = 5\ncluster = "from-file"\n', tmp_path, SHARDS="6")
+    assert (settings.shards, settings.cluster) == (6, "from-file")
+    assert settings.explicit == {"shards", "cluster"}
+
+
+def test_the_named_file_wins_over_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "stratolog.toml").write_text("shards = 3\n")
+    assert load_settings(environment={}).shards == 3
+    (tmp_path / "other.toml").write_text("shards = 4\n")
+    assert load_settings(environment={"STRATOLOG_CONFIG": str(tmp_path / "other.toml")}).shards == 4
+    assert load_settings(tmp_path / "other.toml", environment={"STRATOLOG_CONFIG": "/nowhere"}).shards == 4
+
+
+def test_paths_are_absolute_and_know_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    settings = load_settings(environment={"STRATOLOG_CACHE_DIR": "~/jars"})
+    assert settings.data_dir == tmp_path / ".stratolog"
+    assert settings.cache_dir == Path("/home/somebody/jars")
+
+
+def test_nodes_as_a_table(tmp_path: Path) -> None:
+    settings = settings_of('[nodes]\na = "127.0.0.1:1"\nb = "host.example:65535"\n', tmp_path)
+    assert settings.nodes == (
+        NodeAddress(name="a", host="127.0.0.1", port=1),
+        NodeAddress(name="b", host="host.example", port=65535),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "near"),
+    [("shard", "shards"), ("bootstrap_server", "bootstrap_servers"), ("datadir", "data_dir"), ("Shards", "shards")],
+)
+def test_an_unknown_name_in_the_file_is_refused_with_the_near_one(written: str, near: str, tmp_path: Path) -> None:
+    message = refusal(f"{written} = 1\n", tmp_path)
+    assert f"unknown setting '{written}'" in message
+    assert f"did you mean '{near}'?" in message
+    assert "given.toml" in message
+
+
+def test_an_unknown_variable_is_refused_with_the_near_one(tmp_path: Path) -> None:
+    message = refusal("", tmp_path, BOOTSTRAP_SERVER="x:1")
+    assert "unknown setting 'STRATOLOG_BOOTSTRAP_SERVER' in the environment" in message
+    assert "did you mean 'STRATOLOG_BOOTSTRAP_SERVERS'?" in message
+
+
+def test_an_unknown_name_without_a_near_one_is_refused_without_a_guess(tmp_path: Path) -> None:
+    assert refusal("zzzzzzzz = 1\n", tmp_path).endswith("given.toml")
+
+
+def test_explicit_is_no_setting(tmp_path: Path) -> None:
+    assert "unknown setting 'explicit'" in refusal('explicit = ["shards"]\n', tmp_path)
+
+
+def test_other_variables_are_left_alone() -> None:
+    assert load_settings(environment={"PATH": "/bin", "STRATO": "x"}).explicit == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('shards = "two"', "must be a whole number, not 'two'"),
+        ("shards = 2.0", "must be a whole number, not 2.0"),
+        ("shards = true", "must be a whole number, not True"),
+        ("shards = 0", "must be in 1..1024, not 0"),
+        ("shards = 1025", "must be in 1..1024, not 1025"),
+        ("shards = -1", "must be in 1..1024, not -1"),
+        ("shards = []", "must be a whole number, not []"),
+        ("brokers = 2", "must be 1 or 3, not 2"),
+        ("brokers = 4", "must be in 1..3, not 4"),
+        ('durability = "none"', "must be replicated or fsync, not 'none'"),
+        ("durability = 1", "must be a text, not 1"),
+        ('log_level = "info"', "must be DEBUG, INFO, WARNING or ERROR, not 'info'"),
+        ("bootstrap_servers = 9092", "must be a text, not 9092"),
+        ('bootstrap_servers = ""', "must not be empty"),
+        ('bootstrap_servers = "localhost"', "must be host:port, not 'localhost'"),
+        ('bootstrap_servers = "localhost:"', "must be host:port, not 'localhost:'"),
+        ('bootstrap_servers = "localhost:0"', "must be host:port, not 'localhost:0'"),
+        ('bootstrap_servers = "localhost:65536"', "must be host:port, not 'localhost:65536'"),
+        ('bootstrap_servers = "a:1,,b:2"', "must not be empty"),
+        ('bootstrap_servers = "http://a:1"', "must be host:port, not 'http://a:1'"),
+        ('nodes = "om1"', "must be name=host:port, not 'om1'"),
+        ("nodes = 3", "must be a table of name = 'host:port', not 3"),
+        ("nodes = {}", "must be 1 to 31 nodes, not 0"),
+        ("nodes = {om1 = 9871}", "must be a text, not 9871"),
+        ('nodes = {om1 = "a:1", om2 = "a:1"}', "'a:1' is there twice"),
+        ('nodes = {"om 1" = "a:1"}', "not 'om 1'"),
+        ('nodes = "a=h:1,a=h:2"', "'a' is there twice"),
+        ("pipelines = []", "must be a list of names, not []"),
+        ('pipelines = ["p", "p"]', "'p' is there twice"),
+        ('pipelines = ["p", 1]', "must be a text, not 1"),
+        ('cluster = "a/b"', "not 'a/b'"),
+        (f'cluster = "{"x" * 64}"', "at most 63"),
+        ("audit = 1", "must be true or false, not 1"),
+        ('audit = "perhaps"', "must be true or false, not 'perhaps'"),
+        ("data_dir = 3", "must be a text, not 3"),
+        ('data_dir = " "', "must not be empty"),
+        ("session_timeout_ms = 499", "must be in 500..300000, not 499"),
+        ("barrier_interval_ms = 9", "must be in 10..3600000, not 9"),
+        ("max_in_flight = 0", "must be in 1..100000, not 0"),
+        ("request_timeout_ms = 300000", "must be in 1..280000, not 300000"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name_and_value(line: str, words: str, tmp_path: Path) -> None:
+    message = refusal(line + "\n", tmp_path)
+    assert f"setting '{line.split(' ', maxsplit=1)[0]}' in " in message
+    assert words in message
+
+
+@pytest.mark.parametrize("value", ["12345678901234567890", "0x10", "1_000", "1e3", "３"])
+def test_numbers_in_variables_are_plain_digits(value: str, tmp_path: Path) -> None:
+    assert "must be" in refusal("", tmp_path, SHARDS=value)
+
+
+def test_spaces_around_a_variable_do_not_count() -> None:
+    assert load_settings(environment={"STRATOLOG_SHARDS": " 4 "}).shards == 4
+    assert load_settings(environment={"STRATOLOG_BOOTSTRAP_SERVERS": " a:1, b:2 "}).bootstrap_servers == "a:1,b:2"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml: No such file"):
+        load_settings(tmp_path / "absent.toml", environment={})
+
+
+@pytest.mark.parametrize("content", [b"shards = ", b"= 1", b"\xff\xfe", b"shards = 1\nshards = 2"])
+def test_a_file_that_is_not_toml(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"bad\.toml is not TOML"):
+        load_settings(path, environment={})
+
+
+def test_a_directory_as_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="directory"):
+        load_settings(tmp_path, environment={})
+
+
+def test_options_of_the_command_line_are_checked_and_explicit() -> None:
+    settings = load_settings(environment={}).with_values(brokers=3, audit=None)
+    assert settings.brokers == 3
+    assert settings.explicit == {"brokers"}
+    with pytest.raises(UsageError, match="setting 'brokers' in the command line: must be 1 or 3, not 2"):
+        settings.with_values(brokers=2)
+
+
+def test_a_node_config_is_made_of_the_settings(tmp_path: Path) -> None:
+    settings = load_settings(environment={"STRATOLOG_SHARDS": "4", "STRATOLOG_DATA_DIR": str(tmp_path)})
+    make_secret(settings.secret_file)
+    config = settings.node_config("om2")
+    assert (config.node, config.address, config.shards) == ("om2", "127.0.0.1:9872", 4)
+    assert config.replicas == ("om1", "om2", "om3")
+    assert config.data_dir == settings.node_folder("om2") == tmp_path / "nodes" / "om2"
+    assert config.http_hosts == {"127.0.0.1"}
+
+
+def test_an_unknown_node_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="no node 'om4' in the setting 'nodes'; there is: om1, om2, om3"):
+        load_settings(environment={}).node_config("om4")
+
+
+def test_a_child_process_gets_no_variables_of_ours() -> None:
+    assert without_variables({"STRATOLOG_SHARDS": "3", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@given(
+    shards=st.integers(1, 1024),
+    caller=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True),
+    folder=st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+        lambda text: text.strip() == text
+    ),
+    pipelines=st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,10}", fullmatch=True), min_size=1, unique=True),
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, shards: int, caller: str, folder: str, pipelines: list[str]
+) -> None:
+    settings = load_settings(environment={}).with_values(
+        shards=shards, caller=caller, data_dir=Path("/") / folder, pipelines=pipelines
+    )
+    assert settings_of(settings.to_toml(), tmp_path_factory.getbasetemp()) == settings
+
+
+def test_datanodes_as_a_table(tmp_path: Path) -> None:
+    settings = settings_of('[datanodes]\nd1 = "127.0.0.1:1:2"\n[racks]\nd1 = "/r1"\n', tmp_path)
+    assert settings.datanodes == (DatanodeAddress(name="d1", host="127.0.0.1", port=1, http_port=2),)
+    assert (settings.datanode("d1").address, settings.datanode("d1").http_address) == ("127.0.0.1:1", "127.0.0.1:2")
+    assert (settings.rack_of("d1"), settings.rack_of("d2")) == ("/r1", "/default-rack")
+
+
+def test_no_datanodes(tmp_path: Path) -> None:
+    assert settings_of("", tmp_path, DATANODES="none", RACKS="none").datanodes == ()
+    assert settings_of(load_settings(environment={}).to_toml(), tmp_path).datanodes == ()
+    with pytest.raises(UsageError, match="no datanode 'dn9'"):
+        load_settings(environment={}).datanode("dn9")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("d1=127.0.0.1:1", "must be host:port:http_port, not '127.0.0.1:1'"),
+        ("d1=127.0.0.1:1:99999", "must be host:port"),
+        ("d1", "must be name=host:port:http_port, not 'd1'"),
+        ("d1=a:1:2,d1=a:3:4", "'d1' is there twice"),
+        ("d1=a:1:1", "'a:1' is there twice"),
+    ],
+)
+def test_wrong_datanodes(value: str, words: str, tmp_path: Path) -> None:
+    assert words in refusal("", tmp_path, DATANODES=value)
+
+
+def test_wrong_racks(tmp_path: Path) -> None:
+    assert "must be a path such as /rack1" in refusal("", tmp_path, RACKS="d1=rack")
