@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import Answer, Connection, Datanodes
+from producers.blocks.datanode_connection import Answer, DatanodeConnection, Datanodes
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
@@ -67,7 +67,7 @@ class CountingDatanodes(Datanodes):
         super().__init__(cluster=cluster, peer="bench")
         self._waits = waits
 
-    def connect(self, member: Member, *, timeout_ms: int | None = None) -> Connection:
+    def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
         """Open a connection that counts."""
         connection = super().connect(member, timeout_ms=timeout_ms)
         receive = connection.receive_patiently

@@ -24,7 +24,7 @@ from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.leading.gateway import Gateway, Received
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.leading.leader import Leader, Limits, Proposal, claim_for
+from replicated_db.core.leading.leader import Leader, LeaderLimits, Proposal, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, SequenceIds
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode, encode
@@ -55,7 +55,7 @@ class Bench:
         claim = encode(claim_for(self.leader_replica, SequenceIds().nonce(), "", 0))
         offset = self.log.append(claim)
         self.leader_replica.offer(offset, claim)
-        limits = Limits(max_batch_requests=batch, scrub_interval_ms=10**12)
+        limits = LeaderLimits(max_batch_requests=batch, scrub_interval_ms=10**12)
         service = OMService(Contexts(shard=0, shards=1, pipelines=("p1", "p2")))
         self.leader = Leader(
             self.leader_replica, service, limits, claim_offset=offset, claim_time_ms=self.clock.wall_ms(), elapsed_ms=0

@@ -51,7 +51,7 @@ def follow(app: faust.App, loops: Mapping[int, LeaderLoop], partition: int) -> N
     transport.follow(DN_AUDIT, partition)
 
 
-class Follower(follower.Follower):
+class PipelineFollower(follower.Follower):
     """Applies ``dn.log``, and listens to ``dn.audit``. The mappings grow as pipelines are opened."""
 
     def __init__(

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 Answer = tuple[int, Json]
 
 
-class HttpApi:
+class DatanodeHttpApi:
     """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
 
     def __init__(

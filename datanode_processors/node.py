@@ -21,17 +21,17 @@ import mode.loop
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.follower import Follower, follow, make_app, place_group
+from datanode_processors.follower import PipelineFollower, follow, make_app, place_group
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.http_api import HttpApi
+from datanode_processors.http_api import DatanodeHttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
 from datanode_processors.pipeline.core.block_service import PARTITIONS
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.status import DatanodeStatus
-from datanode_processors.wire.core.limits import Limits
-from datanode_processors.wire.counters import Snapshot
+from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.counters import StreamCounts
 from datanode_processors.wire.server import StreamServer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
@@ -56,7 +56,7 @@ class CannotStart(StopProcess):
     """The datanode cannot start as it is set up."""
 
 
-class Datanode:
+class DatanodeProcess:
     """Everything of one process, wired."""
 
     def __init__(self, config: DatanodeConfig, topics: Topics, folder: DataFolder) -> None:
@@ -93,7 +93,7 @@ class Datanode:
         try:
             self.server = StreamServer(
                 name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
-                pipelines=self.pipelines, note=self._note, limits=Limits(max_streams=config.max_streams),
+                pipelines=self.pipelines, note=self._note, limits=WireLimits(max_streams=config.max_streams),
             )  # fmt: skip
         except OSError as error:
             raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
@@ -101,7 +101,7 @@ class Datanode:
     def _note(self, message: str, **fields: Any) -> None:
         self.notes.info(message, **fields)
 
-    def _streams(self) -> Snapshot:
+    def _streams(self) -> StreamCounts:
         return self.server.snapshot()
 
     def _is_prepared(self) -> bool:
@@ -111,13 +111,13 @@ class Datanode:
         config, pipelines = self.config, self.pipelines
         app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
         when_brokers_answer(partial(place_group, config, app.conf.id, dict(pipelines.replicas), self.partitions))
-        Follower(
+        PipelineFollower(
             config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
         ).attach(app)
         status = DatanodeStatus(
             config, self.blocks, pipelines, self._streams, lambda: self.heartbeats.sent, self._is_prepared
         )  # fmt: skip
-        HttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
+        DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
         # Hand over while the follower still runs: what is in flight becomes effective and is answered.
         app.on_before_shutdown.connect(self._hand_over)
         return app
@@ -201,7 +201,7 @@ def run(config: DatanodeConfig) -> None:
             partial(check_topics, config.bootstrap_servers, DN_LOG, [DN_HEARTBEATS, DN_AUDIT], {DN_AUDIT: UNCOMPRESSED})
         )
         _check_partitions(topics)
-        node = Datanode(config, topics, folder)
+        node = DatanodeProcess(config, topics, folder)
     except (StopProcess, LogUnavailable) as error:
         fatal(error)
         return

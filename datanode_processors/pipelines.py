@@ -42,7 +42,7 @@ from datanode_processors.repair.copy_upkeep import CopyUpkeep
 from datanode_processors.repair.scrubber import Place
 from datanode_processors.repair.verifier import Verifier
 from datanode_processors.wire.ports import Readable
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.position import Position
 from replicated_db.core.ports import Clock, Log, LogUnavailable
@@ -241,7 +241,7 @@ class Pipelines:
 
     # -- what is applied -------------------------------------------------------------------------------------------
 
-    def observe(self, replica: Replica, outcome: Outcome) -> None:
+    def observe(self, replica: Replica, outcome: Offered) -> None:
         """Take note of a counting record that was applied here, on the thread that applied it."""
         pipeline = self._pipelines[replica.identity.shard]
         batch = outcome.record

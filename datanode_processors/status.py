@@ -12,7 +12,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
-from datanode_processors.wire.counters import Snapshot
+from datanode_processors.wire.counters import StreamCounts
 from replicated_db.shell.web.metrics import Metrics, family
 from schemas.features import LATEST
 
@@ -42,7 +42,7 @@ class DatanodeStatus:
     """Reads others' figures; changes nothing."""
 
     def __init__(
-        self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], Snapshot],
+        self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
         heartbeats: Callable[[], int], prepared: Callable[[], bool],
     ) -> None:  # fmt: skip
         self._config = config

@@ -34,7 +34,7 @@ def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica])
     )  # fmt: skip
 
 
-class Follower(follower.Follower):
+class OMFollower(follower.Follower):
     """Applies ``om.log``, and listens to ``om.audit``."""
 
     def __init__(

@@ -26,7 +26,7 @@ from om_processors.fleet.heartbeats import NOTHING, FleetView
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
-from om_processors.follower import Follower, make_app, place_group
+from om_processors.follower import OMFollower, make_app, place_group
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.flusher import Flusher
 from om_processors.leading.gateway import Gateway
@@ -37,15 +37,15 @@ from om_processors.leading.pulse import Pulse
 from om_processors.namespace.context import Allocation, Contexts
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.fleet_api import FleetApi
-from om_processors.serving.http_api import HttpApi
+from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.startup import allowed_session_timeout_ms, check_topics
-from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
-from replicated_db.core.leading.leader import Effective, Limits
+from replicated_db.core.leading.leader import Effective, LeaderLimits
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
 from replicated_db.shell.follower import rest_while_leading
@@ -64,7 +64,7 @@ from schemas.topics import OM_LOG
 log = logging.getLogger("stratolog.node")
 
 
-class Node:
+class OMNode:
     """Everything of one process, wired."""
 
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
@@ -123,7 +123,7 @@ class Node:
             replica,
             self.logs[shard],
             OMService(self.contexts[shard]),
-            Limits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
+            LeaderLimits(barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms),
             clock=self.clock,
             ids=SystemIds(),
             address=config.address,
@@ -139,7 +139,7 @@ class Node:
             settled=partial(self._settled, shard),
         )  # fmt: skip
 
-    def _applied(self, replica: Replica, outcome: Outcome) -> None:
+    def _applied(self, replica: Replica, outcome: Offered) -> None:
         """Count the requests of a batch that this node wrote as leader, whoever applies it here."""
         shard, batch = replica.identity.shard, outcome.record
         if isinstance(batch, Batch) and self.loops[shard].claimed(batch.nonce):
@@ -156,13 +156,13 @@ class Node:
         """Return the Faust app with the followers and the HTTP API."""
         app = make_app(self.config, secrets.token_hex(4), fatal)
         when_brokers_answer(partial(place_group, self.config, app.conf.id, self.replicas))
-        Follower(
+        OMFollower(
             self.config, self.replicas, self.loops, self.follower_logs, self.outbox, self.notes.info, fatal
         ).attach(app)
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
-        HttpApi(self.replicas, self.consistency, status, fatal).attach(app)
+        OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
@@ -236,7 +236,7 @@ def run(config: NodeConfig) -> None:
     try:
         topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))
         config = replace(config, session_timeout_ms=allowed_session_timeout_ms(config, topics, log.warning))
-        node = Node(config, topics.log_topic_id)
+        node = OMNode(config, topics.log_topic_id)
         app = node.app()
     except (StopProcess, LogUnavailable) as error:
         fatal(error)

@@ -24,8 +24,8 @@ from producers.reads.read_views import BucketView, KeyView, ListedBucket, Listed
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
+from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from producers.requests.keys import block_of, session_of
-from producers.requests.pipeline import Pipeline, Settings, make_settings
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
@@ -61,10 +61,10 @@ class AsyncClient:
         connect_timeout_ms: int = 15_000,
         cluster_secret: ClusterSecret | None = None,
         streams: StreamOptions | None = None,
-        open_pipeline: Callable[[Settings], Pipeline] = Pipeline,
+        open_pipeline: Callable[[RequestSettings], RequestEngine] = RequestEngine,
     ) -> None:
         self._open_pipeline = open_pipeline
-        self._settings: Settings = make_settings(
+        self._settings: RequestSettings = make_settings(
             bootstrap_servers,
             caller=caller,
             deadline_ms=deadline_ms,
@@ -77,7 +77,7 @@ class AsyncClient:
             read_from, deadline_ms=deadline_ms, positions=lambda: self.positions,
             find=partial(find_nodes, common_settings(bootstrap_servers)),
         )  # fmt: skip
-        self._pipeline: Pipeline | None = None
+        self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
         self._files: tuple[Client, ThreadPoolExecutor] | None = None
         """What opens files, and where they work; made for the first one."""
@@ -93,7 +93,7 @@ class AsyncClient:
             self._pipeline = await asyncio.to_thread(self._open_pipeline, self._settings)
 
     @property
-    def pipeline(self) -> Pipeline:
+    def pipeline(self) -> RequestEngine:
         """The connected pipeline; raises RuntimeError before :meth:`connect`."""
         if self._pipeline is None:
             raise RuntimeError("the client is not connected: use it in 'async with', or await connect()")

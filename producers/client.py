@@ -23,8 +23,8 @@ from producers.reads.read_views import BucketView, KeyView, ListedBucket, Listed
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
+from producers.requests.engine import RequestEngine, make_settings
 from producers.requests.keys import block_of, session_of
-from producers.requests.pipeline import Pipeline, make_settings
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
@@ -86,20 +86,20 @@ class Client:
         options = arguments.optional("streams", streams, StreamOptions)
         reads = Reads(read_from, deadline_ms=deadline_ms, find=partial(find_nodes, common_settings(bootstrap_servers)))
         try:
-            pipeline = Pipeline(settings)
+            pipeline = RequestEngine(settings)
         except BaseException:
             reads.close()
             raise
         self._join(pipeline, reads, options)
 
     @classmethod
-    def over(cls, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None = None) -> Self:
+    def over(cls, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None = None) -> Self:
         """Return a client over an open pipeline and reads, which it closes with itself."""
         client = cls.__new__(cls)
         client._join(pipeline, reads, streams)
         return client
 
-    def _join(self, pipeline: Pipeline, reads: Reads, streams: StreamOptions | None) -> None:
+    def _join(self, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None) -> None:
         self.pipeline = pipeline
         self.reads = reads
         self.streams = KeyStreams(reads, streams)
@@ -135,7 +135,7 @@ class Client:
 
         The future's exception is one of ``producers.errors``; it cannot be cancelled. Requests of one volume are
         executed in the order of their submission unless one of them has to be sent again. Raises as
-        :meth:`producers.requests.pipeline.Pipeline.submit` does.
+        :meth:`producers.requests.engine.RequestEngine.submit` does.
 
         >>> from schemas.records.messages import CreateVolume
         >>> futures = [client.submit(CreateVolume(volume=f"vol{n}")) for n in range(9)]  # doctest: +SKIP

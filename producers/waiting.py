@@ -17,7 +17,7 @@ WORD_EACH_MS = 10_000
 """How often it is said from then on."""
 
 
-class Patience:
+class SlowWait:
     """One thing that may take long; for one thread."""
 
     def __init__(self, what: str) -> None:

@@ -17,7 +17,7 @@ from schemas.topics import OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import SparkSettings
 from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
-from spark_streaming.verdicts.core.matching import Limits
+from spark_streaming.verdicts.core.matching import MatchingLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class AuditConfig:
         return self.work_dir / "health.json"
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> MatchingLimits:
         """Limits of a shard's audit."""
-        return Limits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
+        return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
 
     def spark(self) -> SparkSettings:
         """Return the session's settings; raises ValueError if no jar is named."""

@@ -35,7 +35,7 @@ from schemas.records.packets import CELL_BYTES
 from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, DISK_FULL, FAILED, NO_SUCH_BLOCK
 
 if TYPE_CHECKING:
-    from datanode_processors.blocks.block_writer import BlockWriter
+    from datanode_processors.blocks.block_writer import BlockFileWriter
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class BlockFile:
         self.exists = False
         self.loaded = False
         self.pins = 0
-        self.writer: BlockWriter | None = None
+        self.writer: BlockFileWriter | None = None
         self._container: Container | None = None
         self._containers = containers
         self.fsync = fsync

@@ -30,7 +30,7 @@ from threading import Lock
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile, block_error
-from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.containers import CONTAINERS, Containers, ContainerUsage
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, check_cell_bytes
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, FsyncCount
@@ -149,7 +149,7 @@ class BlockStore:
         *,
         repair: bool = False,
         alive: Callable[[], bool] | None = None,
-    ) -> BlockWriter:
+    ) -> BlockFileWriter:
         """Begin to write a block at ``offset``, at most its written length; nothing that it has is cut off.
 
         ``alive`` tells, without waiting, whether the stream still lives when another wants the block. ``repair`` is for bytes that were verified against
@@ -182,7 +182,7 @@ class BlockStore:
 
     def _take(
         self, block: BlockFile, offset: int, bytes_per_checksum: int, repair: bool, alive: Callable[[], bool] | None
-    ) -> BlockWriter:
+    ) -> BlockFileWriter:
         with self._lock:
             if block.key in self._deleted:
                 raise BlockError(BLOCK_DELETED, f"{block.path} has been deleted")
@@ -195,7 +195,7 @@ class BlockStore:
         if not 0 <= offset <= block.written:
             raise BlockError(OUT_OF_ORDER, f"{block.path} has {block.written} bytes, not {offset}", block.written)
         block.set_cell_bytes(bytes_per_checksum)
-        block.writer = writer = BlockWriter(self, block, offset, repair=repair, alive=alive)
+        block.writer = writer = BlockFileWriter(self, block, offset, repair=repair, alive=alive)
         return writer
 
     def flush(self, container_id: int, local_id: int) -> int:

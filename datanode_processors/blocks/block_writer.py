@@ -5,7 +5,7 @@ Rules:
 1. A writer goes on where it stands: a packet may begin at or below the end of the last one (or of where it was opened), never beyond.
 2. What is below the committed length is not written again: such bytes are compared with those that are stored, and have to be equal. A
    writer that repairs is exempt.
-3. A writer ends by :meth:`BlockWriter.close`, or from outside: the block is deleted, reclaimed, its container closed, an fsync failed, or
+3. A writer ends by :meth:`BlockFileWriter.close`, or from outside: the block is deleted, reclaimed, its container closed, an fsync failed, or
    another stream has taken the block over because this one is *dead*: closed, said to be dead by whoever opened it, or idle for
    STALE_WRITER_S. Its next call raises what ended it.
 """
@@ -30,7 +30,7 @@ STALE_WRITER_S = 10.0
 """Seconds without a packet after which a newer stream of the same block may take it over."""
 
 
-class BlockWriter:
+class BlockFileWriter:
     """Writes a block from where it was opened on. For one thread; ``end`` may come from others."""
 
     def __init__(

@@ -33,7 +33,7 @@ from datanode_processors.pipeline.core.block_service import (
 from datanode_processors.pipeline.core.election import Silence, claim_after_ms, tick_interval_ms
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.leading.leader import Limits
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Clock, LogUnavailable
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher, UnfitToLead
@@ -93,7 +93,7 @@ class Pipeline:
         self.proposals = Proposals(
             BlockService(partition=self.partition, node=config.node), outbox, first=self._missing_row
         )
-        limits = Limits(
+        limits = LeaderLimits(
             max_batch_bytes=MAX_BATCH_BYTES, max_request_bytes=MAX_REQUEST_BYTES, max_in_flight=MAX_IN_FLIGHT,
             barrier_interval_ms=config.barrier_interval_ms, scrub_interval_ms=config.scrub_interval_ms,
         )  # fmt: skip

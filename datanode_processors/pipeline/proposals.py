@@ -18,7 +18,7 @@ from typing import Any
 
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import BlockService
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import Executed, Proposal, Refusal, Reply
 from replicated_db.core.ports import Appender, DeliveryReport, Entry, Log
@@ -127,7 +127,7 @@ class Proposals:
 
     # -- outbox ----------------------------------------------------------------------------------------------------
 
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
+    def publish(self, replica: Replica, outcome: Offered) -> None:
         """Publish what applying a record asks for; its answers come next."""
         self._offset = outcome.position.offset
         self._outbox.publish(replica, outcome)

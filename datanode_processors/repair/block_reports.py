@@ -21,7 +21,7 @@ from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.repair.scrubber import Pace, read_checksums
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.log.position import Position
-from replicated_db.core.ports import Clock, Snapshot
+from replicated_db.core.ports import Clock, StoreSnapshot
 from replicated_db.shell.follower import NO_REPLICA_REPORT
 from replicated_db.shell.logs import Note
 from replicated_db.shell.reports import Headers
@@ -59,7 +59,7 @@ class BlockReports:
         self._fatal = fatal
         self._stop = threading.Event()
         self._pace = Pace(SCAN_BYTES_PER_SECOND, self._stop)
-        self._queue: Queue[tuple[Pipeline, Position, Snapshot] | None] = Queue(MAX_WAITING)
+        self._queue: Queue[tuple[Pipeline, Position, StoreSnapshot] | None] = Queue(MAX_WAITING)
         self._scanning: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="block-reports", daemon=True)
         self._thread.start()
@@ -103,7 +103,7 @@ class BlockReports:
                 snapshot.close()
                 self._scanning.discard(pipeline.partition)
 
-    def _scan(self, pipeline: Pipeline, position: Position, snapshot: Snapshot) -> BlockReport:
+    def _scan(self, pipeline: Pipeline, position: Position, snapshot: StoreSnapshot) -> BlockReport:
         containers: list[ContainerDigest] = []
         complete, named = True, 0
         for container_id in containers_of(snapshot):

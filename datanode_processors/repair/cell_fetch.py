@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.core.checksums import cell_range, checksum_at
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
@@ -65,7 +65,7 @@ def fetch_cells(
 
 
 def _fetch_run(
-    peer: Peer, writer: BlockWriter, request: ReadBlock | SalvageBlock, row: BlockRow, fetched: set[int]
+    peer: Peer, writer: BlockFileWriter, request: ReadBlock | SalvageBlock, row: BlockRow, fetched: set[int]
 ) -> None:
     """Write the cells of a request as they come from a peer, and add their numbers to ``fetched``."""
     for offset, data, _ in peer.read_block(request):

@@ -29,7 +29,7 @@ from datanode_processors.pipeline.core.block_service import blocks_of, container
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
 from datanode_processors.repair.core.away import Away
-from datanode_processors.repair.core.repairs import Place, Repairs, Taken
+from datanode_processors.repair.core.repairs import Place, Repairs, RepairTask
 from datanode_processors.wire.peer import Peer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.logs import Note
@@ -278,7 +278,7 @@ class Verifier:
             self._fetched(pipeline, taken, length)
             self._changed()
 
-    def _next_to_fetch(self) -> Taken | None:
+    def _next_to_fetch(self) -> RepairTask | None:
         with self._lock:
             while not self._stopping:
                 now_s = time.monotonic()
@@ -288,7 +288,7 @@ class Verifier:
                 self._lock.wait(IDLE_WAIT_S if due_s is None else min(due_s - now_s, IDLE_WAIT_S))
         return None
 
-    def _fetched(self, pipeline: Pipeline, taken: Taken, length: int | None) -> None:
+    def _fetched(self, pipeline: Pipeline, taken: RepairTask, length: int | None) -> None:
         """Take note that a block was found right up to ``length``, or deleted (None); rule 5."""
         key = taken.place[1]
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datanode_processors.errors import MAX_MESSAGE_CHARACTERS, MAX_NAME_CHARACTERS, BlockError, shown
 from datanode_processors.wire.core.stream import MAX_WINDOW_BYTES
 from datanode_processors.wire.counters import Counters
-from datanode_processors.wire.forwarding import Forwarding, Node, stream_request
+from datanode_processors.wire.forwarding import Forwarding, StreamHost, stream_request
 from datanode_processors.wire.ports import Note
 from datanode_processors.wire.reading import send_block
 from datanode_processors.wire.wire import Wire, WireClosed, error_frame, hello_frame, read_hello, read_record
@@ -19,10 +19,10 @@ from schemas.records.datanode import Hello, ReadBlock, SalvageBlock
 from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
 
 
-class Connection:
+class ServedConnection:
     """Serves one peer on the thread that calls ``serve``."""
 
-    def __init__(self, node: Node, wire: Wire, counters: Counters, note: Note) -> None:
+    def __init__(self, node: StreamHost, wire: Wire, counters: Counters, note: Note) -> None:
         self.wire = wire
         self.peer = ""
         self.streaming = False

@@ -21,7 +21,7 @@ OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class StreamCounts:
     """Counts since the server started; ``connections`` and ``streams`` are those of now. Bytes by peer, headers included."""
 
     connections: int
@@ -38,7 +38,7 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class Outcome:
+class StreamOutcome:
     """How a stream ended; neither is a failure."""
 
     completed: bool = False
@@ -81,14 +81,14 @@ class Counters:
             self._counts["requests"] += 1
 
     @contextmanager
-    def stream(self, limit: int) -> Iterator[Outcome]:
+    def stream(self, limit: int) -> Iterator[StreamOutcome]:
         """Count a stream while it runs; raises OVERLOADED if ``limit`` run already."""
         with self._lock:
             if self._streams >= limit:
                 raise BlockError(stream_errors.OVERLOADED, f"{limit} streams are open here, and no more are taken")
             self._streams += 1
             self._counts["opened"] += 1
-        outcome = Outcome()
+        outcome = StreamOutcome()
         try:
             yield outcome
         finally:
@@ -102,7 +102,7 @@ class Counters:
         """Streams that are open."""
         return self._streams
 
-    def snapshot(self, connections: int) -> Snapshot:
+    def snapshot(self, connections: int) -> StreamCounts:
         """Return the counts, of ``connections`` accepted ones that are open."""
         with self._lock:
             coming, going = self._in.copy(), self._out.copy()
@@ -110,7 +110,7 @@ class Counters:
             for wire, peer in self._peers.items():
                 self._add(coming, going, wire, peer)
                 packets += wire.packets
-            return Snapshot(
+            return StreamCounts(
                 connections=connections,
                 streams=self._streams,
                 streams_opened=self._counts["opened"],

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.stream import Below, StreamState, check_open, patience_s, place_in
-from datanode_processors.wire.ports import Blocks, Pipelines, Writer
+from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
 from datanode_processors.wire.wire import (
     HANG_UP,
     Wire,
@@ -42,14 +42,14 @@ TAKEOVER_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class StreamHost:
     """The datanode that serves a connection."""
 
     name: str
     cluster: str
-    limits: Limits
+    limits: WireLimits
     blocks: Blocks
-    pipelines: Pipelines
+    pipelines: PipelineRequests
     attach: Callable[[Wire, str], None]
     """Told of each connection to another datanode, with that one's name, for the counters."""
     detach: Callable[[Wire], None]
@@ -78,7 +78,7 @@ class Child:
 class Forwarding:
     """Runs one stream, from its OPEN to the acknowledgement of its END."""
 
-    def __init__(self, node: Node, upstream: Wire, opening: FrameHeader, request: OpenStream) -> None:
+    def __init__(self, node: StreamHost, upstream: Wire, opening: FrameHeader, request: OpenStream) -> None:
         """Check the stream's OPEN; raises BlockError (INVALID_REQUEST, or what the pipeline says)."""
         check_open(request)
         self.state = StreamState(request, opening.sequence, place_in(request.routes, node.name))

@@ -73,7 +73,7 @@ class Readable:
     """Bytes of it that are here (None: all); fewer in an unhealthy block, of which the whole cells may be read."""
 
 
-class Pipelines(Protocol):
+class PipelineRequests(Protocol):
     """The pipelines of this datanode. Many threads use it."""
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:

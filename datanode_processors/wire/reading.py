@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from struct import Struct
 
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.forwarding import Node
+from datanode_processors.wire.forwarding import StreamHost
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.wire import Wire
 from schemas import stream_errors
@@ -42,7 +42,7 @@ def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int
     return start, stop - start
 
 
-def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock | SalvageBlock) -> None:
+def send_block(node: StreamHost, wire: Wire, asked: FrameHeader, request: ReadBlock | SalvageBlock) -> None:
     """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone."""
     readable = node.pipelines.readable(request)
     start, length = cells_of(request, readable)
@@ -67,7 +67,7 @@ def send_block(node: Node, wire: Wire, asked: FrameHeader, request: ReadBlock | 
 
 
 def _cells(
-    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, start: int, stop: int
+    node: StreamHost, request: ReadBlock | SalvageBlock, readable: Readable, start: int, stop: int
 ) -> Iterable[tuple[int, memoryview, int]]:
     if readable.stored is not None and readable.stored < readable.length:
         # A cell that is cut through has no checksum that it could be verified against.
@@ -85,7 +85,7 @@ def _cells(
 
 
 def _check(
-    node: Node, request: ReadBlock | SalvageBlock, readable: Readable, offset: int, length: int, crc: int
+    node: StreamHost, request: ReadBlock | SalvageBlock, readable: Readable, offset: int, length: int, crc: int
 ) -> None:
     cell, within = divmod(offset, readable.bytes_per_checksum)
     whole = min(readable.bytes_per_checksum, readable.length - offset)

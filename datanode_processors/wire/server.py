@@ -17,11 +17,11 @@ import threading
 import time
 
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.connection import Connection
-from datanode_processors.wire.core.limits import Limits
-from datanode_processors.wire.counters import Counters, Snapshot
-from datanode_processors.wire.forwarding import Node
-from datanode_processors.wire.ports import Blocks, Note, Pipelines
+from datanode_processors.wire.connection import ServedConnection
+from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.counters import Counters, StreamCounts
+from datanode_processors.wire.forwarding import StreamHost
+from datanode_processors.wire.ports import Blocks, Note, PipelineRequests
 from datanode_processors.wire.wire import NO_DESCRIPTOR, SOCKET_BUFFER_BYTES, Room, Wire, error_frame
 from schemas import stream_errors
 from schemas.records.packets import MAX_HELLO_BYTES
@@ -37,18 +37,18 @@ class StreamServer:
     """Serves streams and requests on one port until it is stopped."""
 
     def __init__(
-        self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: Pipelines, note: Note,
-        limits: Limits | None = None,
+        self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests, note: Note,
+        limits: WireLimits | None = None,
     ) -> None:  # fmt: skip
         """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept. Raises OSError if it cannot be bound."""
         self._counters = Counters()
         self._note = note
-        self._node = Node(
-            name=name, cluster=cluster, limits=limits or Limits(), blocks=blocks, pipelines=pipelines,
+        self._node = StreamHost(
+            name=name, cluster=cluster, limits=limits or WireLimits(), blocks=blocks, pipelines=pipelines,
             attach=self._counters.attach, detach=self._counters.detach,
         )  # fmt: skip
         self._lock = threading.Lock()
-        self._connections: dict[Connection, threading.Thread] = {}
+        self._connections: dict[ServedConnection, threading.Thread] = {}
         self._room = Room(self._node.limits.max_large_bytes)
         self._stopping = False
         self._socket = self._listen(host, port)
@@ -61,7 +61,7 @@ class StreamServer:
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
         self._accepting.start()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StreamCounts:
         """Return what was counted, for the metrics."""
         with self._lock:
             connections = len(self._connections)
@@ -171,7 +171,7 @@ class StreamServer:
         except OSError:
             sock.close()  # the peer has gone already
             return
-        connection = Connection(self._node, wire, self._counters, self._note)
+        connection = ServedConnection(self._node, wire, self._counters, self._note)
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"{self._node.name}-connection", daemon=True
         )
@@ -187,7 +187,7 @@ class StreamServer:
             self._note_failure(f"a connection could not be served: {error}")
             self._refuse(sock, "no thread can be started here")
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: ServedConnection) -> None:
         self._counters.attach(connection.wire, "")
         try:
             connection.serve()

@@ -19,9 +19,9 @@ from om_processors.namespace.context import (
     AnyHandler,
     Authorizer,
     PreExecuteContext,
-    Prepared,
+    RequestPreparation,
     Result,
-    Transaction,
+    RowTransaction,
 )
 from replicated_db.core.execution.service import shortened
 from schemas.features import level_of_command
@@ -46,7 +46,7 @@ def _handler(body: RequestBody) -> AnyHandler:
     return handler
 
 
-def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
+def pre_execute(request: Request, context: PreExecuteContext) -> RequestPreparation:
     """Check a request as far as that needs no state, and choose time, ids and blocks for it.
 
     Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
@@ -58,7 +58,7 @@ def pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
         raise OMError(error.status, shortened(error.message)) from error
 
 
-def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
+def _pre_execute(request: Request, context: PreExecuteContext) -> RequestPreparation:
     body = request.body
     handler = _handler(body)
     handler.check(body)
@@ -72,7 +72,7 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     if handler.admit is not None:
         handler.admit(body, context)
     object_id = ids.object_id(context.shard, context.index)
-    return Prepared(
+    return RequestPreparation(
         body=body,
         caller=request.caller,
         index=context.index,
@@ -83,7 +83,7 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> Prepared:
     )
 
 
-def apply_request(prepared: Prepared, tx: Transaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
+def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
     """Authorize and validate a prepared request against the state, write its operations, return its result.
 
     Raises OMError if it is refused (a request that needs a later feature level than the shard's, too), ValueError if the transaction was minted for another index.
@@ -103,7 +103,7 @@ def _check_level(body: RequestBody, level: int) -> None:
 
 
 def execute(
-    request: Request, tx: Transaction, context: PreExecuteContext, authorizer: Authorizer = ALLOW_ALL
+    request: Request, tx: RowTransaction, context: PreExecuteContext, authorizer: Authorizer = ALLOW_ALL
 ) -> Result:
     """Execute a request as the leader does: :func:`pre_execute`, then :func:`apply_request`."""
     return apply_request(pre_execute(request, context), tx, authorizer)

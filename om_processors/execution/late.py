@@ -10,7 +10,7 @@ from __future__ import annotations
 from om_processors.errors import OMError
 from om_processors.execution.execute import apply_request, pre_execute
 from om_processors.execution.service import STATUS_OF, refusal_response
-from om_processors.namespace.context import Contexts, Prepared, Result
+from om_processors.namespace.context import Contexts, RequestPreparation, Result
 from replicated_db.core.errors import BrokenLog
 from replicated_db.core.execution.service import Executed, Proposal, Refusal, error_text
 from replicated_db.core.execution.transaction import Transaction
@@ -56,7 +56,7 @@ class OMExecutor:
         if status == codes.OK:
             try:
                 result = apply_request(
-                    Prepared(
+                    RequestPreparation(
                         body=request.body, caller=request.caller, index=transaction.index, now_ms=timestamp_ms,
                         object_id=logged.object_id, session_id=logged.session_id, blocks=logged.blocks,
                     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Clock
 from replicated_db.shell.reports import AuditReports
@@ -23,7 +23,7 @@ class KafkaOutbox(AuditReports):
 
     def __init__(
         self, bootstrap_servers: str, clock: Clock, log: Callable[[str], None], fatal: Callable[[BaseException], None],
-        observe: Callable[[Replica, Outcome], None] | None = None,
+        observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(bootstrap_servers, OM_AUDIT, clock, log, fatal, observe)
 

@@ -1,6 +1,6 @@
 """The contracts of execution: what it reads and writes, what only the leader chooses, what a request type provides.
 
-A request goes through four steps (design, section 4), each pure: *preExecute* turns it into a :class:`Prepared`, an
+A request goes through four steps (design, section 4), each pure: *preExecute* turns it into a :class:`RequestPreparation`, an
 explicit value that holds everything only a leader may choose (time, ids, blocks); *authorize*, *validate* and
 *operations* see nothing but that value and the state, so whoever executes a Prepared on equal state gets equal
 operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`` lists them.
@@ -40,7 +40,7 @@ class ReadView(Protocol):
         ...
 
 
-class Transaction(ReadView, Protocol):
+class RowTransaction(ReadView, Protocol):
     """One request's reads (its own writes included) and writes; discarded if the execution raises."""
 
     index: int
@@ -126,7 +126,7 @@ class Contexts:
 
 
 @record
-class Prepared:
+class RequestPreparation:
     """A request with everything that the leader chose; enough to execute it anywhere."""
 
     body: RequestBody
@@ -141,7 +141,7 @@ class Prepared:
 class Authorizer(Protocol):
     """Decides whether a caller may do what it asks."""
 
-    def authorize(self, prepared: Prepared, view: ReadView) -> None:
+    def authorize(self, prepared: RequestPreparation, view: ReadView) -> None:
         """Raise OMError if ``prepared.caller`` may not; pure in its arguments, and writes nothing."""
         ...
 
@@ -149,7 +149,7 @@ class Authorizer(Protocol):
 class AllowAll:
     """Everyone may do everything (Ozone's default, ``ozone.acl.enabled = false``)."""
 
-    def authorize(self, prepared: Prepared, view: ReadView) -> None:
+    def authorize(self, prepared: RequestPreparation, view: ReadView) -> None:
         """Allow it."""
 
 
@@ -167,7 +167,7 @@ class RequestHandler(Generic[Body]):
 
     body: type[Body]
     check: Callable[[Body], None]
-    apply: Callable[[Body, Prepared, Transaction], Result]
+    apply: Callable[[Body, RequestPreparation, RowTransaction], Result]
     blocks: Callable[[Body, PreExecuteContext, int], list[BlockLocation]] | None = None
     admit: Callable[[Body, PreExecuteContext], None] | None = None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from om_processors.errors import OMError
 from om_processors.namespace import ids, tables
-from om_processors.namespace.context import ReadView, Transaction
+from om_processors.namespace.context import ReadView, RowTransaction
 from replicated_db.core.tables.merge import decode_int64, encode_int64
 from schemas.column_families import ADD_INT64, BUCKET_TABLE, USAGE_TABLE
 from schemas.records.messages import UNLIMITED
@@ -44,20 +44,20 @@ def read(view: ReadView, counter: bytes) -> int:
     return decode_int64(view.get(USAGE_TABLE, counter))
 
 
-def create(tx: Transaction, *counters: bytes) -> None:
+def create(tx: RowTransaction, *counters: bytes) -> None:
     """Create counters at 0."""
     for counter in counters:
         tx.put(USAGE_TABLE, counter, _ZERO)
 
 
-def add(tx: Transaction, counter: bytes, amount: int) -> None:
+def add(tx: RowTransaction, counter: bytes, amount: int) -> None:
     """Change a counter by ``amount``; by 0 nothing is written."""
     if amount:
         operand = _ONE if amount == 1 else _MINUS_ONE if amount == -1 else encode_int64(amount)
         tx.merge(USAGE_TABLE, counter, ADD_INT64, operand)
 
 
-def remove(tx: Transaction, *counters: bytes) -> None:
+def remove(tx: RowTransaction, *counters: bytes) -> None:
     """Delete counters with their owner."""
     for counter in counters:
         tx.delete(USAGE_TABLE, counter)
@@ -118,7 +118,7 @@ def admit_key(view: ReadView, bucket: BucketInfo, size_bytes: int, replaced: Key
             )
 
 
-def add_key_usage(tx: Transaction, volume: str, bucket: str, more_bytes: int, more_keys: int) -> None:
+def add_key_usage(tx: RowTransaction, volume: str, bucket: str, more_bytes: int, more_keys: int) -> None:
     """Change a bucket's usage by committed bytes and keys."""
     add(tx, tables.used_bytes_key(volume, bucket), more_bytes)
     add(tx, tables.used_keys_key(volume, bucket), more_keys)

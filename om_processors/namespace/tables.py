@@ -26,7 +26,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from om_processors.errors import OMError
-from om_processors.namespace.context import ReadView, Transaction
+from om_processors.namespace.context import ReadView, RowTransaction
 from schemas.codecs.codec import decode_as, encode, encode_at
 from schemas.column_families import (
     BUCKET_TABLE,
@@ -193,22 +193,22 @@ def require_bucket(view: ReadView, volume: str, bucket: str) -> BucketInfo:
     return decode_bucket(value)
 
 
-def put_volume(tx: Transaction, info: VolumeInfo) -> None:
+def put_volume(tx: RowTransaction, info: VolumeInfo) -> None:
     """Write a volume's row."""
     tx.put(VOLUME_TABLE, volume_key(info.volume), encode(info))
 
 
-def put_bucket(tx: Transaction, info: BucketInfo) -> None:
+def put_bucket(tx: RowTransaction, info: BucketInfo) -> None:
     """Write a bucket's row."""
     tx.put(BUCKET_TABLE, bucket_key(info.volume, info.bucket), encode(info))
 
 
-def put_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
+def put_key(tx: RowTransaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of keyTable."""
     tx.put(KEY_TABLE, key, encode_at(info, tx.feature_level))
 
 
-def put_open_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
+def put_open_key(tx: RowTransaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of openKeyTable."""
     level = tx.feature_level
     value = encode_at(info, level)
@@ -217,7 +217,7 @@ def put_open_key(tx: Transaction, key: bytes, info: KeyInfo) -> None:
     tx.put(OPEN_KEY_TABLE, key, value)
 
 
-def put_deleted(tx: Transaction, info: KeyInfo) -> None:
+def put_deleted(tx: RowTransaction, info: KeyInfo) -> None:
     """Write a row of deletedTable: blocks that nothing refers to any more."""
     tx.put(
         DELETED_TABLE,
@@ -242,7 +242,7 @@ def get_pipeline(view: ReadView, partition: int) -> PipelineRow | None:
     return None if value is None else decode_as(PipelineRow, value)
 
 
-def put_pipeline(tx: Transaction, row: PipelineRow) -> None:
+def put_pipeline(tx: RowTransaction, row: PipelineRow) -> None:
     """Write a pipeline's row."""
     tx.put(PIPELINE_TABLE, pipeline_key(row.partition), encode(row))
 
@@ -258,6 +258,6 @@ def get_datanode(view: ReadView, datanode: str) -> DatanodeRow | None:
     return None if value is None else decode_as(DatanodeRow, value)
 
 
-def put_datanode(tx: Transaction, row: DatanodeRow) -> None:
+def put_datanode(tx: RowTransaction, row: DatanodeRow) -> None:
     """Write a datanode's row."""
     tx.put(DATANODE_TABLE, row.datanode.encode(), encode(row))

@@ -35,7 +35,7 @@ LISTINGS = ScanThreads("listing", MAX_LISTINGS)
 """Of this process: a page of large rows takes too long for the event loop."""
 
 
-class HttpApi:
+class OMHttpApi:
     """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
 
     def __init__(
@@ -57,7 +57,7 @@ class HttpApi:
             return view.text(self._status.metrics(), content_type=CONTENT_TYPE)
 
         @app.page("/v1/shards/{shard}/read-index")
-        class ReadIndex(View):
+        class ReadIndexPage(View):
             async def post(view, request: Any, shard: str) -> Any:  # noqa: ARG002, N805 - Faust's signature
                 status, body = await answered(lambda: self.read_index(shard))
                 return view.json(body, status=status)

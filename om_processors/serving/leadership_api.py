@@ -48,7 +48,7 @@ class LeadershipApi:
         handle = self._handle
 
         @app.page(f"/v1/shards/{{shard}}/{what}", name=f"v1/{what}")
-        class Page(View):
+        class ChangePage(View):
             async def post(view, request: Any, shard: str) -> Any:  # noqa: N805 - Faust's signature
                 status, body = await answered(lambda: handle(call, parameters, request.query, shard))
                 return view.json(body, status=status)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from producers.blocks.core.stream_window import Buffer, Packet
-from producers.blocks.datanode_connection import Connection
+from producers.blocks.datanode_connection import DatanodeConnection
 from schemas.codecs.codec import Undecodable, decode_as, encode
 from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
 from schemas.records.packets import FrameHeader, Kind, encode_header
@@ -57,7 +57,7 @@ class BlockStream(Protocol):
 class PacketStream:
     """A stream through a spanning tree, on its own connection to the primary."""
 
-    def __init__(self, connection: Connection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
+    def __init__(self, connection: DatanodeConnection, opening: OpenStream, *, stream: int, silence_ms: int) -> None:
         self._connection = connection
         self._opening = opening
         self._stream = stream
@@ -130,16 +130,22 @@ class ChunkStream:
     """
 
     def __init__(
-        self, connect: Callable[[], Connection], *, partition: int, container_id: int, local_id: int, silence_ms: int
+        self,
+        connect: Callable[[], DatanodeConnection],
+        *,
+        partition: int,
+        container_id: int,
+        local_id: int,
+        silence_ms: int,
     ) -> None:
         self._connect = connect
-        self._connections: list[Connection] = []
+        self._connections: list[DatanodeConnection] = []
         self._partition = partition
         self._container_id = container_id
         self._local_id = local_id
         self._silence_ms = silence_ms
         self._sent = 0
-        self._under_way: deque[tuple[Connection, int]] = deque()
+        self._under_way: deque[tuple[DatanodeConnection, int]] = deque()
         """The chunks that are not answered: where each was sent, and its end."""
 
     def close(self) -> None:
@@ -191,7 +197,7 @@ class ChunkStream:
                 acknowledged(offset)
         return None
 
-    def _connection_for(self, number: int) -> Connection:
+    def _connection_for(self, number: int) -> DatanodeConnection:
         if number == len(self._connections):
             self._connections.append(self._connect())
             self._connections[-1].doing = f"WriteChunk of block {self._container_id}/{self._local_id}"

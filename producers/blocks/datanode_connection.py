@@ -68,7 +68,7 @@ _TIMEVAL = Struct("ll")
 Answer = TypeVar("Answer")
 
 
-class Connection:
+class DatanodeConnection:
     """One connection; for one thread at a time. Every method may raise DatanodeError.
 
     Raises DatanodeError if the datanode cannot be reached or is of another cluster or version.
@@ -339,14 +339,14 @@ class Datanodes:
             max_payload_bytes=MAX_PAYLOAD_BYTES,
         )
         self._lock = threading.Lock()
-        self._idle: dict[str, list[Connection]] = {}
+        self._idle: dict[str, list[DatanodeConnection]] = {}
         self._turns = threading.BoundedSemaphore(max_conversations)
         self._closed = False
 
-    def connect(self, member: Member, *, timeout_ms: int | None = None) -> Connection:
+    def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
         """Open a new connection, for a stream; one for a request takes no longer than ``timeout_ms`` to connect, and to say HELLO."""
         limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
-        connection = Connection(
+        connection = DatanodeConnection(
             member.address, self._hello, datanode=member.datanode,
             connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
             hello_timeout_ms=timeout_ms,
@@ -364,7 +364,7 @@ class Datanodes:
         finally:
             self._turns.release()
 
-    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> Connection:
+    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> DatanodeConnection:
         """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
         with self._lock:
             kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
@@ -382,7 +382,7 @@ class Datanodes:
                 return kept.pop()
         return self.connect(member, timeout_ms=timeout_ms)
 
-    def give_back(self, connection: Connection) -> None:
+    def give_back(self, connection: DatanodeConnection) -> None:
         """Keep a connection on which nothing is under way for the next request."""
         with self._lock:
             kept = self._idle.setdefault(connection.address, [])
@@ -408,7 +408,7 @@ class Datanodes:
         Ends early when ``enough`` says so; who has not answered by then, or in ``timeout_ms``, has TIMED_OUT.
         """
         with self.turn():
-            asked: dict[str, Connection] = {}
+            asked: dict[str, DatanodeConnection] = {}
             outcomes: dict[str, Answer | DatanodeError] = {}
             try:
                 for member in members:
@@ -425,7 +425,7 @@ class Datanodes:
         return outcomes
 
     def _begin(
-        self, member: Member, request: Any, asked: dict[str, Connection], outcomes: dict[str, Any], *, timeout_ms: int,
+        self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *, timeout_ms: int,
         fresh: bool = False,
     ) -> None:  # fmt: skip
         connection = None
@@ -444,7 +444,7 @@ class Datanodes:
 
     def _collect(
         self, members: Sequence[Member], request: Any, expect: type[Answer], timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, Connection],
+        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, DatanodeConnection],
         outcomes: dict[str, Answer | DatanodeError],
     ) -> None:  # fmt: skip
         named = {member.datanode: member for member in members}
@@ -478,7 +478,7 @@ class Datanodes:
         for member in members:
             try:
                 hello = self._hello
-                Connection(
+                DatanodeConnection(
                     member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
                     silence_ms=timeout_ms,
                 ).close()  # fmt: skip
@@ -497,7 +497,7 @@ class Datanodes:
             connection.close()
 
 
-def _readable(connections: list[Connection], timeout_s: float) -> list[Connection]:
+def _readable(connections: list[DatanodeConnection], timeout_s: float) -> list[DatanodeConnection]:
     poll = select.poll()
     by_descriptor = {connection.fileno(): connection for connection in connections}
     for descriptor in by_descriptor:

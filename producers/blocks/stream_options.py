@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from producers.blocks.core.stream_window import Limits
+from producers.blocks.core.stream_window import WindowLimits
 from producers.blocks.core.topology import SHAPES, Shape
 from producers.requests import arguments
 from schemas.records.packets import MAX_PACKET_BYTES, PACKET_BYTES
@@ -80,19 +80,19 @@ class StreamOptions:
             )
         self.limits(self.block_bytes)
 
-    def limits(self, block_bytes: int) -> Limits:
+    def limits(self, block_bytes: int) -> WindowLimits:
         """Return the limits of a block of which ``block_bytes`` were allocated; those of a chunk in the old way."""
         block_bytes = min(block_bytes, self.block_bytes)
         if self.commit_way == CommitWay.THROUGH_LOG:
             chunk = MAX_PACKET_BYTES
-            return Limits(
+            return WindowLimits(
                 block_bytes=block_bytes,
                 packet_bytes=chunk,
                 window_bytes=max(self.window_bytes, chunk),
                 flush_bytes=max(self.flush_bytes // chunk, 1) * chunk,
                 buffer_bytes=max(self.client_buffer_bytes, self.flush_bytes, chunk),
             )
-        return Limits(
+        return WindowLimits(
             block_bytes=block_bytes,
             packet_bytes=self.packet_bytes,
             window_bytes=self.window_bytes,

@@ -2,7 +2,7 @@
 
 What belongs here: the three phases and their summary. First the tree is walked for what there is and which volumes
 and buckets it needs; these are created, unless they exist; then each file is read, hashed, opened and committed,
-many at a time. Paths become key names unchanged, ``placement`` says in which volume and bucket, and ``tree`` what
+many at a time. Paths become key names unchanged, ``tree_layout`` says in which volume and bucket, and ``tree`` what
 is skipped. A file's modification time and SHA-256 go into the key's metadata.
 
 With ``writers`` the files' bytes are written too, each file through the datanodes by a thread of its own; without, only
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 from producers.bulk.histogram import Histogram
 from producers.bulk.key_copy import copy
 from producers.bulk.listing import metadata_of
-from producers.bulk.placement import Placement, PlacementRule
 from producers.bulk.tree import FileContent, FoundFile, Skipped, read_file, walk
+from producers.bulk.tree_layout import Placement, PlacementRule
 from producers.errors import StratologError
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of

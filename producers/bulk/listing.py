@@ -10,8 +10,8 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from producers.bulk.placement import Placement
 from producers.bulk.tree import FileContent, FoundFile, Skipped, read_file, walk
+from producers.bulk.tree_layout import Placement
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from schemas.records.rows import KeyInfo
 
@@ -43,7 +43,7 @@ Listing = Mapping[tuple[str, str, str], ListedKey]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class ListingDifference:
     """One key that two listings do not agree on; None where it is absent."""
 
     key: tuple[str, str, str]
@@ -115,10 +115,10 @@ def _listed_key(info: KeyInfo) -> ListedKey:
     )
 
 
-def differences(expected: Listing, actual: Listing) -> list[Difference]:
+def differences(expected: Listing, actual: Listing) -> list[ListingDifference]:
     """Return every key on which two listings do not agree, in order; an empty list means that they are equal."""
     return [
-        Difference(key=key, expected=expected.get(key), actual=actual.get(key))
+        ListingDifference(key=key, expected=expected.get(key), actual=actual.get(key))
         for key in sorted(expected.keys() | actual.keys())
         if expected.get(key) != actual.get(key)
     ]

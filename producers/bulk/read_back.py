@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from producers.bulk.listing import SHA256
-from producers.bulk.placement import Placement
+from producers.bulk.tree_layout import Placement
 from producers.errors import StratologError
 from producers.files.key_reader import KeyReader
 from schemas.records.rows import KeyInfo

@@ -23,12 +23,12 @@ from collections.abc import Sequence
 
 from producers.blocks.block_commit import NOT_REACHED
 from producers.blocks.core.topology import nearest_first
-from producers.blocks.datanode_connection import UNREACHABLE, Connection
+from producers.blocks.datanode_connection import UNREACHABLE, DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError, RequestFailed
 from producers.files.key_streams import KeyStreams
-from producers.waiting import Patience
+from producers.waiting import SlowWait
 from schemas.codecs.codec import encode
 from schemas.records.datanode import Member, ReadBlock, SalvageBlock
 from schemas.records.packets import CELL_BYTES, Kind
@@ -114,14 +114,14 @@ class _BlockReader:
         self._streams = streams
         self._options = options
         self._preferred: Member | None = None
-        self._connection: Connection | None = None
+        self._connection: DatanodeConnection | None = None
         self._next = self._end = 0
         """Where the next packet of the answer under way lies, and where the answer ends."""
         self._ahead = FIRST_READ_BYTES
         self._packet = memoryview(b"")
         self._packet_offset = 0
         self._failovers = 0
-        self._patience = Patience(f"reading block {location.container_id}/{location.local_id}")
+        self._patience = SlowWait(f"reading block {location.container_id}/{location.local_id}")
 
     def take_failovers(self) -> int:
         """Return how often another replica was asked since the last call."""
@@ -220,7 +220,7 @@ class _BlockReader:
         end = min(max(wanted_end, cell + self._ahead), self.location.length)
         request = self._request(pipeline.partition, cell, end - cell, salvage=salvage)
         for fresh in (False, True):
-            connection: Connection | None = None
+            connection: DatanodeConnection | None = None
             try:
                 connection = self._streams.datanodes.borrow(member, fresh=fresh)
                 connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
@@ -249,7 +249,7 @@ class _BlockReader:
             committed_only=True,
         )  # fmt: skip
 
-    def _try_receive(self, connection: Connection, cell: int) -> DatanodeError | None:
+    def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the answer under way."""
         try:
             header, payload = connection.receive(self._streams.datanodes.silence_ms)
@@ -271,7 +271,7 @@ class _BlockReader:
             self._finish_answer(connection)
         return None
 
-    def _finish_answer(self, connection: Connection) -> None:
+    def _finish_answer(self, connection: DatanodeConnection) -> None:
         """Take the end of the answer, and give the connection back."""
         connection.used = True
         try:

@@ -36,7 +36,7 @@ from producers.errors import (
 )
 from producers.files.key_streams import KeyStreams
 from producers.requests.keys import block_of, session_of
-from producers.waiting import Patience
+from producers.waiting import SlowWait
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, RequestBody, Response
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
@@ -88,7 +88,7 @@ class KeyWriter:
         """Whether CommitKey may have been sent, and whether ``_failure`` is what it was answered with."""
         self._failure: BaseException | None = None
         """What was raised first; the key is never committed then."""
-        self._patience = Patience(f"writing {self.path}")
+        self._patience = SlowWait(f"writing {self.path}")
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
             metadata=dict(metadata or {}),

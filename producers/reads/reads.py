@@ -37,7 +37,7 @@ from producers.reads.read_views import (
 )
 from producers.reads.read_words import ROOT, asked, missing
 from producers.requests import arguments
-from producers.waiting import Patience
+from producers.waiting import SlowWait
 from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
 
@@ -213,7 +213,7 @@ class Reads:
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
         deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
         pause_ms = FIRST_PAUSE_MS
-        patience = Patience(asked(path, query))
+        patience = SlowWait(asked(path, query))
         while True:
             outcome = self._round(path, query, deadline_s)
             if not isinstance(outcome, RetryableError):

@@ -1,5 +1,5 @@
 """From a call to an answer over Kafka: retries, expiry, and which answer belongs to which call.
 
-``calls`` is the table of calls (pure), ``pipeline`` the engine that keeps many in flight, ``transport`` Kafka itself.
-Begin with ``pipeline.py``.
+``calls`` is the table of calls (pure), ``engine`` keeps many in flight, ``transport`` Kafka itself.
+Begin with ``engine.py``.
 """

@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from producers.errors import NOT_CONNECTED, NotConnected
 from producers.requests.core.calls import Call
 from producers.requests.listeners import check_listening
-from producers.waiting import WORD_EACH_MS, Patience
+from producers.waiting import WORD_EACH_MS, SlowWait
 from schemas.codecs.envelopes import enveloped_requests
 from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_BROKER_MS
 
@@ -53,7 +53,7 @@ class Transport:
         self._bootstrap_servers = bootstrap_servers
         deadline_s = time.monotonic() + connect_timeout_ms / 1000
         check_listening(bootstrap_servers, connect_timeout_ms / 1000)
-        self._patience = Patience(f"connecting to {bootstrap_servers}")
+        self._patience = SlowWait(f"connecting to {bootstrap_servers}")
         self._producer = Producer(_producer_settings(bootstrap_servers, message_timeout_ms))
         self._consumer = Consumer(_consumer_settings(bootstrap_servers, client_id))
         try:

@@ -14,7 +14,7 @@ Write = tuple[str, bytes, bytes | None]
 """Column family, key, new value (None = remove the row)."""
 
 
-class View(Protocol):
+class StoreView(Protocol):
     """A state of the store that can be read."""
 
     def get(self, cf: str, key: bytes) -> bytes | None:
@@ -24,7 +24,7 @@ class View(Protocol):
         """Iterate over (key, value) in key order from ``start`` (inclusive) to ``stop`` (exclusive; None = the end)."""
 
 
-class Snapshot(View, Protocol):
+class StoreSnapshot(StoreView, Protocol):
     """A view that does not change; close it to let the store reclaim space."""
 
     def close(self) -> None:
@@ -32,26 +32,26 @@ class Snapshot(View, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class RowPage:
     """Rows of one family in key order. ``more``: there may be others behind them, also if ``rows`` is empty: ask again a little later."""
 
     rows: Sequence[tuple[bytes, bytes]]
     more: bool
 
 
-class Store(View, Protocol):
+class Store(StoreView, Protocol):
     """A key-value store with column families. Every method raises StoreFailure if the store fails."""
 
     def write(self, writes: Iterable[Write]) -> None:
         """Write all rows atomically; visible to every read that begins afterwards."""
 
-    def page(self, cf: str, start: bytes, limit: int) -> Page:
+    def page(self, cf: str, start: bytes, limit: int) -> RowPage:
         """Return up to ``limit`` rows from ``start`` on, without going past many removed rows: for walks that may come again."""
 
     def sync(self) -> None:
         """Have all that is written survive a loss of power; without it the last writes may not."""
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StoreSnapshot:
         """Return a snapshot of all families; exact only if nobody writes meanwhile (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:

@@ -20,13 +20,13 @@ from concurrent.futures import Future
 
 from xxhash import xxh3_128_digest
 
-from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import Refused, StopProcess
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Executed, Limits, Proposal, Refusal, Reply
-from replicated_db.core.log.log_reads import Patience, read_log
+from replicated_db.core.leading.leader import Executed, LeaderLimits, Proposal, Refusal, Reply
+from replicated_db.core.log.log_reads import EndPatience, read_log
 from replicated_db.core.log.position import Position
-from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, OffsetOutOfRange, Snapshot, Store
+from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, OffsetOutOfRange, Store, StoreSnapshot
 from replicated_db.core.tables.column_families import Families, families
 from replicated_db.core.tables.merge import MergeOperator
 from replicated_db.core.tables.overlay import Overlay
@@ -42,7 +42,7 @@ READ_LIMIT = 500
 ADDRESS = "local"
 
 
-class OutcomeUnknown(Exception):
+class SubmissionUnknown(Exception):
     """The database was closed, or the submission expired, before its answer was known."""
 
 
@@ -104,11 +104,11 @@ class _Submissions:
             if kind == b"i":
                 future.set_result(int(text))
             elif kind == b"e":
-                future.set_exception(OutcomeUnknown(text.decode()))
+                future.set_exception(SubmissionUnknown(text.decode()))
             else:
                 future.set_exception(Refused(text.decode()))
 
-    def publish(self, replica: Replica, outcome: Outcome) -> None:  # noqa: ARG002 - a port's signature
+    def publish(self, replica: Replica, outcome: Offered) -> None:  # noqa: ARG002 - a port's signature
         """Digests are not reported anywhere; release a scrub's snapshot."""
         if outcome.snapshot is not None:
             outcome.snapshot.close()
@@ -129,14 +129,14 @@ class _Submissions:
             pending, self._pending = self._pending, {}
             self._closed = True
         for _, future in pending.values():
-            future.set_exception(OutcomeUnknown("the database was closed"))
+            future.set_exception(SubmissionUnknown("the database was closed"))
 
 
 class ReplicatedDatabase:
     """One replica of one shard of a service's database."""
 
     def __init__(
-        self, replica: Replica, log: Log, *, limits: Limits, clock: Clock, ids: Ids, replicas: Sequence[str]
+        self, replica: Replica, log: Log, *, limits: LeaderLimits, clock: Clock, ids: Ids, replicas: Sequence[str]
     ) -> None:
         self.replica = replica
         self._log = log
@@ -150,14 +150,14 @@ class ReplicatedDatabase:
         self._following.set()
         self._failure: BaseException | None = None
         self._clock = clock
-        self._patience = Patience()
+        self._patience = EndPatience()
         self._thread = threading.Thread(target=self._run, name=f"database-{replica.identity.node}", daemon=True)
         self._thread.start()
 
     @classmethod
     def open(
         cls, identity: Identity, column_families: Sequence[str], merge_operators: Sequence[MergeOperator] = (), *,
-        store: Callable[[Families], Store], log: Log, replicas: Sequence[str], limits: Limits | None = None,
+        store: Callable[[Families], Store], log: Log, replicas: Sequence[str], limits: LeaderLimits | None = None,
         clock: Clock | None = None, ids: Ids | None = None,
     ) -> ReplicatedDatabase:  # fmt: skip
         """Open a replica and begin to follow its log.
@@ -175,7 +175,7 @@ class ReplicatedDatabase:
         return cls(
             replica,
             log,
-            limits=limits or Limits(),
+            limits=limits or LeaderLimits(),
             clock=clock or SystemClock(),
             ids=ids or SystemIds(),
             replicas=replicas,
@@ -235,7 +235,7 @@ class ReplicatedDatabase:
         self._check_alive()
         return self.replica.store.iterate(cf, start, stop)
 
-    def snapshot(self) -> tuple[Position, Snapshot]:
+    def snapshot(self) -> tuple[Position, StoreSnapshot]:
         """Return a position and a snapshot of every family at it; close the snapshot."""
         self._check_alive()
         position, _, snapshot = self.replica.snapshot()

@@ -23,8 +23,8 @@ import faust
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from replicated_db.core.applying.replica import Outcome, Replica
-from replicated_db.core.log.log_reads import Patience, read_log
+from replicated_db.core.applying.replica import Offered, Replica
+from replicated_db.core.log.log_reads import EndPatience, read_log
 from replicated_db.core.log.quorum import Judgement, Quorum
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Log, LogUnavailable
@@ -227,7 +227,7 @@ class Follower:
     def fill(self, shard: int, end: int) -> None:
         """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
         replica = self._replicas[shard]
-        patience = Patience()
+        patience = EndPatience()
         while (following := replica.read_offset + 1) < end:
             try:
                 entries = read_log(self._logs[shard], following, end - following, FILL_WAIT_S)
@@ -240,7 +240,7 @@ class Follower:
             for entry in entries:
                 self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
 
-    def _publish(self, shard: int, offset: int, outcome: Outcome) -> None:
+    def _publish(self, shard: int, offset: int, outcome: Offered) -> None:
         replica = self._replicas[shard]
         if outcome.reading is Reading.COUNTS:
             self._outbox.publish(replica, outcome)

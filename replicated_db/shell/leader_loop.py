@@ -17,14 +17,14 @@ from typing import Protocol
 
 from xxhash import xxh3_128_digest
 
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.errors import AheadOfLog
 from replicated_db.core.leading.leader import (
     Append,
     Deposed,
     Effective,
     Leader,
-    Limits,
+    LeaderLimits,
     Proposal,
     Reply,
     Service,
@@ -83,7 +83,7 @@ def take_queued(waiting: queue.SimpleQueue[Proposal], limit: int, wait_s: float)
 class Publisher(Protocol):
     """Where reports go."""
 
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
+    def publish(self, replica: Replica, outcome: Offered) -> None:
         """Publish what applying a record asks for: digests at a barrier, evidence."""
 
 
@@ -114,7 +114,7 @@ class LeaderLoop:
     """Leads one shard, for one claim after another. ``lead`` runs on the shard's thread; ``read_index`` on any."""
 
     def __init__(
-        self, replica: Replica, log: Log, service: Service, limits: Limits, *,
+        self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *,
         clock: Clock, ids: Ids, address: str, outbox: Outbox, intake: Callable[[RequestPosition | None], Intake],
         cluster: str, replicas: Sequence[str], hint: Callable[[], RequestPosition | None],
         settled: Callable[[Effective], None] | None = None,
@@ -340,7 +340,7 @@ class LeaderLoop:
             elif self._clock.elapsed_ms() > deadline_ms:
                 raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
 
-    def _take(self, outcome: Outcome) -> None:
+    def _take(self, outcome: Offered) -> None:
         if outcome.reading is Reading.COUNTS:
             self._outbox.publish(self.replica, outcome)
 

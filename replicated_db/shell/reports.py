@@ -14,10 +14,10 @@ from threading import Lock
 
 from confluent_kafka import Producer
 
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.log.position import Position
-from replicated_db.core.ports import Clock, Snapshot
+from replicated_db.core.ports import Clock, StoreSnapshot
 from replicated_db.core.tables.digests import Digests
 from schemas.codecs.codec import encode
 from schemas.records.messages import Evidence
@@ -39,7 +39,7 @@ class AuditReports:
 
     def __init__(
         self, bootstrap_servers: str, topic: str, clock: Clock, log: Callable[[str], None],
-        fatal: Callable[[BaseException], None], observe: Callable[[Replica, Outcome], None] | None = None,
+        fatal: Callable[[BaseException], None], observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
         """``observe`` is told every counting record that this process applies, on the thread that applies it."""
         self._topic = topic
@@ -68,7 +68,7 @@ class AuditReports:
             }
         )
 
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
+    def publish(self, replica: Replica, outcome: Offered) -> None:
         """Publish evidence at once, digests at a barrier, and a scan's digests when a scrub has been scanned."""
         if self._observe is not None:
             self._observe(replica, outcome)
@@ -79,7 +79,7 @@ class AuditReports:
         if outcome.snapshot is not None:
             self._start_scrub(replica, outcome.position, outcome.snapshot)
 
-    def _start_scrub(self, replica: Replica, position: Position, snapshot: Snapshot) -> None:
+    def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
         """Scan in the background, one scan of a shard at a time; one that is left out is `unknown` to the audit."""
         shard = replica.identity.shard
         with self._lock:
@@ -91,7 +91,7 @@ class AuditReports:
         else:
             self._scrubber.submit(self._scrub, replica, position, snapshot)
 
-    def _scrub(self, replica: Replica, position: Position, snapshot: Snapshot) -> None:
+    def _scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
         try:
             digests = replica.scan(snapshot, partial(time.sleep, SCRUB_PAUSE_S))
             self._report(replica, "scrubbed", position, digests, replica.evidence)

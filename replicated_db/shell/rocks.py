@@ -37,7 +37,7 @@ from rocksdict import (
 )
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import Page, Write
+from replicated_db.core.ports import RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 
 WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
@@ -239,13 +239,13 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure("write", error) from error
 
-    def page(self, cf: str, start: bytes, limit: int) -> Page:
+    def page(self, cf: str, start: bytes, limit: int) -> RowPage:
         """Return up to ``limit`` rows from ``start`` on; fewer if MAX_SKIPPED_KEYS removed ones lie between, which are compacted then."""
         rows: list[tuple[bytes, bytes]] = []
         try:
             table = self._tables[cf]
             if table is None:
-                return Page(rows=rows, more=False)
+                return RowPage(rows=rows, more=False)
             options = ReadOptions()
             options.set_max_skippable_internal_keys(MAX_SKIPPED_KEYS)
             cursor = table.iter(options)
@@ -259,7 +259,7 @@ class RocksStore(RocksView):
                 more = True
         except Exception as error:
             raise _failure(f"page of {cf}", error) from error
-        return Page(rows=rows, more=more)
+        return RowPage(rows=rows, more=more)
 
     def _have_compacted(self, cf: str, table: Any) -> None:
         """Have a family's removed rows go away, on a thread of its own (it does not hold the interpreter's lock), one at a time."""

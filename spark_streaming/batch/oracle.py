@@ -26,7 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.block_rows import MAX_BYTES
 from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
-from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, LogBroken, Outcome, Position, read
+from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.records.transforms import (
     header_rows,
@@ -107,14 +107,14 @@ def _effective_of_shard(headers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    position = Position()
+    position = AuditPosition()
     for row in headers.itertuples(index=False):
         try:
             position, outcome = read(position, log_row(row).header)
         except LogBroken as broken:
             yield row.shard, row.offset, None, position.last_index, 0, None, broken.reason
             return
-        if outcome is Outcome.COUNTS:
+        if outcome is Ruling.COUNTS:
             yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
 
 

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
 from spark_streaming.config import AuditConfig, load_config
-from spark_streaming.jobs.health import Health
+from spark_streaming.jobs.health import JobHealth
 from spark_streaming.queries import start
 from spark_streaming.records.session import build_session
 from spark_streaming.verdicts.sinks import FindingSink
@@ -44,7 +44,7 @@ class _Stop:
 def run(config: AuditConfig) -> int:
     """Audit until a signal comes; return the exit status."""
     stop = _Stop()
-    health = Health(config.health_file)
+    health = JobHealth(config.health_file)
     session = build_session(config.spark())
 
     def observe(batch_id: int, verdicts: list[Verdict], _barriers: list[Row]) -> None:
@@ -77,7 +77,7 @@ def run(config: AuditConfig) -> int:
     return 0
 
 
-def _watch(queries: list[StreamingQuery], stop: _Stop, health: Health) -> None:
+def _watch(queries: list[StreamingQuery], stop: _Stop, health: JobHealth) -> None:
     """Wait for a signal; raises PySparkException when a query fails."""
     while not stop.asked:
         for query in queries:

@@ -22,7 +22,7 @@ MAX_VERDICTS = 4096
 """Entries of ``verdicts``: far above shards times replicas times bases of one cluster."""
 
 
-class Health:
+class JobHealth:
     """Keeps and writes the health file; thread-safe."""
 
     def __init__(self, path: Path) -> None:

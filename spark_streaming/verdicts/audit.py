@@ -22,11 +22,18 @@ from schemas.features import INITIAL, LATEST
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import OM_LOG
-from spark_streaming.records.core.reading import GENESIS, Genesis, Header
+from spark_streaming.records.core.reading import GENESIS, GenesisFacts, Header
 from spark_streaming.records.logs import AuditedLog
 from spark_streaming.records.transforms import BLOCK_REPORT, LOG_SOURCE
 from spark_streaming.verdicts.core.digests import Hashes
-from spark_streaming.verdicts.core.matching import Finding, KeptBarrier, Limits, LogRow, Report, ShardAudit
+from spark_streaming.verdicts.core.matching import (
+    Finding,
+    KeptBarrier,
+    LogRow,
+    MatchingLimits,
+    ReplicaReport,
+    ShardAudit,
+)
 from spark_streaming.verdicts.state import (
     BARRIER_KEY,
     BARRIER_SCHEMA,
@@ -64,7 +71,7 @@ TIMER_GRAIN_MS = 500
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
 
-def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool = True) -> DataFrame:
+def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True) -> DataFrame:
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
     Without ``timers`` nothing is ever judged late: for a query that is to end with its input, because Spark runs
@@ -81,7 +88,7 @@ def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: Limits, *, timers
 class AuditProcessor(StatefulProcessor):
     """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
 
-    def __init__(self, logs: Sequence[AuditedLog], limits: Limits, *, timers: bool) -> None:
+    def __init__(self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool) -> None:
         self._families = {log.name: log.column_families for log in logs}
         self._limits = limits
         self._timers = timers
@@ -105,7 +112,7 @@ class AuditProcessor(StatefulProcessor):
         now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
         shard = self._open(key[0], key[1])
         log_rows: list[LogRow] = []
-        reports: list[Report] = []
+        reports: list[ReplicaReport] = []
         scans: list[BlockReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
@@ -148,7 +155,7 @@ def log_row(row: Any) -> LogRow:
     """Translate a pandas row of a log record."""
     genesis = None
     if row.kind == GENESIS:
-        genesis = Genesis(
+        genesis = GenesisFacts(
             cluster=row.cluster,
             shard=row.named_shard,
             shards=row.shards,
@@ -186,10 +193,10 @@ def log_row(row: Any) -> LogRow:
     )
 
 
-def report(row: Any) -> Report:
+def report(row: Any) -> ReplicaReport:
     """Translate a pandas row of a report."""
     evidence = decode_as(AuditReport, bytes(row.value)).evidence if row.value else None
-    return Report(
+    return ReplicaReport(
         partition=row.shard,
         offset=row.offset,
         cluster=row.cluster or "",

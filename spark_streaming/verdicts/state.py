@@ -23,9 +23,9 @@ import numpy as np
 from schemas.codecs.codec import decode_as, encode
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import AuditReport
-from spark_streaming.records.core.reading import Genesis, Position
+from spark_streaming.records.core.reading import AuditPosition, GenesisFacts
 from spark_streaming.verdicts.core.digests import Sums, grown, zeros
-from spark_streaming.verdicts.core.matching import Core, KeptBarrier, Key, Report, Scan, Waiting
+from spark_streaming.verdicts.core.matching import Core, KeptBarrier, Key, ReplicaReport, Scan, Waiting
 
 CORE_SCHEMA = "json string, sums binary"
 BARRIER_KEY = "offset long"
@@ -69,19 +69,19 @@ def core_row(core: Core) -> tuple[str, bytes]:
 def core_from(row: tuple[str, bytes] | None, families: int) -> Core:
     """Restore the core; None gives that of a shard never seen."""
     if row is None:
-        return Core(position=Position(), sums=zeros(families))
+        return Core(position=AuditPosition(), sums=zeros(families))
     document = json.loads(row[0])
     position = document["position"]
     position |= {"nonce": bytes.fromhex(position["nonce"]), "chain": bytes.fromhex(position["chain"])}
     if position["genesis"] is not None:
         genesis = position["genesis"]
         lists = {name: tuple(genesis[name]) for name in ("replicas", "column_families")}
-        position["genesis"] = Genesis(**(genesis | lists))
+        position["genesis"] = GenesisFacts(**(genesis | lists))
     # State of before Members records existed has none.
     named = position["genesis"].replicas if position["genesis"] is not None else ()
     position["members"] = tuple(position.get("members", named))
     return Core(
-        position=Position(**position),
+        position=AuditPosition(**position),
         sums=grown(sums_from(row[1]), families),
         scans={at: Scan(deadline_ms=due, reported=set(nodes)) for at, due, nodes in document.get("scans", ())},
         waiting={
@@ -107,7 +107,7 @@ def _waiting(
     return Waiting(deadline_ms=deadline_ms, index=index, missing=keys[0], voters=voters, held=keys[1])
 
 
-def report_value(report: Report) -> bytes:
+def report_value(report: ReplicaReport) -> bytes:
     """Encode a kept report."""
     return encode(
         AuditReport(
@@ -127,12 +127,12 @@ def report_value(report: Report) -> bytes:
     )
 
 
-def report_from(partition: int, offset: int, value: bytes) -> Report:
+def report_from(partition: int, offset: int, value: bytes) -> ReplicaReport:
     """Restore a kept report."""
     report = decode_as(AuditReport, bytes(value))
     wanted = {field.name: getattr(report, field.name) for field in fields(AuditReport)}
     del wanted["reported_at_ms"]
-    return Report(partition=partition, offset=offset, **wanted)
+    return ReplicaReport(partition=partition, offset=offset, **wanted)
 
 
 class SparkStore:
@@ -170,11 +170,11 @@ class SparkStore:
         """Forget a kept barrier."""
         self._barriers.removeKey((offset,))
 
-    def put_report(self, report: Report) -> None:
+    def put_report(self, report: ReplicaReport) -> None:
         """Keep a report under (barrier offset, node, basis)."""
         self._reports.updateValue((report.barrier_offset, *report.key), (report.offset, report_value(report)))
 
-    def get_report(self, barrier_offset: int, key: Key) -> Report:
+    def get_report(self, barrier_offset: int, key: Key) -> ReplicaReport:
         """Return a kept report."""
         offset, value = self._reports.getValue((barrier_offset, *key))
         return report_from(self._shard, offset, value)
@@ -184,7 +184,7 @@ class SparkStore:
         self._reports.removeKey((barrier_offset, *key))
 
 
-class MemoryStore:
+class MatchingState:
     """:class:`matching.Store` on dicts, going through the same bytes: for the batch job's and the tests' use."""
 
     def __init__(self, shard: int) -> None:
@@ -217,11 +217,11 @@ class MemoryStore:
         """Forget a kept barrier."""
         del self.barriers[offset]
 
-    def put_report(self, report: Report) -> None:
+    def put_report(self, report: ReplicaReport) -> None:
         """Keep a report under (barrier offset, node, basis)."""
         self.reports[report.barrier_offset, *report.key] = (report.offset, report_value(report))
 
-    def get_report(self, barrier_offset: int, key: Key) -> Report:
+    def get_report(self, barrier_offset: int, key: Key) -> ReplicaReport:
         """Return a kept report."""
         offset, value = self.reports[barrier_offset, *key]
         return report_from(self._shard, offset, value)

@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 
 from producers.bulk.ingest import IngestSummary
-from producers.bulk.listing import Difference, Listing, actual_listing, differences, expected_listing
-from producers.bulk.placement import Placement
+from producers.bulk.listing import Listing, ListingDifference, actual_listing, differences, expected_listing
 from producers.bulk.read_back import read_back
+from producers.bulk.tree_layout import Placement
 from producers.errors import StratologError
 from producers.reads.reads import Reads
 from stratolog.cluster.connection import client_of
@@ -49,7 +49,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
+class ReplicaStanding:
     """Where a replica stands: what its node says of the shard in ``/status``."""
 
     node: str
@@ -65,14 +65,14 @@ class Replica:
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
 
-def replicas(settings: Settings) -> list[Replica]:
+def replicas(settings: Settings) -> list[ReplicaStanding]:
     """Return where all replicas stand, by shard and node; those of a silent node are left out."""
     found = []
     for node in settings.nodes:
         status = node_status(node.address) or {}
         shards: Any = status.get("shards", [])
         found += [
-            Replica(
+            ReplicaStanding(
                 node=node.name, shard=view["shard"], role=view["role"], leader=view["leader"], index=view["applied_index"],
                 offset=view["applied_offset"], digest=view["digest"], flagged=view["flagged"],
             )
@@ -218,7 +218,7 @@ def _check_listing(node: str, address: str, expected: Listing, placement: Placem
     return Check(name=name, holds=True, found=f"{len(expected):,} keys")
 
 
-def _named(found: Sequence[Difference]) -> str:
+def _named(found: Sequence[ListingDifference]) -> str:
     """Name the first differences of a listing."""
     parts = []
     for difference in found[:NAMED_DIFFERENCES]:

@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
-from producers.bulk.placement import Placement
+from producers.bulk.tree_layout import Placement
 from stratolog.cluster import checks
-from stratolog.cluster.checks import Check, Replica
+from stratolog.cluster.checks import Check, ReplicaStanding
 from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
 from stratolog.commands.common.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
 from stratolog.commands.common.tables import yes_or_no
@@ -48,13 +48,13 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class DemoOutcome:
     """What a demo found."""
 
     tree: Path
     summary: IngestSummary
     leaders: dict[int, str]
-    replicas: list[Replica]
+    replicas: list[ReplicaStanding]
     latest: Latest
     checks: list[Check]
 
@@ -168,7 +168,7 @@ class _Demo:
         self.quiet = quiet
         self.placement = Placement()
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         """Ingest, compare, and wait for the verdict."""
         settings = self.settings
         with progress(self.quiet) as report:
@@ -193,7 +193,7 @@ class _Demo:
             report("waiting for Spark's verdict on the last index")
             with VerdictReader(settings.bootstrap_servers) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
-        return Outcome(
+        return DemoOutcome(
             tree=self.source.path, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
             latest=latest, checks=[*found, *judged],
         )  # fmt: skip
@@ -206,7 +206,7 @@ class _Demo:
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: DemoOutcome) -> None:
     """Print the summary for people: what was done, where the replicas stand, what Spark says, and every question."""
     print_summary(outcome.summary)
     rows = [
@@ -229,7 +229,7 @@ def _print(outcome: Outcome) -> None:
         console.print("the tree, the replicas and the log agree", style="bold green")
 
 
-def _verdict(latest: Latest, replica: Replica, basis: str) -> str:
+def _verdict(latest: Latest, replica: ReplicaStanding, basis: str) -> str:
     """Return the latest verdict on a replica in a word, and its index if that is not where the replica stands."""
     verdict = latest.of(replica.shard, replica.node, basis)
     if verdict is None:
@@ -237,7 +237,7 @@ def _verdict(latest: Latest, replica: Replica, basis: str) -> str:
     return verdict.verdict if verdict.index == replica.index else f"{verdict.verdict} at {verdict.index}"
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
+def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
     """Return the outcome as plain values."""
     verdicts = [
         {

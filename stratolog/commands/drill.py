@@ -23,7 +23,7 @@ from stratolog.commands.common.common import JsonOption, connected_settings_of, 
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
 from stratolog.drills.kit import registry
-from stratolog.drills.kit.report import COULD_NOT_RUN, PASSED, Finding, Report, Step
+from stratolog.drills.kit.report import COULD_NOT_RUN, PASSED, DrillReport, DrillStep, Finding
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _check_file(file: Path | None) -> None:
 
 def _told(
     settings: Settings, name: str, shard: int | None, drill: Callable[[Session], None], as_json: bool
-) -> Report:  # fmt: skip
+) -> DrillReport:  # fmt: skip
     """Run a drill with its steps printed as they go."""
     from stratolog.drills.kit.session import Session, run
 
@@ -233,7 +233,7 @@ def _ended_in_order() -> Iterator[None]:
 
 
 @contextmanager
-def _telling(quiet: bool) -> Iterator[tuple[Callable[[Step | Finding], None], Callable[[str], None]]]:
+def _telling(quiet: bool) -> Iterator[tuple[Callable[[DrillStep | Finding], None], Callable[[str], None]]]:
     """Give what prints steps and findings as they end, and what shows a step that begins (on a terminal)."""
     if quiet:
         yield lambda _: None, lambda _: None
@@ -244,14 +244,14 @@ def _telling(quiet: bool) -> Iterator[tuple[Callable[[Step | Finding], None], Ca
         yield _print_line, lambda _: None
 
 
-def _print_line(line: Step | Finding) -> None:
-    if isinstance(line, Step):
+def _print_line(line: DrillStep | Finding) -> None:
+    if isinstance(line, DrillStep):
         found = f": {line.found}" if line.found else ""
         text = f"{line.at_s:8.2f} s  {line.text}{found} ({line.took_s:.2f} s)"
     else:
         text = f"{'':10}  {'yes' if line.holds else 'NO'}: {line.question}: {line.seen}"
     notes.print(
-        text, markup=False, highlight=False, soft_wrap=True, style=None if isinstance(line, Step) else _style(line)
+        text, markup=False, highlight=False, soft_wrap=True, style=None if isinstance(line, DrillStep) else _style(line)
     )
 
 
@@ -259,7 +259,7 @@ def _style(finding: Finding) -> str:
     return "green" if finding.holds else "bold red"
 
 
-def _finish(report: Report, file: Path | None, as_json: bool) -> None:
+def _finish(report: DrillReport, file: Path | None, as_json: bool) -> None:
     """Print the verdict, write the report, end with the exit status."""
     if file is not None:
         try:
@@ -276,7 +276,7 @@ def _finish(report: Report, file: Path | None, as_json: bool) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: DrillReport) -> None:
     answers: list[tuple[Any, ...]] = [
         (yes_or_no(holds=finding.holds), finding.question, finding.seen) for finding in report.findings
     ]

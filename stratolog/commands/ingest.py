@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.bulk.ingest import Progress as Step
-from producers.bulk.placement import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
+from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
 from stratolog.cluster.connection import client_of
 from stratolog.commands.common.addresses import Address, bucket_address, shown_size
 from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table

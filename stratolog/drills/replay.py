@@ -17,7 +17,15 @@ from stratolog.cluster.spark_oracle import open_oracle
 from stratolog.drills.kit import judgement
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.logview import Digest, Sums, Survey, survey, unsigned
-from stratolog.drills.kit.rebuild import Rebuilt, Taken, bases_for, checkpoints_of, copy_base, rebuild, scratch
+from stratolog.drills.kit.rebuild import (
+    Rebuilt,
+    TakenCheckpoint,
+    bases_for,
+    checkpoints_of,
+    copy_base,
+    rebuild,
+    scratch,
+)
 from stratolog.drills.kit.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap
@@ -75,7 +83,7 @@ def _goal(seen: Survey, wanted: Range) -> Digest:
 
 
 def _copy_base(
-    session: Session, cluster: Cluster, shard: int, folder: Path, bases: Sequence[Taken], goal: Digest
+    session: Session, cluster: Cluster, shard: int, folder: Path, bases: Sequence[TakenCheckpoint], goal: Digest
 ) -> None:  # fmt: skip
     """Put a copy of the checkpoint to begin at into ``folder``."""
     with session.step(f"copy a checkpoint taken at or before offset {bases[0].offset}") as found:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable
 from stratolog.local import state
-from stratolog.local.state import NODE, Member
+from stratolog.local.state import NODE, StackMember
 
 
-def member_of(settings: Settings, name: str) -> Member | None:
+def member_of(settings: Settings, name: str) -> StackMember | None:
     """Return a node of the local stack, running or not; raises Unavailable if there is no stack."""
     known = state.read_state(settings.data_dir)
     if known is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from stratolog.configuration.settings import CONFIG_VARIABLE
 from stratolog.errors import UserError
 from stratolog.local.processes import Process
-from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
 
 _PROC = Path("/proc")
 _AUDIT_MODULE = "spark_streaming.jobs.audit_stream"
@@ -32,7 +32,7 @@ def find_orphans(data_dir: Path) -> StackState:
     return StackState(members=tuple(_members(data_dir)))
 
 
-def _members(data_dir: Path) -> Iterator[Member]:
+def _members(data_dir: Path) -> Iterator[StackMember]:
     for folder in _PROC.iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
@@ -48,7 +48,7 @@ def _members(data_dir: Path) -> Iterator[Member]:
         if found is not None and process is not None:
             kind, name = found
             log = data_dir / "logs" / f"{name}.log"
-            yield Member(kind=kind, name=name, address="", log=log, process=process, extra={})
+            yield StackMember(kind=kind, name=name, address="", log=log, process=process, extra={})
 
 
 def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tuple[str, str] | None:

@@ -38,7 +38,7 @@ from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
 from stratolog.local.ports import WANTED, Moved, free_datanodes, with_free_ports
 from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
-from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, Member, StackState
+from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
 
 Report = Callable[[str], None]
@@ -81,7 +81,7 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
     return effective
 
 
-def down(settings: Settings, *, remove_data: bool = False, report: Report = lambda _: None) -> tuple[Member, ...]:
+def down(settings: Settings, *, remove_data: bool = False, report: Report = lambda _: None) -> tuple[StackMember, ...]:
     """Stop the stack; return the members that ran. With ``remove_data``, delete all that it stored.
 
     A state file that cannot be read is no hindrance: the processes are then found by what they were started with. Makes nothing. Raises
@@ -111,7 +111,7 @@ def _to_be_stopped(data_dir: Path, report: Report) -> StackState:
         return found
 
 
-def _stop(members: tuple[Member, ...]) -> None:
+def _stop(members: tuple[StackMember, ...]) -> None:
     """Stop readers before what they read from."""
     clients = [member.process for member in members if member.kind not in (BROKER, DATANODE)]
     datanodes = [member.process for member in members if member.kind == DATANODE]
@@ -185,7 +185,7 @@ class _Start:
         self._settings = settings
         self._data_dir = settings.data_dir
         self._kept = before.running()
-        self._new: list[Member] = []
+        self._new: list[StackMember] = []
         self._detached = detached
         self._report = report
 
@@ -216,7 +216,7 @@ class _Start:
     def _has(self, kind: str, name: str) -> bool:
         return any(member.kind == kind and member.name == name for member in self._kept)
 
-    def _add(self, member: Member) -> None:
+    def _add(self, member: StackMember) -> None:
         """Remember a process at once: a crash of this command must not orphan it."""
         if member.name in self._moved:
             member = replace(member, extra={**member.extra, WANTED: self._moved[member.name].wanted})
@@ -240,7 +240,7 @@ class _Start:
         processes = cluster.start(detached=self._detached)
         for number, (listener, process) in enumerate(zip(listeners, processes, strict=True), start=1):
             self._add(
-                Member(
+                StackMember(
                     kind=BROKER,
                     name=f"broker-{number}",
                     address=listener.address,
@@ -308,7 +308,7 @@ class _Start:
         paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
         environment = {**self._environment(), "PYTHONPATH": paths}
         process = spawn(command, log=log, detached=self._detached, env=environment, cwd=folder)
-        self._add(Member(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={}))
+        self._add(StackMember(kind=AUDIT, name=AUDIT, address="", log=log, process=process, extra={}))
 
     def _await_audit(self) -> None:
         """Wait until an audit that was started has written its first micro-batch."""
@@ -341,12 +341,12 @@ def node_command(name: str) -> list[str]:
     return [sys.executable, "-m", "stratolog", "node", "run", name]
 
 
-def spawn_node(settings: Settings, name: str, *, detached: bool) -> Member:
+def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one node, with the settings of the stack; return it at once."""
     log = settings.data_dir / "logs" / f"{name}.log"
     environment = node_environment(settings.data_dir / SETTINGS_FILE)
     process = spawn(node_command(name), log=log, detached=detached, env=environment)
-    return Member(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
+    return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
 
 
 def datanode_command(name: str) -> list[str]:
@@ -354,13 +354,13 @@ def datanode_command(name: str) -> list[str]:
     return [sys.executable, "-m", "stratolog", "datanode", "run", name]
 
 
-def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> Member:
+def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
     """Start the process of one datanode, with the settings of the stack; return it at once."""
     log = settings.data_dir / "logs" / f"{name}.log"
     environment = node_environment(settings.data_dir / SETTINGS_FILE)
     process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
     address = settings.datanode(name).address
-    return Member(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
+    return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
 
 
 def node_environment(settings_file: Path) -> Mapping[str, str]:

@@ -51,7 +51,7 @@ class Unreadable(UserError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class StackMember:
     """One process of the stack. ``kind`` is broker, node, datanode or audit; ``address`` is empty for the audit."""
 
     kind: str
@@ -69,7 +69,7 @@ class Member:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> Member:
+    def from_json(cls, found: dict[str, Any]) -> StackMember:
         """Return the member that :meth:`as_json` wrote; raises ValueError, KeyError or TypeError for anything else.
 
         Signals go to what is read here: a process id that is none (-1 are all processes of the user) must not come through.
@@ -89,13 +89,13 @@ class Member:
 class StackState:
     """All processes of a local stack."""
 
-    members: tuple[Member, ...] = ()
+    members: tuple[StackMember, ...] = ()
 
-    def of(self, kind: str) -> tuple[Member, ...]:
+    def of(self, kind: str) -> tuple[StackMember, ...]:
         """Return the members of one kind."""
         return tuple(member for member in self.members if member.kind == kind)
 
-    def running(self) -> tuple[Member, ...]:
+    def running(self) -> tuple[StackMember, ...]:
         """Return the members that run now."""
         return tuple(member for member in self.members if member.process.is_running())
 
@@ -114,7 +114,7 @@ def read_state(data_dir: Path) -> StackState | None:
             raise Unreadable(
                 f"{path} is of version {found['version']}, not {VERSION}: another Stratolog wrote it; {WAY_OUT}"
             )
-        return StackState(members=tuple(Member.from_json(item) for item in found["members"]))
+        return StackState(members=tuple(StackMember.from_json(item) for item in found["members"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from producers import Client
-from producers.bulk.placement import Placement
+from producers.bulk.tree_layout import Placement
 from producers.requests.keys import fit_blocks, session_of
 from schemas.records.messages import CommitKey, CreateKey
 from schemas.sharding import shard_of

@@ -37,7 +37,7 @@ from stratolog.drills import (
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, volume_name
 from stratolog.drills.kit.logview import survey
-from stratolog.drills.kit.report import COULD_NOT_RUN, FAILED, PASSED, Report, StepFailed
+from stratolog.drills.kit.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
 from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
 from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError
@@ -68,7 +68,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         stack.down(settings, remove_data=True)
 
 
-def drilled(cluster: Cluster, name: str, drill: Callable[[Session, Cluster, int], None], shard: int = SHARD) -> Report:
+def drilled(
+    cluster: Cluster, name: str, drill: Callable[[Session, Cluster, int], None], shard: int = SHARD
+) -> DrillReport:
     """Run a drill that is to pass, and check that it leaves the stack whole."""
     report = run(name, shard, lambda session: drill(session, cluster, shard), data_dir=cluster.settings.data_dir)
     assert report.verdict == PASSED, json.dumps(report.as_json(), indent=2)

@@ -20,7 +20,7 @@ from om_processors.leading.intake import RequestIntake
 from om_processors.leading.outbox import KafkaOutbox
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.leading.leader import Limits
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
 from replicated_db.shell.kafka import kafka_log
@@ -160,7 +160,7 @@ class OneLeader:
         gateway = Gateway(shard=0, node="om1", secret=SECRET)
         self.loop = LeaderLoop(
             self.replica, self.log, OMService(Contexts(shard=0, shards=1, pipelines=("p1",))),
-            Limits(max_batch_requests=1, max_in_flight=IN_FLIGHT),
+            LeaderLimits(max_batch_requests=1, max_in_flight=IN_FLIGHT),
             clock=clock, ids=SystemIds(), address="127.0.0.1:1", outbox=self.outbox,
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=kafka.bootstrap_servers, shard=0, gateway=gateway, outbox=self.outbox,

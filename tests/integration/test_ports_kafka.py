@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollectio
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.leading.leader import Leader, Limits, claim_for
+from replicated_db.core.leading.leader import Leader, LeaderLimits, claim_for
 from replicated_db.core.ports import Appender, AppendRefused, LogUnavailable, OffsetOutOfRange
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
@@ -179,7 +179,7 @@ def test_no_broker():
 
 
 def test_a_batch_at_the_leaders_limits_fits_the_topic(log: KafkaLog):
-    limits = Limits()
+    limits = LeaderLimits()
     appender = log.appender()
     # The last request of a batch may overshoot its limit by its own; values and keys are at most doubled by overhead.
     appender.append(1, bytes(2 * (limits.max_batch_bytes + limits.max_request_bytes)))
@@ -200,7 +200,9 @@ def test_a_replica_reads_a_real_log(kafka_broker: LocalKafka, log: KafkaLog):
     [claim] = settle(appender, 1)
     for entry in read_all(log, 0, 1):
         leaders.offer(entry.offset, entry.value)
-    leader = Leader(leaders, Kit(), Limits(), claim_offset=claim.offset, claim_time_ms=claim.timestamp_ms, elapsed_ms=0)
+    leader = Leader(
+        leaders, Kit(), LeaderLimits(), claim_offset=claim.offset, claim_time_ms=claim.timestamp_ms, elapsed_ms=0
+    )
     appends = [leader.genesis(CLUSTER, NODES)]
     for number in range(3):
         leader.execute(propose(put(b"k%d" % number, b"v"), sent_ms=claim.timestamp_ms), 0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.core.checksums import MIN_CELL_BYTES, checksums_of
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER
@@ -45,7 +45,7 @@ class BlockStoreMachine(RuleBasedStateMachine):
         self.blocks: dict[tuple[int, int], Block] = {}
         self.deleted: set[tuple[int, int]] = set()
         self.closed: set[int] = set()
-        self.writers: dict[tuple[int, int], BlockWriter] = {}
+        self.writers: dict[tuple[int, int], BlockFileWriter] = {}
         self.positions: dict[tuple[int, int], int] = {}
         self.chance = Random(0)
         self.open()

@@ -14,14 +14,14 @@ from typing import Any
 
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
-from om_processors.follower import Follower
+from om_processors.follower import OMFollower
 from om_processors.leading.gateway import Gateway, resume_offset
 from om_processors.leading.intake import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
-from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
-from replicated_db.core.leading.leader import Limits, Proposal, Reply
+from replicated_db.core.leading.leader import LeaderLimits, Proposal, Reply
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
@@ -39,7 +39,7 @@ from tests.support.secret import SECRET
 CLUSTER = "simulated"
 NAMES = ("n1", "n2", "n3")
 PIPELINES = ("pipeline-0", "pipeline-1")
-LIMITS = Limits(max_batch_requests=3, max_in_flight=3, early_removal_calls=2)
+LIMITS = LeaderLimits(max_batch_requests=3, max_in_flight=3, early_removal_calls=2)
 UNSYNCED_WRITES = 8
 """How many of a store's last writes a power failure may take."""
 READ_DEADLINE_MS = 5_000
@@ -158,7 +158,7 @@ class Watch:
 
     def refused_at_once(self, node: Node, reply: Reply) -> None: ...
 
-    def published(self, node: Node, outcome: Outcome) -> None: ...
+    def published(self, node: Node, outcome: Offered) -> None: ...
 
     def stopped(self, node: Node, error: BaseException) -> None: ...
 
@@ -172,7 +172,7 @@ class Outbox:
     def reply(self, replies: Sequence[Reply]) -> None:
         self.node.watch.replied(self.node, replies)
 
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
+    def publish(self, replica: Replica, outcome: Offered) -> None:
         self.node.watch.published(self.node, outcome)
 
 
@@ -202,7 +202,7 @@ class Node:
         self.store = Store()
         self.replica: Replica
         self.loop: LeaderLoop
-        self.follower: Follower
+        self.follower: OMFollower
         self.running = True
         """Whether the scheduler may run it: neither paused nor down."""
         self.up = False
@@ -242,7 +242,7 @@ class Node:
             hint=lambda: self.replica.request_position,
         )  # fmt: skip
         settings: Any = Settings(node=self.name)
-        self.follower = Follower(
+        self.follower = OMFollower(
             settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal,
             now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep,
         )  # fmt: skip
@@ -404,7 +404,7 @@ class Node:
 
     # -- reports of others -------------------------------------------------------------------------------------------
 
-    def hear(self, sender: str, replica: Replica, outcome: Outcome) -> None:
+    def hear(self, sender: str, replica: Replica, outcome: Offered) -> None:
         """Take a report from the audit topic."""
         if not self.ready:
             return

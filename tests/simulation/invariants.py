@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replicated_db.core.applying.replica import MAX_COUNTED, Outcome
+from replicated_db.core.applying.replica import MAX_COUNTED, Offered
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import OffsetOutOfRange
 from replicated_db.core.tables.column_families import RETRY_EXPIRY
@@ -156,7 +156,7 @@ class Invariants(Watch):
 
     # -- replicas ----------------------------------------------------------------------------------------------------
 
-    def published(self, node: Node, outcome: Outcome) -> None:
+    def published(self, node: Node, outcome: Offered) -> None:
         self._hear(node, outcome)
         if node.name in self.diverged:
             return
@@ -172,7 +172,7 @@ class Invariants(Watch):
             self.truth.seen["scrub"] += 1
             outcome.snapshot.close()
 
-    def _check_evidence(self, node: Node, outcome: Outcome) -> None:
+    def _check_evidence(self, node: Node, outcome: Offered) -> None:
         damaged = self.tainted.get(node.name)
         if outcome.evidence is not None and damaged is None:
             raise Violation(f"{node.name} finds evidence, but nobody's rows were touched: {outcome.evidence}")

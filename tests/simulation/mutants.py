@@ -17,7 +17,7 @@ from replicated_db.core.leading import leader
 from replicated_db.core.leading.leader import Leader, Reply
 from replicated_db.core.log import reading
 from replicated_db.core.log.reading import Reading, judge
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.overlay import Overlay
 from replicated_db.shell.leader_loop import LeaderLoop, ReadIndex
 from schemas.codecs.codec import decode
@@ -158,7 +158,7 @@ def overlay_kept_after_step_down() -> Iterator[None]:
     kept: dict[int, dict[Any, Any]] = {}
 
     class Kept(Overlay):
-        def __init__(self, base: View) -> None:
+        def __init__(self, base: StoreView) -> None:
             super().__init__(base)
             self._rows = {row: (value, -1) for row, (value, _) in kept.get(id(base), {}).items()}
             kept[id(base)] = self._rows

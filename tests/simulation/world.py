@@ -12,7 +12,7 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from replicated_db.core.applying.replica import Outcome
+from replicated_db.core.applying.replica import Offered
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Entry
 from replicated_db.core.tables.memory import SequenceIds
@@ -92,7 +92,7 @@ class World:
     def _reply(self, reply: Reply) -> None:
         self.responses.append((reply.proposal.client_id, reply.response))
 
-    def _hear(self, sender: Node, outcome: Outcome) -> None:
+    def _hear(self, sender: Node, outcome: Offered) -> None:
         if outcome.evidence is None and outcome.digests is None:
             return
         for node in self.nodes.values():

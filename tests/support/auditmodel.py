@@ -14,8 +14,8 @@ from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE
 from schemas.records.log import Batch, Checkpoint, Delete, DigestBase, FeatureLevel, LeaderClaim, Merge, Put
 from schemas.records.log import Genesis as GenesisRecord
 from schemas.records.messages import AuditReport
-from spark_streaming.records.core.reading import Genesis, Header
-from spark_streaming.verdicts.core.matching import LogRow, Report
+from spark_streaming.records.core.reading import GenesisFacts, Header
+from spark_streaming.verdicts.core.matching import LogRow, ReplicaReport
 from tests.support.logbuilder import row_hash, slot_of
 
 
@@ -53,7 +53,7 @@ def header(offset: int, value: bytes) -> Header:
     else:
         found["chain_after"] = hashlib.sha256(record.prev_chain + value).digest()
     if isinstance(record, GenesisRecord):
-        found["genesis"] = Genesis(
+        found["genesis"] = GenesisFacts(
             cluster=record.cluster,
             shard=record.shard,
             shards=record.shards,
@@ -88,7 +88,7 @@ def log_rows(values: list[bytes], start: int = 0, families: Sequence[str] = OM_C
     return [log_row(start + n, value, families) for n, value in enumerate(values[start:])]
 
 
-def report(record: AuditReport, offset: int = 0) -> Report:
+def report(record: AuditReport, offset: int = 0) -> ReplicaReport:
     found = {field.name: getattr(record, field.name) for field in fields(AuditReport)}
     del found["reported_at_ms"]
-    return Report(partition=record.shard, offset=offset, **found)
+    return ReplicaReport(partition=record.shard, offset=offset, **found)

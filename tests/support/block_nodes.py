@@ -14,7 +14,7 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import block_row, container_key
 from datanode_processors.pipelines import Pipelines
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.server import StreamServer
 from replicated_db.shell.system import SystemClock
@@ -113,7 +113,7 @@ class Node:
             pipelines._pipelines[PARTITION] = self.replica
         self.server = StreamServer(
             name=name, cluster="test", host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=Limits(stop_grace_s=0.2),
+            note=self._note, limits=WireLimits(stop_grace_s=0.2),
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
         self.path = self.store.container_folder(CONTAINER) / f"{BLOCK}.block"

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
-from replicated_db.core.ports import Page
+from replicated_db.core.ports import RowPage
 from replicated_db.core.tables.merge import ADD_INT64
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
@@ -34,9 +34,9 @@ class DictTables:
         for key in sorted(key for key in rows if key >= start and (stop is None or key < stop)):
             yield key, rows[key]
 
-    def page(self, cf: str, start: bytes, limit: int) -> Page:
+    def page(self, cf: str, start: bytes, limit: int) -> RowPage:
         rows = list(islice(self.iterate(cf, start), limit + 1))
-        return Page(rows=rows[:limit], more=len(rows) > limit)
+        return RowPage(rows=rows[:limit], more=len(rows) > limit)
 
     def rows(self) -> dict[Row, bytes]:
         return {(cf, key): value for cf, rows in self.tables.items() for key, value in rows.items()}

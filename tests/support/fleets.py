@@ -10,7 +10,7 @@ from om_processors.execution.requests.fleet import HANDLERS, pipeline_name
 from om_processors.fleet.core import pipeline_making, placement
 from om_processors.fleet.core.fleet import Fleet, Picture
 from om_processors.namespace import tables
-from om_processors.namespace.context import Prepared
+from om_processors.namespace.context import RequestPreparation
 from schemas.datanode_states import CLOSED, IN_SERVICE, OPEN
 from schemas.records.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.records.messages import CreatePipeline
@@ -126,7 +126,7 @@ class SmallCluster:
         tx = DictTransaction(DictTables(), 1)
         for row in self.rows.values():
             tables.put_pipeline(tx, row)
-        prepared = Prepared(
+        prepared = RequestPreparation(
             body=created, caller="", index=1, now_ms=self.now_ms, object_id=1, session_id=1, blocks=[]
         )  # fmt: skip
         handler = next(one for one in HANDLERS if one.body is CreatePipeline)

@@ -19,7 +19,7 @@ from om_processors.namespace import ids
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.execution.retry import RETENTION_MS
-from replicated_db.core.leading.leader import Append, Deposed, Leader, Limits, Proposal, claim_for
+from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
@@ -30,7 +30,7 @@ PIPELINES = ("p1", "p2")
 CLUSTER = "test"
 NODES = ["n1", "n2"]
 START_MS = 1_750_000_000_000
-LIMITS = Limits(barrier_interval_ms=1000, scrub_interval_ms=0)
+LIMITS = LeaderLimits(barrier_interval_ms=1000, scrub_interval_ms=0)
 UNRECORDED = (REQUEST_EXPIRED, CALL_ID_REUSED)
 """Answers without a retry row: asked again, the same is said at another index."""
 

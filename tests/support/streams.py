@@ -23,7 +23,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
 from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
@@ -109,7 +109,7 @@ class Taking:
 class Datanode:
     """One stream server and what stands behind it, in this process."""
 
-    def __init__(self, name: str, folder: Path, limits: Limits | None = None, fsync: str = NEVER) -> None:
+    def __init__(self, name: str, folder: Path, limits: WireLimits | None = None, fsync: str = NEVER) -> None:
         self.name = name
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class Datanode:
         self.notes: list[str] = []
         self.server = StreamServer(
             name=name, cluster=CLUSTER, host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
-            note=self._note, limits=limits or Limits(stop_grace_s=0.2),
+            note=self._note, limits=limits or WireLimits(stop_grace_s=0.2),
         )  # fmt: skip
         self.address = f"127.0.0.1:{self.server.port}"
 

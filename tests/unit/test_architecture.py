@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -192,6 +193,14 @@ def test_no_two_rooms_import_each_other() -> None:
     except CycleError as error:
         pytest.fail(f"rooms import each other in a circle: {' <- '.join(error.args[1])}")
     assert len(order) == len(graph)
+
+
+def test_a_class_name_occurs_once() -> None:
+    """One word, one thing: a search for a class finds it, and nothing else."""
+    found = Counter(
+        node.name for path in ALL_SOURCES for node in ast.walk(parsed(path)) if isinstance(node, ast.ClassDef)
+    )
+    assert [name for name, count in found.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=named)

@@ -40,6 +40,6 @@ def test_the_page_is_not_empty():
     assert {
         "Settings.max_queued_requests",
         "Policy.max_in_flight",
-        "Limits.max_in_flight",
+        "LeaderLimits.max_in_flight",
         "MAX_MESSAGE_BYTES",
     } <= names

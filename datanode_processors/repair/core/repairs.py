@@ -35,7 +35,7 @@ class _Repair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class RepairTask:
     """A repair that a thread works at."""
 
     place: Place
@@ -86,14 +86,14 @@ class Repairs:
         """Return when the next repair is due; None if none is planned that nobody is at work on."""
         return self._due.next_due_s()
 
-    def take(self, now_s: float) -> Taken | None:
+    def take(self, now_s: float) -> RepairTask | None:
         """Return a repair to work at, which ends by ``finish`` or ``fail``; None if none is due."""
         place = self._due.take(now_s)
         if place is None:
             return None
         repair = self._repairs[place]
         repair.at_work = True
-        return Taken(place=place, found=repair.found)
+        return RepairTask(place=place, found=repair.found)
 
     def cells(self, place: Place) -> frozenset[int]:
         """Return the cells that are to be fetched in any case."""
@@ -103,7 +103,7 @@ class Repairs:
         """Note that cells have come."""
         self._repairs[place].cells.difference_update(cells)
 
-    def finish(self, taken: Taken, now_s: float, *, whole: bool) -> bool:
+    def finish(self, taken: RepairTask, now_s: float, *, whole: bool) -> bool:
         """End the work at a repair and return whether the block is right: if not, the repair is due again.
 
         ``whole`` says that the block was found right, as far as it is committed now, or is not to be repaired any more.
@@ -117,7 +117,7 @@ class Repairs:
         self._due.put(taken.place, now_s)
         return False
 
-    def fail(self, taken: Taken, now_s: float) -> None:
+    def fail(self, taken: RepairTask, now_s: float) -> None:
         """End the work at a repair that could not be done now: it is tried again after a pause."""
         repair = self._repairs[taken.place]
         repair.at_work = False

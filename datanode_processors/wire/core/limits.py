@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WireLimits:
     """What one stream server takes, and how long it waits. Sizes of frames and windows are in ``schemas.records.packets`` and ``stream``."""
 
     max_connections: int = 1024

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import quota, tables
-from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Transaction
+from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_bucket_name, check_text, check_volume_name, shown
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE
 from schemas.records.messages import UNLIMITED, CreateBucket, DeleteBucket, SetBucketProperty
@@ -36,7 +36,7 @@ def _check_quotas(body: CreateBucket | SetBucketProperty) -> None:
     quota.check_value(where, "quota_in_namespace", body.quota_in_namespace)
 
 
-def _create(body: CreateBucket, prepared: Prepared, tx: Transaction) -> None:
+def _create(body: CreateBucket, prepared: RequestPreparation, tx: RowTransaction) -> None:
     volume = tables.require_volume(tx, body.volume)
     if tx.get(BUCKET_TABLE, tables.bucket_key(body.volume, body.bucket)) is not None:
         raise OMError(BUCKET_ALREADY_EXISTS, f"bucket /{body.volume}/{body.bucket} exists")
@@ -72,7 +72,7 @@ def _check_set(body: SetBucketProperty) -> None:
     _check_quotas(body)
 
 
-def _set(body: SetBucketProperty, prepared: Prepared, tx: Transaction) -> None:
+def _set(body: SetBucketProperty, prepared: RequestPreparation, tx: RowTransaction) -> None:
     info = tables.require_bucket(tx, body.volume, body.bucket)
     quota_in_bytes, quota_in_namespace = info.quota_in_bytes, info.quota_in_namespace
     if body.quota_in_bytes is not None:
@@ -103,7 +103,7 @@ def _check_delete(body: DeleteBucket) -> None:
     check_bucket_name(body.bucket)
 
 
-def _delete(body: DeleteBucket, _prepared: Prepared, tx: Transaction) -> None:
+def _delete(body: DeleteBucket, _prepared: RequestPreparation, tx: RowTransaction) -> None:
     info = tables.require_bucket(tx, body.volume, body.bucket)
     if not tables.is_empty(tx, KEY_TABLE, tables.bucket_prefix(body.volume, body.bucket)):
         raise OMError(BUCKET_NOT_EMPTY, f"bucket /{body.volume}/{body.bucket} has keys")

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import ids, tables
-from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Transaction
+from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import shown
 from schemas.column_families import DELETED_TABLE
 from schemas.datanode_states import (
@@ -92,7 +92,7 @@ def _check_name(datanode: str) -> None:
         )
 
 
-def _create(body: CreatePipeline, prepared: Prepared, tx: Transaction) -> None:
+def _create(body: CreatePipeline, prepared: RequestPreparation, tx: RowTransaction) -> None:
     before = tables.get_pipeline(tx, body.partition)
     members = body.members if before is None else _members_again(before, body, tx.feature_level)
     # Below the level, what late validation has logged is executed as it was.
@@ -150,7 +150,7 @@ def _check_retire(body: RetirePipeline) -> None:
         raise OMError(INVALID_REQUEST, f"the reason has {len(body.reason)} characters, over {MAX_TEXT_CHARACTERS}")
 
 
-def _retire(body: RetirePipeline, _prepared: Prepared, tx: Transaction) -> None:
+def _retire(body: RetirePipeline, _prepared: RequestPreparation, tx: RowTransaction) -> None:
     row = tables.get_pipeline(tx, body.partition)
     if row is None:
         raise OMError(PIPELINE_NOT_FOUND, f"there is no {pipeline_name(body.partition)}")
@@ -167,7 +167,7 @@ def _check_state(body: SetDatanodeState) -> None:
         raise OMError(INVALID_REQUEST, f"state {shown(body.state)} is none of {', '.join(DATANODE_STATES)}")
 
 
-def _set_state(body: SetDatanodeState, prepared: Prepared, tx: Transaction) -> None:
+def _set_state(body: SetDatanodeState, prepared: RequestPreparation, tx: RowTransaction) -> None:
     row = tables.get_datanode(tx, body.datanode)
     state = IN_SERVICE if row is None else row.state
     if state == body.state:
@@ -192,7 +192,7 @@ def _check_purge(body: PurgeBlocks) -> None:
         raise OMError(INVALID_REQUEST, "a row to be purged is named twice")
 
 
-def _purge(body: PurgeBlocks, _prepared: Prepared, tx: Transaction) -> None:
+def _purge(body: PurgeBlocks, _prepared: RequestPreparation, tx: RowTransaction) -> None:
     for row in body.rows:
         if tx.get(DELETED_TABLE, row) is not None:
             tx.delete(DELETED_TABLE, row)

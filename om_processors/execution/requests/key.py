@@ -24,7 +24,13 @@ from dataclasses import replace
 from om_processors.errors import OMError
 from om_processors.execution.requests.blocks import allocate, check_written, settle
 from om_processors.namespace import quota, tables
-from om_processors.namespace.context import AnyHandler, PreExecuteContext, Prepared, RequestHandler, Transaction
+from om_processors.namespace.context import (
+    AnyHandler,
+    PreExecuteContext,
+    RequestHandler,
+    RequestPreparation,
+    RowTransaction,
+)
 from om_processors.namespace.names import (
     check_bucket_name,
     check_key_name,
@@ -92,7 +98,7 @@ def _blocks_for_create(body: CreateKey, context: PreExecuteContext, object_id: i
     return allocate(context, object_id, count)
 
 
-def _create(body: CreateKey, prepared: Prepared, tx: Transaction) -> KeySession:
+def _create(body: CreateKey, prepared: RequestPreparation, tx: RowTransaction) -> KeySession:
     bucket = tables.require_bucket(tx, body.volume, body.bucket)
     quota.admit_open_key(tx, bucket, body.key, body.size)
     info = KeyInfo(
@@ -126,7 +132,7 @@ def _block_for_allocate(body: AllocateBlock, context: PreExecuteContext, object_
     return allocate(context, object_id, 1, body.excluded_pipelines)
 
 
-def _allocate(body: AllocateBlock, prepared: Prepared, tx: Transaction) -> AllocatedBlock:
+def _allocate(body: AllocateBlock, prepared: RequestPreparation, tx: RowTransaction) -> AllocatedBlock:
     bucket = tables.require_bucket(tx, body.volume, body.bucket)
     row = tables.open_key_key(body.volume, body.bucket, body.key, body.session_id)
     info = _session(tx, bucket, body, row)
@@ -143,7 +149,7 @@ def _allocate(body: AllocateBlock, prepared: Prepared, tx: Transaction) -> Alloc
     return AllocatedBlock(block=block)
 
 
-def _session(tx: Transaction, bucket: BucketInfo, body: AllocateBlock | CommitKey, row: bytes) -> KeyInfo:
+def _session(tx: RowTransaction, bucket: BucketInfo, body: AllocateBlock | CommitKey, row: bytes) -> KeyInfo:
     """Return the open key; raises OMError KEY_NOT_FOUND naming the session."""
     info = tables.get_open_key(tx, row)
     if info is None or info.object_id < bucket.object_id:
@@ -167,7 +173,7 @@ def _check_commit(body: CommitKey) -> None:
         )
 
 
-def _commit(body: CommitKey, prepared: Prepared, tx: Transaction) -> None:
+def _commit(body: CommitKey, prepared: RequestPreparation, tx: RowTransaction) -> None:
     volume, bucket_name, key = body.volume, body.bucket, body.key
     bucket = tables.require_bucket(tx, volume, bucket_name)
     open_row = tables.open_key_key(volume, bucket_name, key, body.session_id)
@@ -201,7 +207,7 @@ def _commit(body: CommitKey, prepared: Prepared, tx: Transaction) -> None:
         quota.add_key_usage(tx, volume, bucket_name, body.size - replaced.size, 0)
 
 
-def _retire(tx: Transaction, info: KeyInfo, prepared: Prepared) -> None:
+def _retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> None:
     """Leave a key's blocks, if it has any, to be reclaimed."""
     if info.blocks:
         # Nobody asks for its metadata any more. With it a commit would be twice as large as the CreateKey that was taken.
@@ -217,7 +223,7 @@ def _check_delete(body: DeleteKey) -> None:
     check_key_name(body.key)
 
 
-def _delete(body: DeleteKey, prepared: Prepared, tx: Transaction) -> None:
+def _delete(body: DeleteKey, prepared: RequestPreparation, tx: RowTransaction) -> None:
     tables.require_bucket(tx, body.volume, body.bucket)
     row, info = _key(tx, body, body.key)
     tx.delete(KEY_TABLE, row)
@@ -225,7 +231,7 @@ def _delete(body: DeleteKey, prepared: Prepared, tx: Transaction) -> None:
     quota.add_key_usage(tx, body.volume, body.bucket, -info.size, -1)
 
 
-def _key(tx: Transaction, body: DeleteKey | RenameKey, key: str) -> tuple[bytes, KeyInfo]:
+def _key(tx: RowTransaction, body: DeleteKey | RenameKey, key: str) -> tuple[bytes, KeyInfo]:
     """Return a committed key and where it is; raises OMError KEY_NOT_FOUND."""
     row = tables.key_key(body.volume, body.bucket, key)
     info = tables.get_key(tx, row)
@@ -243,7 +249,7 @@ def _check_rename(body: RenameKey) -> None:
     check_new_key_name(body.to_key)
 
 
-def _rename(body: RenameKey, prepared: Prepared, tx: Transaction) -> None:
+def _rename(body: RenameKey, prepared: RequestPreparation, tx: RowTransaction) -> None:
     tables.require_bucket(tx, body.volume, body.bucket)
     target = tables.key_key(body.volume, body.bucket, body.to_key)
     if tx.get(KEY_TABLE, target) is not None:
@@ -264,7 +270,7 @@ def _check_expire(body: ExpireOpenKeys) -> None:
         raise OMError(INVALID_REQUEST, "an open key that is to expire is named twice")
 
 
-def _expire(body: ExpireOpenKeys, prepared: Prepared, tx: Transaction) -> None:
+def _expire(body: ExpireOpenKeys, prepared: RequestPreparation, tx: RowTransaction) -> None:
     # Only a node whose wall clock is wrong asks for that, and it would end sessions of clients that live.
     if body.modified_before_ms > prepared.now_ms:
         raise OMError(

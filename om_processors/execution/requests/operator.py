@@ -6,7 +6,7 @@ A command that reaches execution all the same is refused; its handler exists so 
 from __future__ import annotations
 
 from om_processors.errors import OMError
-from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Result, Transaction
+from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, Result, RowTransaction
 from schemas.records.messages import SHARD_COMMANDS, ShardCommand
 from schemas.result_codes import NOT_SUPPORTED_OPERATION
 
@@ -15,7 +15,7 @@ def _refuse(body: ShardCommand) -> None:
     raise OMError(NOT_SUPPORTED_OPERATION, f"{type(body).__name__} of shard {body.shard} is no request on tables")
 
 
-def _apply(body: ShardCommand, _prepared: Prepared, _tx: Transaction) -> Result:
+def _apply(body: ShardCommand, _prepared: RequestPreparation, _tx: RowTransaction) -> Result:
     _refuse(body)
     return None
 

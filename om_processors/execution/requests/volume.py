@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from om_processors.errors import OMError
 from om_processors.namespace import quota, tables
-from om_processors.namespace.context import AnyHandler, Prepared, RequestHandler, Transaction
+from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_text, check_volume_name
 from schemas.column_families import BUCKET_TABLE, VOLUME_TABLE
 from schemas.records.messages import CreateVolume, DeleteVolume, SetVolumeProperty
@@ -28,7 +28,7 @@ def _check_quotas(body: CreateVolume | SetVolumeProperty) -> None:
     quota.check_value(f"volume /{body.volume}", "quota_in_namespace", body.quota_in_namespace)
 
 
-def _create(body: CreateVolume, prepared: Prepared, tx: Transaction) -> None:
+def _create(body: CreateVolume, prepared: RequestPreparation, tx: RowTransaction) -> None:
     if tx.get(VOLUME_TABLE, tables.volume_key(body.volume)) is not None:
         raise OMError(VOLUME_ALREADY_EXISTS, f"volume /{body.volume} exists")
     info = VolumeInfo(
@@ -57,7 +57,7 @@ def _check_set(body: SetVolumeProperty) -> None:
     _check_quotas(body)
 
 
-def _set(body: SetVolumeProperty, prepared: Prepared, tx: Transaction) -> None:
+def _set(body: SetVolumeProperty, prepared: RequestPreparation, tx: RowTransaction) -> None:
     info = tables.require_volume(tx, body.volume)
     if body.quota_in_bytes is not None:
         quota.check_volume_bytes(tx, info, body.quota_in_bytes)
@@ -80,7 +80,7 @@ def _check_delete(body: DeleteVolume) -> None:
     check_volume_name(body.volume)
 
 
-def _delete(body: DeleteVolume, _prepared: Prepared, tx: Transaction) -> None:
+def _delete(body: DeleteVolume, _prepared: RequestPreparation, tx: RowTransaction) -> None:
     tables.require_volume(tx, body.volume)
     if not tables.is_empty(tx, BUCKET_TABLE, tables.volume_prefix(body.volume)):
         raise OMError(VOLUME_NOT_EMPTY, f"volume /{body.volume} has buckets")

@@ -38,7 +38,7 @@ STALE_PART = 3
 """A datanode is stale after this part of the time-out."""
 
 
-class Health(Enum):
+class DatanodeHealth(Enum):
     """How long ago a datanode was heard."""
 
     HEALTHY = "HEALTHY"
@@ -52,19 +52,19 @@ class Datanode:
 
     name: str
     state: str
-    health: Health
+    health: DatanodeHealth
     silent_ms: int
     heartbeat: Heartbeat | None
 
     @property
     def alive(self) -> bool:
         """Whether it may be asked to do something."""
-        return self.health is not Health.DEAD and self.heartbeat is not None
+        return self.health is not DatanodeHealth.DEAD and self.heartbeat is not None
 
     @property
     def takes_blocks(self) -> bool:
         """Whether it is healthy and in service."""
-        return self.health is Health.HEALTHY and self.state == IN_SERVICE and self.heartbeat is not None
+        return self.health is DatanodeHealth.HEALTHY and self.state == IN_SERVICE and self.heartbeat is not None
 
     @property
     def rack(self) -> str:
@@ -91,7 +91,7 @@ class Datanode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Container:
+class ReportedContainer:
     """A container as those that hold it report it: by datanode, whether the replica is good and closed; bytes and blocks are the most that one has."""
 
     container_id: int
@@ -126,15 +126,15 @@ class Picture:
         return self.listened_ms >= self.timeout_ms
 
     @cached_property
-    def containers(self) -> Mapping[int, Container]:
+    def containers(self) -> Mapping[int, ReportedContainer]:
         """What living datanodes hold, by container id."""
         found: dict[int, list[tuple[str, ContainerReport]]] = {}
         for datanode in self.datanodes.values():
-            if datanode.heartbeat is not None and datanode.health is not Health.DEAD:
+            if datanode.heartbeat is not None and datanode.health is not DatanodeHealth.DEAD:
                 for report in datanode.heartbeat.containers:
                     found.setdefault(report.container_id, []).append((datanode.name, report))
         return {
-            container_id: Container(
+            container_id: ReportedContainer(
                 container_id=container_id,
                 partition=said[0][1].partition,
                 used_bytes=max(report.used_bytes for _, report in said),
@@ -174,7 +174,7 @@ class Picture:
         return member if node.heartbeat is None else node.member
 
     def _unheard(self, name: str) -> Datanode:
-        health = Health.DEAD if self.settled else Health.STALE
+        health = DatanodeHealth.DEAD if self.settled else DatanodeHealth.STALE
         return Datanode(name=name, state=IN_SERVICE, health=health, silent_ms=self.listened_ms, heartbeat=None)
 
 
@@ -233,9 +233,9 @@ class Fleet:
         heartbeat, heard_ms = self._heard.get(name, (None, self._since_ms))
         silent_ms = max(0, now_ms - heard_ms)
         if silent_ms > self._timeout_ms:
-            health = Health.DEAD
+            health = DatanodeHealth.DEAD
         elif silent_ms > self._timeout_ms // STALE_PART or heartbeat is None:
-            health = Health.STALE
+            health = DatanodeHealth.STALE
         else:
-            health = Health.HEALTHY
+            health = DatanodeHealth.HEALTHY
         return Datanode(name=name, state=state, health=health, silent_ms=silent_ms, heartbeat=heartbeat)

@@ -18,7 +18,7 @@ As in ``placement``, nothing is remembered here: all is decided anew until rows 
 from __future__ import annotations
 
 from om_processors.execution.requests.fleet import first_free
-from om_processors.fleet.core.fleet import Datanode, Health, Picture
+from om_processors.fleet.core.fleet import Datanode, DatanodeHealth, Picture
 from om_processors.fleet.core.placement import choices, streams_of
 from om_processors.namespace import ids
 from schemas.datanode_states import CLOSED, IN_SERVICE
@@ -46,7 +46,7 @@ def retirements(picture: Picture) -> list[RetirePipeline]:
 
 
 def _reason_to_retire(datanode: Datanode) -> str:
-    if datanode.health is Health.DEAD:
+    if datanode.health is DatanodeHealth.DEAD:
         return f"{datanode.name} is dead"
     return "" if datanode.state == IN_SERVICE else f"{datanode.name} is {datanode.state}"
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from om_processors.execution.requests.fleet import FIRST_GENERATION
-from om_processors.fleet.core.fleet import MAX_CONTAINERS, Container, Datanode, Picture
+from om_processors.fleet.core.fleet import MAX_CONTAINERS, Datanode, Picture, ReportedContainer
 from om_processors.namespace.context import NumberedPipeline
 from schemas.datanode_states import (
     CLOSED,
@@ -136,7 +136,7 @@ def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
     ]
 
 
-def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Container, list[Datanode]]]:
+def full_containers(picture: Picture, container_bytes: int) -> list[tuple[ReportedContainer, list[Datanode]]]:
     """Return open containers that are to be closed, with the members to ask, the leader first: full ones, those of closed pipelines,
     and those that one replica has closed.
     """
@@ -169,7 +169,7 @@ def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
 # ---- containers
 
 
-def holders(picture: Picture, container: Container, *, closed: bool = True) -> list[Datanode]:
+def holders(picture: Picture, container: ReportedContainer, *, closed: bool = True) -> list[Datanode]:
     """Return the datanodes that count as having a good replica of a container; with ``closed``, one that is closed already."""
     counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
     good = container.healthy_on & container.closed_by if closed else container.healthy_on
@@ -183,7 +183,7 @@ def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list
     """
     if not picture.settled:
         return []
-    short: list[tuple[int, Container, PipelineRow]] = []
+    short: list[tuple[int, ReportedContainer, PipelineRow]] = []
     rows = {row.partition: row for row in picture.pipelines}
     away = _in_maintenance(picture)
     for container in picture.containers.values():
@@ -206,7 +206,7 @@ def _in_maintenance(picture: Picture) -> set[str]:
 
 
 def _targets(
-    picture: Picture, short: Iterable[tuple[Container, PipelineRow]], fetching: Collection[tuple[int, str]]
+    picture: Picture, short: Iterable[tuple[ReportedContainer, PipelineRow]], fetching: Collection[tuple[int, str]]
 ) -> list[Copy]:
     busy: dict[str, int] = {}
     for _, name in fetching:
@@ -266,7 +266,7 @@ def copy_sources(picture: Picture) -> list[Copy]:
     return found
 
 
-def _target(picture: Picture, container: Container, busy: dict[str, int]) -> Datanode | None:
+def _target(picture: Picture, container: ReportedContainer, busy: dict[str, int]) -> Datanode | None:
     """Return who should fetch a container: in a rack that has none if its replicas stand in one, with least to do, most room."""
     racks = {node.rack for node in holders(picture, container)}
     fit = [

@@ -45,7 +45,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class WindowLimits:
     """Limits of a block that is being written, in bytes. Raises ValueError for a value out of range, naming it."""
 
     block_bytes: int
@@ -94,7 +94,7 @@ class Packet:
 class StreamWindow:
     """One block's bytes between the caller and the watch."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
         self.written = self.packed = self.sent = self.acknowledged = 0
         self.asked = self.committed = self.watched = 0

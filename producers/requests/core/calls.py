@@ -108,7 +108,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CallStep:
     """What is to be done as time passes: calls to send again, and calls that ended at their deadline."""
 
     resend: list[Call]
@@ -256,7 +256,7 @@ class Calls:
         wanted_ms = now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter())
         call.due_ms = min(call.due_ms, wanted_ms, call.deadline_ms)
 
-    def step(self, *, now_ms: float) -> Step:
+    def step(self, *, now_ms: float) -> CallStep:
         """Return what is due: each call to send again is counted as sent now, each expired one is gone."""
         resend: list[Call] = []
         expired: list[Call] = []
@@ -273,7 +273,7 @@ class Calls:
             del self._calls[call.call_id]
         for call in resend:
             self._resent(call, now_ms)
-        return Step(resend=resend, expired=expired)
+        return CallStep(resend=resend, expired=expired)
 
     def _resent(self, call: Call, now_ms: float) -> None:
         policy = self.policy

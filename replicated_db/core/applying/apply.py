@@ -20,7 +20,7 @@ from xxhash import xxh64_intdigest
 from replicated_db.core.errors import BrokenLog
 from replicated_db.core.execution.retry import CLIENT_BYTES, rows_of
 from replicated_db.core.execution.transaction import CHECKPOINT_NAME
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import BUCKETS, RETRY, Families
 from replicated_db.core.tables.digests import SIGN
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
@@ -58,7 +58,7 @@ class _Planner:
 
     __slots__ = ("deltas", "false_claims", "families", "rows", "view")
 
-    def __init__(self, families: Families, view: View) -> None:
+    def __init__(self, families: Families, view: StoreView) -> None:
         self.families = families
         self.view = view
         self.rows: dict[tuple[str, bytes], bytes | None] = {}
@@ -107,7 +107,7 @@ class _Planner:
         )
 
 
-def plan_batch(families: Families, view: View, batch: Batch) -> Plan:
+def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
     """Plan a counting batch against ``view``.
 
     Raises BrokenLog for an unknown column family or operator, or a Checkpoint that is not the first operation or has an

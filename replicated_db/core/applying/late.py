@@ -35,7 +35,7 @@ from replicated_db.core.execution.retry import (
 from replicated_db.core.execution.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY, Families
 from replicated_db.core.tables.overlay import Overlay
 from schemas.records.log import Batch, LateRequest, RequestBatch, Result
@@ -70,7 +70,7 @@ class Derived:
 
 
 def derive_batch(
-    families: Families, view: View, record: RequestBatch, executor: Executor, state: ShardState
+    families: Families, view: StoreView, record: RequestBatch, executor: Executor, state: ShardState
 ) -> Derived:
     """Execute a counting record against ``view``; ``state`` is how the shard is run at its place in the log.
 
@@ -111,7 +111,7 @@ class _Execution:
         self.state = state
         self.invalid = 0
 
-    def expire_retry_rows(self, view: View, operations: BatchOperations) -> None:
+    def expire_retry_rows(self, view: StoreView, operations: BatchOperations) -> None:
         """Delete the retry rows of the oldest batches that are past their retention and still have theirs."""
         transaction = Transaction(self.families, self.overlay, self.record.first_index)
         oldest = expired(view, b"", self.record.timestamp_ms - RETENTION_MS)

@@ -46,7 +46,7 @@ from replicated_db.core.log.position import (
     encode_request_position,
 )
 from replicated_db.core.log.reading import Reading, advance, judge
-from replicated_db.core.ports import Snapshot, Store, View, Write
+from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
 from replicated_db.core.tables.column_families import BUCKETS, RETRY_EXPIRY, TRANSACTION_INFO, Families
 from replicated_db.core.tables.digests import Digests, digest_of_rows, row_hash
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
@@ -96,7 +96,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Offered:
     """What offering a record did.
 
     ``reading`` is None if it had been read before. At a counting barrier ``digests`` is a copy of the incremental digests and,
@@ -108,7 +108,7 @@ class Outcome:
     position: Position
     evidence: Evidence | None = None
     digests: Digests | None = None
-    snapshot: Snapshot | None = None
+    snapshot: StoreSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +192,14 @@ class Replica:
         if xxh3_128_digest(record_at_position) != position.record_hash:
             raise AheadOfLog(f"{where}: the log holds another record than the one applied")
 
-    def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Outcome:
+    def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Offered:
         """Offer the record at ``offset``; ``record`` and ``chain`` spare a caller that has just encoded and chained it doing so again.
 
         Raises AheadOfLog, BrokenLog, WrongCluster or StoreFailure, each of which must stop the process.
         """
         with self.lock:
             if offset <= self.read_offset:
-                return Outcome(reading=None, position=self.position)
+                return Offered(reading=None, position=self.position)
             if offset != self.read_offset + 1:
                 raise AheadOfLog(f"offset {offset} follows {self.read_offset}: part of the log was missed")
             if record is None:
@@ -208,7 +208,7 @@ class Replica:
             if not reading.takes_effect:
                 self.records_void += 1
                 self.read_offset = offset
-                return Outcome(reading=reading, record=record, position=self.position)
+                return Offered(reading=reading, record=record, position=self.position)
             outcome = self._take(reading, record, offset, value, chain)
             self.records_applied += 1
             self._counted[offset] = outcome.position.record_hash
@@ -252,16 +252,16 @@ class Replica:
             )
         return record
 
-    def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Outcome:
+    def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Offered:
         position = advance(self.position, record, offset, value, chain)
         if isinstance(record, RequestBatch):
             self._apply_requests(record, position)
-            return Outcome(reading=reading, record=record, position=position)
+            return Offered(reading=reading, record=record, position=position)
         if self.late.unwritten:
             self.flush()
         if isinstance(record, Batch):
             evidence = self._apply_batch(record, position)
-            return Outcome(reading=reading, record=record, position=position, evidence=evidence)
+            return Offered(reading=reading, record=record, position=position, evidence=evidence)
         writes: list[Write] = []
         evidence = None
         if isinstance(record, LeaderClaim):
@@ -283,10 +283,10 @@ class Replica:
             self.genesis = record
         if isinstance(record, Barrier):
             snapshot = self.store.snapshot() if record.scrub else None
-            return Outcome(
+            return Offered(
                 reading=reading, record=record, position=position, digests=self.digests.copy(), snapshot=snapshot
             )
-        return Outcome(reading=reading, record=record, position=position, evidence=evidence)
+        return Offered(reading=reading, record=record, position=position, evidence=evidence)
 
     def _apply_batch(self, batch: Batch, position: Position) -> Evidence | None:
         plan = plan_batch(self.families, self.store, batch)
@@ -377,7 +377,7 @@ class Replica:
             if writes := self._expiries_to_forget(self.position.timestamp_ms, self.store):
                 self.store.write(writes)
 
-    def _expiries_to_forget(self, timestamp_ms: int, view: View) -> list[Write]:
+    def _expiries_to_forget(self, timestamp_ms: int, view: StoreView) -> list[Write]:
         """Return writes that remove dead expiry rows: two for a batch, which adds one, or two if it changes floors."""
         if timestamp_ms < self._prune_due_ms:
             return []
@@ -448,7 +448,7 @@ class Replica:
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
-    def scan(self, view: View, pause: Callable[[], None] | None = None) -> Digests:
+    def scan(self, view: StoreView, pause: Callable[[], None] | None = None) -> Digests:
         """Return the digest of a full scan of ``view``: the scrub. ``pause`` is called after each SCAN_STEP_ROWS rows."""
         return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
 
@@ -458,7 +458,7 @@ class Replica:
             return None
         return row_hash(self.families, cf, key, value)
 
-    def snapshot(self) -> tuple[Position, Digests, Snapshot]:
+    def snapshot(self) -> tuple[Position, Digests, StoreSnapshot]:
         """Return one moment's position, incremental digests and a snapshot (close it)."""
         with self.lock:
             self.flush()
@@ -479,7 +479,9 @@ def _state_key(record: ControlRecord) -> bytes:
     return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
 
 
-def _all_rows(names: Iterable[str], view: View, pause: Callable[[], None] | None) -> Iterable[tuple[str, bytes, bytes]]:
+def _all_rows(
+    names: Iterable[str], view: StoreView, pause: Callable[[], None] | None
+) -> Iterable[tuple[str, bytes, bytes]]:
     rows = 0
     for name in names:
         for key, value in view.iterate(name, b""):

@@ -13,7 +13,7 @@ from itertools import islice
 
 from replicated_db.core.execution.retry import MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, removable
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY
 
 
@@ -36,7 +36,7 @@ class Expiry:
         self.due_ms = 0
         """Batch time from which on there may be rows to remove."""
 
-    def remove(self, transaction: Transaction, view: View, timestamp_ms: int) -> None:
+    def remove(self, transaction: Transaction, view: StoreView, timestamp_ms: int) -> None:
         """Delete rows that are past their retention in a batch of ``timestamp_ms``."""
         removed = remove_rows(transaction, expired(view, self._after, timestamp_ms - RETENTION_MS))
         if removed:

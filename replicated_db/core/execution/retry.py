@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
 from schemas.records.log import Batch, Result
 
@@ -89,7 +89,7 @@ def is_below_floor(get: Get, client_id: bytes, call_id: bytes) -> bool:
     return row is not None and call_id < row[:8]
 
 
-def expired(view: View, after: bytes, before_ms: int) -> Iterator[tuple[bytes, list[bytes]]]:
+def expired(view: StoreView, after: bytes, before_ms: int) -> Iterator[tuple[bytes, list[bytes]]]:
     """Iterate over (expiry key, keys of retry rows or floors) of batches older than ``before_ms``, oldest first, after key ``after``."""
     for key, packed in view.iterate(RETRY_EXPIRY, after, _EXPIRY.pack(max(before_ms, 0), 0)):
         if key != after:
@@ -118,7 +118,7 @@ def is_dead(get: Get, expiry_key: bytes, keys: list[bytes]) -> bool:
     return not removable(get, expiry_key, keys)
 
 
-def prunable(view: View, before_ms: int, after: bytes = b"") -> list[bytes]:
+def prunable(view: StoreView, before_ms: int, after: bytes = b"") -> list[bytes]:
     """Return the oldest expiry keys behind ``after`` whose rows are gone, at most MAX_EXPIRIES_PER_BATCH."""
     found: list[bytes] = []
     for key, retry_keys in expired(view, after, before_ms):

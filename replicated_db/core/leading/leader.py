@@ -23,7 +23,7 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.errors import AheadOfLog, BrokenLog, StopProcess
 from replicated_db.core.execution.answered import AnsweredCalls
 from replicated_db.core.execution.building import Building
@@ -62,7 +62,7 @@ from schemas.records.log import (
 )
 
 __all__ = [
-    "Append", "Deposed", "Effective", "Executed", "Leader", "Limits", "Proposal", "Refusal", "Reply", "Service", "claim_for",
+    "Append", "Deposed", "Effective", "Executed", "Leader", "LeaderLimits", "Proposal", "Refusal", "Reply", "Service", "claim_for",
 ]  # fmt: skip
 
 
@@ -71,7 +71,7 @@ class Deposed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LeaderLimits:
     """Bounds of a leader. A batch closes at any of its limits; one request is bounded by itself.
 
     Only a leader that stood still, or waits long for acknowledgements, meets ``max_batch_age_ms``: what comes after that would have come
@@ -105,7 +105,7 @@ class Effective:
     record: CountingRecord
     record_hash: bytes
     replies: list[Reply]
-    outcome: Outcome
+    outcome: Offered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +127,7 @@ class Leader:
         self,
         replica: Replica,
         service: Service,
-        limits: Limits,
+        limits: LeaderLimits,
         *,
         claim_offset: int,
         claim_time_ms: int,

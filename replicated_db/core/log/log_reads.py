@@ -38,7 +38,7 @@ def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry
         raise EndBehind(f"the log ends before offset {offset}, says the broker that was asked: {error}") from error
 
 
-class Patience:
+class EndPatience:
     """For how long brokers have said that the log ends before one replica's position."""
 
     def __init__(self) -> None:

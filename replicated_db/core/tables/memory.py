@@ -13,7 +13,7 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import DeliveryReport, Entry, OffsetOutOfRange, Page, Write
+from replicated_db.core.ports import DeliveryReport, Entry, OffsetOutOfRange, RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 
 
@@ -60,10 +60,10 @@ class MemoryStore(MemoryView):
             else:
                 table[key] = value
 
-    def page(self, cf: str, start: bytes, limit: int) -> Page:
+    def page(self, cf: str, start: bytes, limit: int) -> RowPage:
         """Return up to ``limit`` rows from ``start`` on."""
         rows = list(islice(self.iterate(cf, start), limit + 1))
-        return Page(rows=rows[:limit], more=len(rows) > limit)
+        return RowPage(rows=rows[:limit], more=len(rows) > limit)
 
     def sync(self) -> None:
         """Do nothing: memory does not survive a loss of power."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 
 MAX_REMEMBERED = 4096
 """Most rows of the store remembered, absent ones included; then all are forgotten."""
@@ -27,7 +27,7 @@ MAX_REMEMBERED_BYTES = 4096
 class Overlay:
     """Layers over ``base``; the newest layer is the one being built."""
 
-    def __init__(self, base: View) -> None:
+    def __init__(self, base: StoreView) -> None:
         self._base = base
         self._rows: dict[tuple[str, bytes], tuple[bytes | None, int]] = {}
         self._remembered: dict[tuple[str, bytes], bytes | None] = {}

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from replicated_db.core.ports import View, Write
+from replicated_db.core.ports import StoreView, Write
 from replicated_db.core.tables.overlay import merge_ordered
 
 Row = tuple[str, bytes]
@@ -38,7 +38,7 @@ class TableCache:
     All but :meth:`get` is to be called under the replica's lock.
     """
 
-    def __init__(self, store: View) -> None:
+    def __init__(self, store: StoreView) -> None:
         self._store = store
         self._families: defaultdict[str, _Rows] = defaultdict(dict)
         self._buffers: dict[int, dict[Row, bytes | None]] = {1: {}}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from replicated_db.core.applying.replica import Replica
-from replicated_db.core.ports import View
+from replicated_db.core.ports import StoreView
 from replicated_db.shell.web.scan_threads import MAX_SCANS, ScanThreads
 
 MAX_ROWS = 10_000
@@ -90,7 +90,7 @@ def _family(replica: Replica, query: Mapping[str, str]) -> str:
     return cf
 
 
-def _bucket_rows(replica: Replica, view: View, cf: str, bucket: int) -> list[Json]:
+def _bucket_rows(replica: Replica, view: StoreView, cf: str, bucket: int) -> list[Json]:
     found: list[Json] = []
     for key, value in view.iterate(cf, b""):
         if (row_hash := replica.row_hash_in(cf, key, value, bucket)) is not None:

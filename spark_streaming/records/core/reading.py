@@ -47,7 +47,7 @@ class LogBroken(Exception):
         self.reason = reason
 
 
-class Outcome(Enum):
+class Ruling(Enum):
     """What the rule says of one record."""
 
     CLAIM = "claim"
@@ -56,7 +56,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Genesis:
+class GenesisFacts:
     """What the shard's first counting record fixes."""
 
     cluster: str
@@ -91,13 +91,13 @@ class Header:
     timestamp_ms: int = 0
     index: int = 0
     scrub: bool = False
-    genesis: Genesis | None = None
+    genesis: GenesisFacts | None = None
     replicas: tuple[str, ...] = ()
     feature_level: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class AuditPosition:
     """All that a reader remembers of the log before ``next_offset``."""
 
     next_offset: int = 0
@@ -108,11 +108,11 @@ class Position:
     chain: bytes = bytes(CHAIN_BYTES)
     last_index: int = 0
     timestamp_ms: int = 0
-    genesis: Genesis | None = None
+    genesis: GenesisFacts | None = None
     members: tuple[str, ...] = ()
 
 
-def read(position: Position, header: Header) -> tuple[Position, Outcome]:
+def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
     """Read the next record of the partition; return the position after it and what it is.
 
     Raises LogBroken where a reader must stop.
@@ -129,21 +129,21 @@ def read(position: Position, header: Header) -> tuple[Position, Outcome]:
             header.offset, f"AHEAD_OF_LOG: {header.kind} of term {header.term}, the current one is {position.term}"
         )
     if header.term != position.term or header.nonce != position.nonce or header.seq != position.seq + 1:
-        return after, Outcome.VOID
-    return _count(after, header), Outcome.COUNTS
+        return after, Ruling.VOID
+    return _count(after, header), Ruling.COUNTS
 
 
-def _read_claim(position: Position, header: Header) -> tuple[Position, Outcome]:
+def _read_claim(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
     if header.term > position.term + 1:
         raise LogBroken(header.offset, f"AHEAD_OF_LOG: claim of term {header.term}, the current one is {position.term}")
     if header.term <= position.term:
-        return position, Outcome.VOID
+        return position, Ruling.VOID
     chain = hashlib.sha256(position.chain + header.value).digest()
     claimed = replace(position, term=header.term, nonce=header.nonce, leader=header.node, seq=0, chain=chain)
-    return claimed, Outcome.CLAIM
+    return claimed, Ruling.CLAIM
 
 
-def _count(position: Position, header: Header) -> Position:
+def _count(position: AuditPosition, header: Header) -> AuditPosition:
     if header.prev_chain != position.chain:
         raise LogBroken(
             header.offset,
@@ -174,7 +174,7 @@ def _check_level(header: Header) -> None:
         )
 
 
-def _count_batch(position: Position, header: Header) -> Position:
+def _count_batch(position: AuditPosition, header: Header) -> AuditPosition:
     if header.first_index != position.last_index + 1:
         raise LogBroken(
             header.offset, f"batch starts at index {header.first_index}, {position.last_index + 1} was expected"

@@ -35,10 +35,10 @@ from spark_streaming.records.core.reading import (
     BATCH,
     DIGEST_BASE,
     REQUEST_BATCH,
+    AuditPosition,
     Header,
     LogBroken,
-    Outcome,
-    Position,
+    Ruling,
     read,
 )
 from spark_streaming.verdicts.core import digests
@@ -86,7 +86,7 @@ class LogRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Report:
+class ReplicaReport:
     """A replica's report, or what is left of one that could not be decoded (``error``)."""
 
     partition: int
@@ -150,7 +150,7 @@ class Core:
     ``early`` gives for each kept report (barrier offset, node, basis) its deadline, None once judged unknown.
     """
 
-    position: Position
+    position: AuditPosition
     sums: Sums
     waiting: dict[int, Waiting] = field(default_factory=dict)
     early: dict[tuple[int, str, str], int | None] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class Core:
     broken_reason: str = ""
 
 
-class Store(Protocol):
+class MatchingStore(Protocol):
     """Where kept barriers and reports lie: Spark's state store, or a dict."""
 
     def put_barrier(self, barrier: KeptBarrier) -> None:
@@ -172,10 +172,10 @@ class Store(Protocol):
     def drop_barrier(self, offset: int) -> None:
         """Forget a kept barrier."""
 
-    def put_report(self, report: Report) -> None:
+    def put_report(self, report: ReplicaReport) -> None:
         """Keep a report under (barrier offset, node, basis)."""
 
-    def get_report(self, barrier_offset: int, key: Key) -> Report:
+    def get_report(self, barrier_offset: int, key: Key) -> ReplicaReport:
         """Return a kept report."""
 
     def drop_report(self, barrier_offset: int, key: Key) -> None:
@@ -192,7 +192,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class MatchingLimits:
     """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier.
 
     ``scan_timeout_ms`` counts from the first report of stored bytes: reading a disk takes one member longer than another.
@@ -213,7 +213,14 @@ class ShardAudit:
     """One shard's audit. Not thread-safe; call :meth:`take` for each micro-batch, :meth:`expire` on a timer."""
 
     def __init__(
-        self, *, shard: int, families: Sequence[str], limits: Limits, core: Core, store: Store, log: str = OM_LOG
+        self,
+        *,
+        shard: int,
+        families: Sequence[str],
+        limits: MatchingLimits,
+        core: Core,
+        store: MatchingStore,
+        log: str = OM_LOG,
     ) -> None:
         self.log = log
         self.shard = shard
@@ -221,12 +228,12 @@ class ShardAudit:
         self.limits = limits
         self.core = core
         self._store = store
-        self._arrived: dict[tuple[int, str, str], Report] = {}
+        self._arrived: dict[tuple[int, str, str], ReplicaReport] = {}
 
     def take(
         self,
         log_rows: Sequence[LogRow],
-        reports: Sequence[Report],
+        reports: Sequence[ReplicaReport],
         now_ms: int,
         block_reports: Sequence[BlockReport] = (),
     ) -> Iterator[Finding]:
@@ -263,7 +270,7 @@ class ShardAudit:
 
     # Reports.
 
-    def _take_report(self, report: Report, now_ms: int) -> Iterator[Verdict]:
+    def _take_report(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         core = self.core
         wrong = report.error or self._foreign(report)
         if wrong:
@@ -281,7 +288,7 @@ class ShardAudit:
         else:
             self._arrived[report.barrier_offset, *report.key] = report
 
-    def _foreign(self, report: Report) -> str | None:
+    def _foreign(self, report: ReplicaReport) -> str | None:
         """Return why the report is not of this shard, or None."""
         genesis = self.core.position.genesis
         if report.basis not in (INCREMENTAL, SCRUBBED, EVIDENCE):
@@ -294,7 +301,7 @@ class ShardAudit:
             return f"{report.node!r} is no replica of this shard"
         return None
 
-    def _match(self, barrier: KeptBarrier, waiting: Waiting, report: Report, now_ms: int) -> Iterator[Verdict]:
+    def _match(self, barrier: KeptBarrier, waiting: Waiting, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         """Judge a report of a kept barrier, or hold it until a majority of the replicas agrees there."""
         if waiting.voters is None or self._foreign(report):
             yield self._judge(barrier, report, now_ms)
@@ -320,7 +327,7 @@ class ShardAudit:
             self._store.drop_report(offset, key)
         waiting.held.clear()
 
-    def _judge(self, barrier: KeptBarrier, report: Report, now_ms: int) -> Verdict:
+    def _judge(self, barrier: KeptBarrier, report: ReplicaReport, now_ms: int) -> Verdict:
         """Compare a report with its barrier."""
         wrong = self._foreign(report)
         if wrong:
@@ -435,12 +442,12 @@ class ShardAudit:
             return
         try:
             self.core.position, outcome = read(self.core.position, row.header)
-            if outcome is Outcome.COUNTS:
+            if outcome is Ruling.COUNTS:
                 self._apply(row)
         except LogBroken as broken:
             yield from self._break(broken, now_ms)
             return
-        if outcome is Outcome.COUNTS and row.header.kind == BARRIER:
+        if outcome is Ruling.COUNTS and row.header.kind == BARRIER:
             yield from self._reach_barrier(row.header, now_ms)
 
     def _apply(self, row: LogRow) -> None:
@@ -488,7 +495,7 @@ class ShardAudit:
         while len(self.core.waiting) > self.limits.kept_barriers:
             yield from self._drop_barrier(min(self.core.waiting), now_ms)
 
-    def _early_of(self, offset: int) -> list[Report]:
+    def _early_of(self, offset: int) -> list[ReplicaReport]:
         """Return the reports that came before their barrier at ``offset``, and keep them no longer."""
         found = [self._arrived.pop(at) for at in list(self._arrived) if at[0] == offset]
         for at in [at for at in self.core.early if at[0] == offset]:
@@ -526,10 +533,10 @@ class ShardAudit:
             reason = "no majority of the replicas has reported the same"
             yield self._verdict(held, UNKNOWN, alone_basis(held.basis), reason, now_ms)
 
-    def _unknown(self, report: Report, reason: str, now_ms: int) -> Verdict:
+    def _unknown(self, report: ReplicaReport, reason: str, now_ms: int) -> Verdict:
         return self._verdict(report, UNKNOWN, report.basis, reason, now_ms)
 
-    def _verdict(self, report: Report, verdict: str, basis: str, reason: str, now_ms: int) -> Verdict:
+    def _verdict(self, report: ReplicaReport, verdict: str, basis: str, reason: str, now_ms: int) -> Verdict:
         plain = self._plain_verdict(report.node, report.barrier_offset, report.index, verdict, basis, reason, now_ms)
         return replace(plain, evidence=report.evidence)
 

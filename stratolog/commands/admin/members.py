@@ -24,7 +24,7 @@ from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import stack, state
 from stratolog.local.local_nodes import member_of
 from stratolog.local.processes import free_ports, log_tail, wait_until
-from stratolog.local.state import NODE, Member, StackState
+from stratolog.local.state import NODE, StackMember, StackState
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -135,7 +135,7 @@ def _start(settings: Settings, node: str, report: stack.Report) -> None:
     state.write_state(settings.data_dir, StackState(members=(*others, started)))
 
 
-def _members(settings: Settings) -> tuple[Member, ...]:
+def _members(settings: Settings) -> tuple[StackMember, ...]:
     known = state.read_state(settings.data_dir)
     return () if known is None else known.members
 
@@ -193,5 +193,5 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
         )
 
 
-def _local_member(settings: Settings, node: str) -> Member | None:
+def _local_member(settings: Settings, node: str) -> StackMember | None:
     return None if state.read_state(settings.data_dir) is None else member_of(settings, node)

@@ -22,7 +22,7 @@ from stratolog.local import stack, state
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener
 from stratolog.local.processes import Process, log_tail, wait_until
-from stratolog.local.state import AUDIT, BROKER, NODE, Member, StackState
+from stratolog.local.state import AUDIT, BROKER, NODE, StackMember, StackState
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -50,7 +50,7 @@ class Cluster:
         """Return the stack's processes; raises Unavailable if none runs."""
         return state.running_state(self.settings.data_dir)
 
-    def member(self, kind: str, name: str) -> Member:
+    def member(self, kind: str, name: str) -> StackMember:
         """Return a process of the stack, running or not; raises CouldNotRun if the stack does not have it."""
         found = next((member for member in self.members().of(kind) if member.name == name), None)
         if found is None:
@@ -209,7 +209,7 @@ class Cluster:
             self._replace(replace(old, process=process))
         cluster.wait_ready([process if m is old else m.process for m in members])
 
-    def _replace(self, member: Member) -> None:
+    def _replace(self, member: StackMember) -> None:
         """Write a process that was started again to the stack's state."""
         others = [m for m in self.members().members if (m.kind, m.name) != (member.kind, member.name)]
         state.write_state(self.settings.data_dir, StackState(members=(*others, member)))

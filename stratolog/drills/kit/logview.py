@@ -91,7 +91,7 @@ class LogDigest:
     """Follows a log by the auditor's rule; offered every record from offset 0 on."""
 
     def __init__(self) -> None:
-        self.position = reading.Position()
+        self.position = reading.AuditPosition()
         self.families: tuple[str, ...] = ()
         self.known = True
         self._slots: dict[str, tuple[int, int]] = {}
@@ -109,8 +109,8 @@ class LogDigest:
     def offer(self, offset: int, value: bytes, record: LogRecord) -> bool:
         """Take the next record; return whether it takes effect. Raises spark_streaming.records.core.reading.LogBroken."""
         self.position, outcome = reading.read(self.position, header_of(offset, value, record))
-        if outcome is not reading.Outcome.COUNTS:
-            return outcome is reading.Outcome.CLAIM
+        if outcome is not reading.Ruling.COUNTS:
+            return outcome is reading.Ruling.CLAIM
         if isinstance(record, Genesis):
             self.families = tuple(record.column_families)
             self._slots = {
@@ -181,10 +181,10 @@ def _level_of(record: LogRecord) -> int:
     return record.level if isinstance(record, FeatureLevel) else 0
 
 
-def _genesis_of(record: LogRecord) -> reading.Genesis | None:
+def _genesis_of(record: LogRecord) -> reading.GenesisFacts | None:
     if not isinstance(record, Genesis):
         return None
-    return reading.Genesis(
+    return reading.GenesisFacts(
         cluster=record.cluster, shard=record.shard, shards=record.shards, replicas=tuple(record.replicas),
         column_families=tuple(record.column_families),
     )  # fmt: skip

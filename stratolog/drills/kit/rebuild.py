@@ -30,7 +30,7 @@ FOLDER = "drills"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class TakenCheckpoint:
     """A checkpoint that a replica has: ``offset`` is that of the batch that took it, before which its state is."""
 
     node: str
@@ -54,21 +54,21 @@ class Rebuilt:
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 
-def checkpoints_of(settings: Settings, shard: int, logged: Mapping[str, int]) -> list[Taken]:
+def checkpoints_of(settings: Settings, shard: int, logged: Mapping[str, int]) -> list[TakenCheckpoint]:
     """Return the checkpoints of a shard that lie in the nodes' directories, of those that the log has (name -> offset)."""
     found = []
     for node in settings.nodes:
         folder = settings.node_folder(node.name) / f"shard-{shard}.checkpoints"
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         found += [
-            Taken(node=node.name, name=path.name, path=path, offset=logged[path.name])
+            TakenCheckpoint(node=node.name, name=path.name, path=path, offset=logged[path.name])
             for path in paths
             if path.name in logged
         ]
     return found
 
 
-def bases_for(start: int, taken: Sequence[Taken]) -> list[Taken]:
+def bases_for(start: int, taken: Sequence[TakenCheckpoint]) -> list[TakenCheckpoint]:
     """Return the checkpoints that a replay from offset ``start`` can begin at, the nearest first. Pure.
 
     Raises CouldNotRun if there is none: a bare replay from the middle of a log proves nothing.
@@ -103,7 +103,9 @@ def scratch(session: Session, settings: Settings, drill: str) -> Iterator[Path]:
     removed()
 
 
-def copy_base(settings: Settings, shard: int, folder: Path, bases: Sequence[Taken], until: int) -> Taken | None:
+def copy_base(
+    settings: Settings, shard: int, folder: Path, bases: Sequence[TakenCheckpoint], until: int
+) -> TakenCheckpoint | None:
     """Copy the nearest checkpoint whose state is not behind ``until`` to where a replica of ``folder`` has its database."""
     for base in bases:
         target = _database(folder, shard)

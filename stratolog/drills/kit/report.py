@@ -27,7 +27,7 @@ class StepFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class DrillStep:
     """Something that the drill did: when (seconds after its start), how long it took, and what came of it."""
 
     text: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DrillReport:
     """One run of a drill. ``figures`` are measured numbers by name; ``touched`` and ``restored`` say what was done to the stack."""
 
     drill: str
@@ -55,7 +55,7 @@ class Report:
     took_s: float
     verdict: str
     reason: str
-    steps: tuple[Step, ...]
+    steps: tuple[DrillStep, ...]
     findings: tuple[Finding, ...]
     figures: dict[str, float]
     touched: tuple[str, ...]

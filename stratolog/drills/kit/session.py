@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from producers.errors import StratologError
-from stratolog.drills.kit.report import CouldNotRun, Finding, Report, Step, StepFailed, verdict_of
+from stratolog.drills.kit.report import CouldNotRun, DrillReport, DrillStep, Finding, StepFailed, verdict_of
 from stratolog.errors import UserError
 from stratolog.local.state import DRILL_LOCK_FILE
 
-Tell = Callable[[Step | Finding], None]
+Tell = Callable[[DrillStep | Finding], None]
 """Told each step and each finding when it is done."""
 
 
@@ -37,7 +37,7 @@ class Session:
         self._begin = begin
         self._begun_s = time.monotonic()
         self._undo = ExitStack()
-        self.steps: list[Step] = []
+        self.steps: list[DrillStep] = []
         self.findings: list[Finding] = []
         self.figures: dict[str, float] = {}
         self.touched: list[str] = []
@@ -56,7 +56,7 @@ class Session:
             raise
         finally:
             now_s = time.monotonic()
-            step = Step(
+            step = DrillStep(
                 text=text,
                 at_s=at_s - self._begun_s,
                 took_s=now_s - at_s,
@@ -98,7 +98,7 @@ class Session:
 
 def run(
     name: str, shard: int | None, drill: Callable[[Session], None], *, data_dir: Path, session: Session | None = None
-) -> Report:
+) -> DrillReport:
     """Run a drill and return its report; only defects and interrupts are raised, after everything was put back."""
     session = session or Session()
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -115,7 +115,7 @@ def run(
     except (StepFailed, UserError, StratologError) as error:
         refused, failed = (None, str(error)) if session.touched else (str(error), None)
     verdict, reason = verdict_of(session.findings, refused=refused, failed=failed)
-    return Report(
+    return DrillReport(
         drill=name, shard=shard, started_at=started, took_s=time.monotonic() - begun_s, verdict=verdict, reason=reason,
         steps=tuple(session.steps), findings=tuple(session.findings), figures=dict(session.figures),
         touched=tuple(session.touched), restored=tuple(session.restored),

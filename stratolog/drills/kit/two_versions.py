@@ -24,7 +24,7 @@ from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.execution.service import Executed, Proposal
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Append, Leader, Limits, claim_for
+from replicated_db.core.leading.leader import Append, Leader, LeaderLimits, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.system import SystemIds
@@ -144,7 +144,7 @@ class MixedShard:
         )
         self._catch_up(replica)
         self._leader = Leader(
-            replica, service_of(self._versions[self.leader_name]), Limits(), claim_offset=offset,
+            replica, service_of(self._versions[self.leader_name]), LeaderLimits(), claim_offset=offset,
             claim_time_ms=self._log.entries[offset].timestamp_ms, elapsed_ms=self._clock.elapsed_ms(),
         )  # fmt: skip
         self._appender = self._log.appender()

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicated_db.core.applying.replica import Identity, Outcome, Replica
+from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import (
     Append,
     Effective,
     Executed,
     Leader,
-    Limits,
+    LeaderLimits,
     Proposal,
     Refusal,
     Reply,
@@ -47,7 +47,7 @@ CLUSTER = "test"
 NODES = ["n1", "n2", "n3"]
 START_MS = 1_750_000_000_000
 NONCE, CHAIN, HASH = b"n" * 16, bytes(32), b"h" * 16
-LIMITS = Limits(barrier_interval_ms=1)
+LIMITS = LeaderLimits(barrier_interval_ms=1)
 
 
 def put(key: bytes, value: bytes, cf: str = "things", prev: int | None = None) -> Put:
@@ -117,7 +117,7 @@ class Node:
         self.replica = Replica(
             Identity(cluster=CLUSTER, shard=0, shards=self.shards, node=self.name), FAMILIES, self.store
         )
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[Offered] = []
 
     def open(self) -> None:
         """Check the log as a node does at start."""
@@ -128,16 +128,16 @@ class Node:
     def restart(self) -> Node:
         return Node(log=self.log, name=self.name, shards=self.shards, store=self.store)
 
-    def catch_up(self, end: int | None = None) -> list[Outcome]:
+    def catch_up(self, end: int | None = None) -> list[Offered]:
         end = len(self.log.entries) if end is None else end
-        outcomes: list[Outcome] = []
+        outcomes: list[Offered] = []
         while (offset := self.replica.read_offset + 1) < end:
             entries = self.log.read(offset, min(100, end - offset), 0)
             outcomes += [self.replica.offer(entry.offset, entry.value) for entry in entries]
         self.outcomes += outcomes
         return outcomes
 
-    def claim(self, ids: SequenceIds, clock: ManualClock, limits: Limits = LIMITS) -> Leader:
+    def claim(self, ids: SequenceIds, clock: ManualClock, limits: LeaderLimits = LIMITS) -> Leader:
         """Claim and lead; the claim is read from the log as the rule demands."""
         self.catch_up()
         nonce = ids.nonce()
@@ -153,7 +153,9 @@ class Node:
 class Shard:
     """A log, a clock and nodes; ``n1`` leads unless told otherwise."""
 
-    def __init__(self, limits: Limits = LIMITS, nodes: Sequence[str] = ("n1", "n2"), genesis: bool = True) -> None:
+    def __init__(
+        self, limits: LeaderLimits = LIMITS, nodes: Sequence[str] = ("n1", "n2"), genesis: bool = True
+    ) -> None:
         self.clock = ManualClock(now_ms=START_MS, elapsed=5_000)
         self.log = MemoryLog(self.clock, auto=False)
         self.ids = SequenceIds(seed=7)
@@ -277,5 +279,5 @@ def assert_sound(replica: Replica) -> None:
     assert reopened.evidence == replica.evidence
 
 
-def effective_records(node: Node) -> list[Outcome]:
+def effective_records(node: Node) -> list[Offered]:
     return [outcome for outcome in node.outcomes if outcome.reading in (Reading.COUNTS, Reading.VALID_CLAIM)]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import Appender, DeliveryReport, Log, OffsetOutOfRange, Page, Store
+from replicated_db.core.ports import Appender, DeliveryReport, Log, OffsetOutOfRange, RowPage, Store
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES, RETRY
 from tests.support.replicated.kit import FAMILIES
 
@@ -171,9 +171,9 @@ class StoreSuite:
         assert list(filled.iterate("things", b"")) == ROWS[2:]
 
     def test_pages(self, filled: Store):
-        assert filled.page("things", b"", 2) == Page(rows=ROWS[:2], more=True)
-        assert filled.page("things", b"1\x00", 10) == Page(rows=ROWS[2:], more=False)
-        assert filled.page("things", b"x", 10) == filled.page("counters", b"", 1) == Page(rows=[], more=False)
+        assert filled.page("things", b"", 2) == RowPage(rows=ROWS[:2], more=True)
+        assert filled.page("things", b"1\x00", 10) == RowPage(rows=ROWS[2:], more=False)
+        assert filled.page("things", b"x", 10) == filled.page("counters", b"", 1) == RowPage(rows=[], more=False)
         with pytest.raises(StoreFailure):
             filled.page("no such family", b"", 1)
 

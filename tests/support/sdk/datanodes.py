@@ -16,7 +16,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.containers import CONTAINERS, block_name
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
 from om_processors.errors import OMError
@@ -290,7 +290,7 @@ class World:
         self.block_bytes = block_bytes
         self.nodes: dict[str, Datanode] = {}
         self.logs: dict[int, Log] = {}
-        limits = limits or Limits(stop_grace_s=0.0, linger_s=0.2)
+        limits = limits or WireLimits(stop_grace_s=0.0, linger_s=0.2)
         for partition in range(1, pipelines + 1):
             names = [f"dn{partition}{n}" for n in range(1, replicas + 1)]
             for name in names:

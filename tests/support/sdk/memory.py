@@ -12,7 +12,7 @@ from om_processors.namespace.names import MIN_NAME_CHARACTERS
 from producers.client import Client
 from producers.reads.reads import Reads
 from producers.requests.core.calls import Call, Policy
-from producers.requests.pipeline import Pipeline, Settings
+from producers.requests.engine import RequestEngine, RequestSettings
 from schemas.codecs import codec
 from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
 from schemas.records.messages import AllocateBlock, CommitKey, Request, Response
@@ -221,12 +221,12 @@ class MemoryConnection:
         self.closed = True
 
 
-def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[Pipeline, MemoryConnection]:
-    settings = Settings(
+def pipeline_to(cluster: MemoryCluster, policy, *, max_linger_ms=10.0) -> tuple[RequestEngine, MemoryConnection]:
+    settings = RequestSettings(
         bootstrap_servers="memory:0", caller="alice", policy=policy, max_linger_ms=max_linger_ms, secret=SECRET
     )
     connection = MemoryConnection(cluster)
-    return Pipeline(settings, connect=lambda _settings, _client_id: connection), connection
+    return RequestEngine(settings, connect=lambda _settings, _client_id: connection), connection
 
 
 def client_to(cluster: MemoryCluster, policy=None, *, read_from=()) -> tuple[Client, MemoryConnection]:

@@ -9,7 +9,7 @@ from producers.async_client import AsyncClient
 from producers.bulk.load import LoadSpec, run_load
 from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed
 from producers.requests.core.calls import Policy
-from producers.requests.pipeline import Pipeline
+from producers.requests.engine import RequestEngine
 from schemas.codecs import codec
 from schemas.records.messages import (
     AllocateBlock,
@@ -93,7 +93,7 @@ def test_an_async_method_sends_its_request(act, body):
 
 def async_client_to(cluster, **parameters) -> AsyncClient:
     def open_pipeline(settings):
-        return Pipeline(settings, connect=lambda _settings, _client_id: MemoryConnection(cluster))
+        return RequestEngine(settings, connect=lambda _settings, _client_id: MemoryConnection(cluster))
 
     return AsyncClient("memory:0", open_pipeline=open_pipeline, cluster_secret=SECRET, **parameters)
 
@@ -168,7 +168,7 @@ def test_a_cancelled_await_leaves_the_request_in_flight():
         def open_pipeline(settings):
             connections.append(MemoryConnection(cluster))
             connections[-1].held = True
-            return Pipeline(settings, connect=lambda _settings, _client_id: connections[-1])
+            return RequestEngine(settings, connect=lambda _settings, _client_id: connections[-1])
 
         async with AsyncClient("memory:0", open_pipeline=open_pipeline) as client:
             task = asyncio.create_task(client.create_volume("v1"))

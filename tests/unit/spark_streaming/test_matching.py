@@ -14,22 +14,22 @@ from schemas.features import LATEST
 from schemas.records.log import Put
 from schemas.records.messages import AuditReport, Verdict
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.matching import Core, Finding, KeptBarrier, Limits, ShardAudit
-from spark_streaming.verdicts.state import MemoryStore, core_from, core_row
+from spark_streaming.verdicts.core.matching import Core, Finding, KeptBarrier, MatchingLimits, ShardAudit
+from spark_streaming.verdicts.state import MatchingState, core_from, core_row
 from tests.support.auditmodel import log_rows, report
 from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
 
-LIMITS = Limits(report_timeout_ms=1000)
+LIMITS = MatchingLimits(report_timeout_ms=1000)
 
 
 class Auditor:
     """A ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
 
-    def __init__(self, limits: Limits = LIMITS, shard: int = 0) -> None:
+    def __init__(self, limits: MatchingLimits = LIMITS, shard: int = 0) -> None:
         self.shard = shard
         self.limits = limits
         self.row: tuple[str, bytes] | None = None
-        self.store = MemoryStore(shard)
+        self.store = MatchingState(shard)
         self.read = 0
         self.findings: list[Finding] = []
 
@@ -327,7 +327,7 @@ def test_kept_barriers_are_bounded():
     log = simple_log()
     for _ in range(6):
         log.barrier()
-    auditor = Auditor(Limits(report_timeout_ms=1000, kept_barriers=4))
+    auditor = Auditor(MatchingLimits(report_timeout_ms=1000, kept_barriers=4))
     verdicts = auditor.take(log.values)
     assert len(auditor.store.barriers) == 4
     assert {(v.barrier_offset, v.verdict) for v in verdicts} == {(at.offset, "unknown") for at in log.barriers[:2]}
@@ -339,7 +339,7 @@ def test_early_reports_are_bounded_and_the_newest_stay():
     log = simple_log()
     for _ in range(6):
         log.barrier()
-    auditor = Auditor(Limits(report_timeout_ms=1000, early_reports=4))
+    auditor = Auditor(MatchingLimits(report_timeout_ms=1000, early_reports=4))
     verdicts = auditor.take([], [log.report(at) for at in log.barriers])
     assert told(verdicts) == {("om1", "unknown", "incremental"): 2}
     assert len(auditor.store.reports) == 4

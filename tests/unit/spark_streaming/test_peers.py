@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from schemas.column_families import OM_COLUMN_FAMILIES
 from spark_streaming.verdicts.core.digests import from_sparse
-from spark_streaming.verdicts.core.matching import Limits
+from spark_streaming.verdicts.core.matching import MatchingLimits
 from spark_streaming.verdicts.core.peers import agreed
 from spark_streaming.verdicts.state import core_from, core_row
 from tests.support.auditmodel import report
@@ -85,7 +85,7 @@ def test_no_majority_at_all():
 def test_too_few_reports_in_time_are_unknown_and_may_be_settled_later():
     log = late_log()
     at = log.barrier()
-    auditor = Auditor(Limits(report_timeout_ms=1000))
+    auditor = Auditor(MatchingLimits(report_timeout_ms=1000))
     auditor.take(log.values, [log.report(at, "om1"), log.report(at, "om2", rows=other_rows(log))])
     verdicts = auditor.expire(2000)
     assert told([v for v in verdicts if v.barrier_offset == at.offset]) == {
@@ -142,7 +142,7 @@ def test_batches_after_requests_do_not_bring_the_sums_back():
 def test_a_dropped_barrier_leaves_nothing_behind():
     log = late_log()
     at = log.barrier()
-    auditor = Auditor(Limits(kept_barriers=1))
+    auditor = Auditor(MatchingLimits(kept_barriers=1))
     auditor.take(log.values, [log.report(at, "om1")])
     log.tick()
     log.barrier()

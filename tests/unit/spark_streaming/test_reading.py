@@ -18,26 +18,26 @@ from spark_streaming.records.core.reading import (
     MODE,
     REQUEST_BATCH,
     TICK,
-    Genesis,
+    AuditPosition,
+    GenesisFacts,
     Header,
     LogBroken,
-    Outcome,
-    Position,
+    Ruling,
     read,
 )
 
-GENESIS_FACTS = Genesis(cluster="c", shard=0, shards=1, replicas=("a", "b"), column_families=("x",))
+GENESIS_FACTS = GenesisFacts(cluster="c", shard=0, shards=1, replicas=("a", "b"), column_families=("x",))
 
 
 def claim(offset: int, term: int = 1, nonce: bytes = b"n1") -> Header:
     return Header(offset=offset, kind=CLAIM, term=term, nonce=nonce, value=b"claim %d" % term, node="a")
 
 
-def after_claim() -> Position:
-    return read(Position(), claim(0))[0]
+def after_claim() -> AuditPosition:
+    return read(AuditPosition(), claim(0))[0]
 
 
-def counting(position: Position, kind: str, **changed: object) -> Header:
+def counting(position: AuditPosition, kind: str, **changed: object) -> Header:
     header = Header(
         offset=position.next_offset,
         kind=kind,
@@ -51,7 +51,7 @@ def counting(position: Position, kind: str, **changed: object) -> Header:
     return replace(header, **changed)  # type: ignore[arg-type]
 
 
-def batch(position: Position, indexes: int = 1, kind: str = BATCH, **changed: object) -> Header:
+def batch(position: AuditPosition, indexes: int = 1, kind: str = BATCH, **changed: object) -> Header:
     fields: dict[str, object] = {
         "first_index": position.last_index + 1,
         "last_index": position.last_index + indexes,
@@ -60,12 +60,12 @@ def batch(position: Position, indexes: int = 1, kind: str = BATCH, **changed: ob
     return counting(position, kind, **(fields | changed))
 
 
-def started() -> Position:
+def started() -> AuditPosition:
     position = after_claim()
     return read(position, counting(position, GENESIS))[0]
 
 
-def running() -> Position:
+def running() -> AuditPosition:
     """Term 2, two records counted in it, index 5."""
     position = started()
     position, _ = read(position, batch(position, indexes=5))
@@ -75,8 +75,8 @@ def running() -> Position:
 
 
 def test_first_claim_has_term_one():
-    position, outcome = read(Position(), claim(0))
-    assert outcome is Outcome.CLAIM
+    position, outcome = read(AuditPosition(), claim(0))
+    assert outcome is Ruling.CLAIM
     assert (position.term, position.nonce, position.seq, position.leader) == (1, b"n1", 0, "a")
     assert position.chain == hashlib.sha256(bytes(32) + b"claim 1").digest()
 
@@ -85,7 +85,7 @@ def test_first_claim_has_term_one():
 def test_claim_of_a_term_that_is_taken_is_void(term):
     before = running()
     after, outcome = read(before, claim(before.next_offset, term=term, nonce=b"n9"))
-    assert outcome is Outcome.VOID
+    assert outcome is Ruling.VOID
     assert after == replace(before, next_offset=before.next_offset + 1)
 
 
@@ -123,7 +123,7 @@ def test_what_does_not_count_is_void_whatever_else_it_says(kind, changed):
     before = running()
     header = counting(before, kind, **({"prev_chain": b"wrong", "index": 77, "first_index": -3} | changed))
     after, outcome = read(before, header)
-    assert outcome is Outcome.VOID
+    assert outcome is Ruling.VOID
     assert after == replace(before, next_offset=before.next_offset + 1)
 
 
@@ -132,7 +132,7 @@ def test_counting_record(kind):
     before = running()
     header = counting(before, kind, index=5)
     after, outcome = read(before, header)
-    assert outcome is Outcome.COUNTS
+    assert outcome is Ruling.COUNTS
     assert after == replace(before, next_offset=before.next_offset + 1, seq=before.seq + 1, chain=header.chain_after)
 
 
@@ -149,13 +149,13 @@ def test_batch_moves_index_and_time(kind):
 def test_batch_without_an_index_counts():
     before = running()
     after, outcome = read(before, batch(before, indexes=0))
-    assert outcome is Outcome.COUNTS
+    assert outcome is Ruling.COUNTS
     assert after.last_index == before.last_index
 
 
 def test_batch_of_the_same_time_counts():
     before = running()
-    assert read(before, batch(before, timestamp_ms=before.timestamp_ms))[1] is Outcome.COUNTS
+    assert read(before, batch(before, timestamp_ms=before.timestamp_ms))[1] is Ruling.COUNTS
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_genesis_comes_first(kind):
 def test_genesis_may_come_under_a_later_claim():
     position, _ = read(after_claim(), claim(1, term=2, nonce=b"n2"))
     position, outcome = read(position, counting(position, GENESIS))
-    assert outcome is Outcome.COUNTS
+    assert outcome is Ruling.COUNTS
     assert position.genesis == GENESIS_FACTS
 
 
@@ -222,8 +222,8 @@ def test_undecodable_record_breaks_the_log():
 
 def test_records_before_any_claim():
     with pytest.raises(LogBroken, match="AHEAD_OF_LOG"):
-        read(Position(), Header(offset=0, kind=TICK, term=1, seq=1))
-    assert read(Position(), Header(offset=0, kind=TICK, term=0, seq=0))[1] is Outcome.VOID
+        read(AuditPosition(), Header(offset=0, kind=TICK, term=1, seq=1))
+    assert read(AuditPosition(), Header(offset=0, kind=TICK, term=0, seq=0))[1] is Ruling.VOID
 
 
 @given(st.lists(st.sampled_from(["tick", "batch", "stale", "twin", "gap", "claim", "lost"]), max_size=60))
@@ -240,12 +240,12 @@ def test_void_records_change_nothing_but_the_offset(steps):
                     headers.append(counting(position, TICK) if step == "tick" else batch(position))
             noisy, first = read(noisy, headers[0])
             quiet, second = read(quiet, headers[1])
-            assert first is second is not Outcome.VOID
+            assert first is second is not Ruling.VOID
         else:
             lies: dict[str, dict[str, object]] = {
                 "stale": {"term": noisy.term - 1}, "twin": {"nonce": b"twin"}, "gap": {"seq": noisy.seq + 2}, "lost": {},
             }  # fmt: skip
             void = claim(noisy.next_offset, term=noisy.term) if step == "lost" else counting(noisy, TICK, **lies[step])
             noisy, outcome = read(noisy, void)
-            assert outcome is Outcome.VOID
+            assert outcome is Ruling.VOID
     assert replace(noisy, next_offset=0) == replace(quiet, next_offset=0)

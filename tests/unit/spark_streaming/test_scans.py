@@ -15,9 +15,9 @@ from schemas.column_families import DN_COLUMN_FAMILIES
 from schemas.records.datanode import BlockReport, ContainerDigest
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG
-from spark_streaming.verdicts.core.matching import Finding, Limits, ShardAudit
+from spark_streaming.verdicts.core.matching import Finding, MatchingLimits, ShardAudit
 from spark_streaming.verdicts.core.scans import MAX_CONTAINERS, against_log, among_members
-from spark_streaming.verdicts.state import MemoryStore, core_from, core_row
+from spark_streaming.verdicts.state import MatchingState, core_from, core_row
 from tests.support.auditmodel import log_rows
 from tests.support.logbuilder import At
 from tests.support.pipelinelog import MEMBERS, PipelineLog, cells, ordinary_pipeline
@@ -132,10 +132,10 @@ def test_equal_means_equal(found: dict[int, int], expected: dict[int, int]):
 class Auditor:
     """A pipeline's ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
 
-    def __init__(self, log: PipelineLog, limits: Limits) -> None:
+    def __init__(self, log: PipelineLog, limits: MatchingLimits) -> None:
         self.log, self.limits = log, limits
         self.row: tuple[str, bytes] | None = None
-        self.store = MemoryStore(log.shard)
+        self.store = MatchingState(log.shard)
         self.read = 0
 
     def take(self, *reports: BlockReport, now_ms: int = 0) -> list[Verdict]:
@@ -163,7 +163,7 @@ class Auditor:
 
 
 def auditor(log: PipelineLog, **limits: int) -> Auditor:
-    return Auditor(log, Limits(report_timeout_ms=1000, scan_timeout_ms=5000, **limits))
+    return Auditor(log, MatchingLimits(report_timeout_ms=1000, scan_timeout_ms=5000, **limits))
 
 
 def said(verdicts: list[Verdict]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import proposals as limits_of
 from datanode_processors.pipeline.core.block_service import DN_FAMILIES, PARTITIONS, BlockService
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
-from replicated_db.core.applying.replica import Identity, Outcome, Replica
-from replicated_db.core.leading.leader import Limits, claim_for
+from replicated_db.core.applying.replica import Identity, Offered, Replica
+from replicated_db.core.leading.leader import LeaderLimits, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.shell.leader_loop import LeaderLoop
 from schemas import stream_errors as codes
@@ -45,7 +45,7 @@ def wrong(local_id: int, *, wait_effective: bool = True) -> PutBlock:
 
 
 class Ignored:
-    def publish(self, replica: Replica, outcome: Outcome) -> None:
+    def publish(self, replica: Replica, outcome: Offered) -> None:
         if outcome.snapshot is not None:
             outcome.snapshot.close()
 
@@ -78,7 +78,7 @@ class World:
         self.replica.adopt_topic(self.log.topic_id(), None)
         self.proposals = Proposals(BlockService(partition=0, node="dn1"), Ignored(), first=lambda: OPENING)
         self.loop = LeaderLoop(
-            self.replica, HandedOver(self.log, self.proposals.handed_over), self.proposals, Limits(), clock=clock,
+            self.replica, HandedOver(self.log, self.proposals.handed_over), self.proposals, LeaderLimits(), clock=clock,
             ids=SequenceIds(), address="x:1", outbox=self.proposals, intake=self.proposals.begin, cluster="test",
             replicas=["dn1"], hint=lambda: None,
         )  # fmt: skip

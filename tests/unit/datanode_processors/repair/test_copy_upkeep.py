@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.block_writer import BlockWriter
+from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.repair import copies, copy_upkeep
@@ -656,8 +656,8 @@ def test_a_disk_that_does_not_tell_has_no_rows(run: Run, monkeypatch: pytest.Mon
 def test_cells_that_came_are_fsynced_though_the_source_broke_off(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node = run("dn4", member=False)
     synced: list[None] = []
-    sync = BlockWriter.sync
-    monkeypatch.setattr(BlockWriter, "sync", lambda self: [synced.append(None), sync(self)][1])  # type: ignore[func-returns-value]
+    sync = BlockFileWriter.sync
+    monkeypatch.setattr(BlockFileWriter, "sync", lambda self: [synced.append(None), sync(self)][1])  # type: ignore[func-returns-value]
 
     class Broken:
         def __init__(self, cells: int) -> None:

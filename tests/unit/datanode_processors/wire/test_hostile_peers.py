@@ -25,7 +25,7 @@ from datanode_processors import errors
 from datanode_processors.errors import MAX_MESSAGE_CHARACTERS, BlockError
 from datanode_processors.pipeline.leader_calls import unwrap
 from datanode_processors.wire import server
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.forwarding import Forwarding
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, split_address
@@ -72,7 +72,7 @@ from tests.support.waiting import eventually
 MIB = 1024 * 1024
 MAX_TURNS = 60
 """Turns of waiting that an attack of a few frames may cost."""
-SHORT = Limits(
+SHORT = WireLimits(
     handshake_timeout_s=0.2, idle_timeout_s=0.25, open_timeout_s=0.3, connect_timeout_s=0.5, stall_timeout_s=0.3,
     end_timeout_s=0.3, send_timeout_s=0.3, linger_s=0.1, alive_s=0.1, stop_grace_s=0.2,
 )  # fmt: skip
@@ -114,7 +114,7 @@ class Child:
 class Watched:
     """One datanode, and what must not happen to it."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits = SHORT) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, limits: WireLimits = SHORT) -> None:
         self.node = Datanode("dn1", folder, limits)
         self.child = Child()
         eventually(lambda: self.writes(os.urandom(4 * MIB), 9))
@@ -169,7 +169,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched
 @pytest.fixture
 def patient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """With time-outs that a client meets on a busy machine, but for a child's."""
-    made = Watched(tmp_path, monkeypatch, Limits(open_timeout_s=0.3, linger_s=0.1, stop_grace_s=0.2))
+    made = Watched(tmp_path, monkeypatch, WireLimits(open_timeout_s=0.3, linger_s=0.1, stop_grace_s=0.2))
     yield made
     made.stop()
 
@@ -282,7 +282,7 @@ def test_a_peer_that_trickles_is_no_better_than_a_silent_one(watched: Watched, s
 def test_a_client_that_leaves_while_its_stream_waits_for_a_child_is_noticed_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = Datanode("dn1", tmp_path, Limits(stop_grace_s=0.1, open_timeout_s=600.0))
+    node = Datanode("dn1", tmp_path, WireLimits(stop_grace_s=0.1, open_timeout_s=600.0))
     child = Child()
     try:
         sock = socket.create_connection(split_address(node.address))
@@ -411,7 +411,7 @@ def test_a_header_alone_gets_no_room(patient: Watched, kind: Kind) -> None:
 
 
 def test_large_frames_of_all_peers_together_have_a_limit(tmp_path: Path) -> None:
-    node = Datanode("dn1", tmp_path, Limits(stop_grace_s=0.1, max_large_bytes=9 * MIB))
+    node = Datanode("dn1", tmp_path, WireLimits(stop_grace_s=0.1, max_large_bytes=9 * MIB))
     room = node.server._room
     large = HELLO + encode_header(Kind.REQUEST, 0, 1, 0, 4 * MIB, 0)
     socks = [socket.create_connection(split_address(node.address)) for _ in range(2)]
@@ -523,7 +523,7 @@ def test_a_thread_that_cannot_be_started_is_one_connection_less(
 
 def test_a_defect_in_accepting_does_not_end_it(patient: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(server, "Connection", lambda *_: 1 / 0)
+        patched.setattr(server, "ServedConnection", lambda *_: 1 / 0)
         with socket.create_connection(split_address(patient.node.address)) as sock:
             assert sock.recv(1) == b""
     patient.is_unharmed()

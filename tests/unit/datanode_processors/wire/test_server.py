@@ -13,7 +13,7 @@ import pytest
 
 from datanode_processors.blocks.fsync import CLOSE
 from datanode_processors.errors import BlockError
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import WireClosed, connect, read_error, read_record
 from schemas import stream_errors
@@ -48,7 +48,7 @@ Start = Callable[..., list[Datanode]]
 def start(tmp_path: Path) -> Iterator[Start]:
     nodes: list[Datanode] = []
 
-    def begin(count: int, limits: Limits | None = None) -> list[Datanode]:
+    def begin(count: int, limits: WireLimits | None = None) -> list[Datanode]:
         first = len(nodes) + 1
         nodes.extend(Datanode(f"dn{first + number}", tmp_path, limits) for number in range(count))
         return nodes[-count:]
@@ -280,7 +280,7 @@ def test_the_primary_dies_and_the_stream_goes_on_through_another(tmp_path: Path)
 def test_a_child_that_hangs_is_noticed_by_the_one_above_and_the_client_sees_life_until_then(
     start: Start, tmp_path: Path
 ) -> None:
-    nodes = start(2, Limits(stall_timeout_s=4.0, alive_s=0.1, stop_grace_s=0.2))
+    nodes = start(2, WireLimits(stall_timeout_s=4.0, alive_s=0.1, stop_grace_s=0.2))
     hanging = NodeProcess("hanging", tmp_path)
     try:
         client = Client(nodes[0].address)
@@ -364,7 +364,7 @@ def test_a_client_that_vanishes_leaves_nothing_open(start: Start, tree: list[lis
 
 
 def test_a_newer_stream_takes_over_from_one_whose_client_is_silent(start: Start) -> None:
-    nodes = start(1, Limits(takeover_silence_s=0.3, takeover_wait_s=2.0, stop_grace_s=0.2))
+    nodes = start(1, WireLimits(takeover_silence_s=0.3, takeover_wait_s=2.0, stop_grace_s=0.2))
     old = Client(nodes[0].address)
     old.open(routes_of(nodes, [[]]))
     old.data(bytes(CELL), offset=0)
@@ -378,7 +378,7 @@ def test_a_newer_stream_takes_over_from_one_whose_client_is_silent(start: Start)
 
 
 def test_a_second_stream_of_a_block_that_is_being_written_is_refused(start: Start) -> None:
-    nodes = start(1, Limits(takeover_silence_s=60, takeover_wait_s=0.1, stop_grace_s=0.2))
+    nodes = start(1, WireLimits(takeover_silence_s=60, takeover_wait_s=0.1, stop_grace_s=0.2))
     first, second = Client(nodes[0].address), Client(nodes[0].address)
     first.open(routes_of(nodes, [[]]))
     with pytest.raises(BlockError) as caught:
@@ -550,7 +550,7 @@ def test_what_is_no_frame_is_told_and_closed(start: Start, data: bytes) -> None:
 
 
 def test_the_limit_of_streams_and_of_connections(start: Start) -> None:
-    node = start(1, Limits(max_streams=1, max_connections=2, stop_grace_s=0.2))[0]
+    node = start(1, WireLimits(max_streams=1, max_connections=2, stop_grace_s=0.2))[0]
     first, second = Client(node.address), Client(node.address)
     first.open(routes_of([node], [[]]))
     with pytest.raises(BlockError) as caught:
@@ -568,7 +568,7 @@ def test_the_limit_of_streams_and_of_connections(start: Start) -> None:
 
 
 def test_silence_ends_what_waits_for_a_peer(start: Start) -> None:
-    node = start(1, Limits(handshake_timeout_s=0.2, idle_timeout_s=0.5, stop_grace_s=0.2))[0]
+    node = start(1, WireLimits(handshake_timeout_s=0.2, idle_timeout_s=0.5, stop_grace_s=0.2))[0]
     silent = socket.create_connection(("127.0.0.1", node.server.port))
     idle, streaming = Client(node.address), Client(node.address)
     streaming.open(routes_of([node], [[]]))
@@ -580,7 +580,7 @@ def test_silence_ends_what_waits_for_a_peer(start: Start) -> None:
 
 
 def test_a_stop_tells_streams_and_waits_for_those_that_end(start: Start) -> None:
-    node = start(1, Limits(stop_grace_s=1.0))[0]
+    node = start(1, WireLimits(stop_grace_s=1.0))[0]
     ending, going_on = Client(node.address), Client(node.address)
     ending.open(routes_of([node], [[]]))
     going_on.open(routes_of([node], [[]]), block=2)

@@ -7,7 +7,7 @@ import pytest
 from om_processors.errors import OMError
 from om_processors.execution.execute import apply_request, execute, pre_execute
 from om_processors.execution.requests import HANDLERS
-from om_processors.namespace.context import Prepared, ReadView
+from om_processors.namespace.context import ReadView, RequestPreparation
 from schemas import result_codes
 from schemas.codecs.codec import decode, encode
 from schemas.records.messages import (
@@ -63,7 +63,7 @@ def test_a_refusal_does_not_repeat_the_request(body: RequestBody):
 def test_digest_base_is_not_executed():
     body = LogDigestBase(shard=0, index=1, slots=[], sums=[], basis="oracle")
     assert World().refusal(body).status == "NOT_SUPPORTED_OPERATION"
-    prepared = Prepared(body=body, caller="ann", index=1, now_ms=1, object_id=1, session_id=1, blocks=[])
+    prepared = RequestPreparation(body=body, caller="ann", index=1, now_ms=1, object_id=1, session_id=1, blocks=[])
     with pytest.raises(OMError, match="NOT_SUPPORTED_OPERATION"):
         apply_request(prepared, DictTransaction(DictTables(), 1))
 
@@ -116,7 +116,7 @@ def test_index_of_transaction_and_prepared_must_agree():
 class OwnersOnly:
     """Volumes may be changed by their owners."""
 
-    def authorize(self, prepared: Prepared, view: ReadView) -> None:
+    def authorize(self, prepared: RequestPreparation, view: ReadView) -> None:
         row = view.get("volumeTable", f"/{getattr(prepared.body, 'volume', '')}".encode())
         if row is not None and decode(row).owner != prepared.caller:
             raise OMError("PERMISSION_DENIED", f"{prepared.caller} does not own it")

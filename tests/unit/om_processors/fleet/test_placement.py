@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from om_processors.fleet.core import pipeline_making, placement
-from om_processors.fleet.core.fleet import MAX_DATANODES, Fleet, Health, Picture
+from om_processors.fleet.core.fleet import MAX_DATANODES, DatanodeHealth, Fleet, Picture
 from om_processors.serving.fleet_api import pipeline_json
 from schemas.datanode_states import CLOSED, DATANODE_STATES, DECOMMISSIONING, IN_SERVICE
 from schemas.records.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
@@ -41,14 +41,18 @@ def following(**more: Any) -> list[Heartbeat]:
 def test_silence():
     ages_ms = {"dn1": TIMEOUT_MS // 3, "dn2": TIMEOUT_MS // 3 + 1, "dn3": TIMEOUT_MS + 1}
     picture = picture_of([heartbeat(name) for name in NAMES], ages_ms=ages_ms)
-    assert [node.health for node in picture.datanodes.values()] == [Health.HEALTHY, Health.STALE, Health.DEAD]
+    assert [node.health for node in picture.datanodes.values()] == [
+        DatanodeHealth.HEALTHY,
+        DatanodeHealth.STALE,
+        DatanodeHealth.DEAD,
+    ]
     assert [node.takes_blocks for node in picture.datanodes.values()] == [True, False, False]
 
 
 def test_nobody_is_dead_to_one_who_has_just_begun_to_listen():
     rows = [pipeline_row(0, NAMES)]
     young = picture_of([], rows, since_ms=NOW_MS - TIMEOUT_MS + 1)
-    assert young.member("dn1").health is Health.STALE
+    assert young.member("dn1").health is DatanodeHealth.STALE
     assert pipeline_making.retirements(young) == []
     old = picture_of([], rows)
     assert "dn1 is dead; dn2 is dead; dn3 is dead" in pipeline_making.retirements(old)[0].reason

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from producers.blocks.core.stream_window import SEND_BYTES, Limits, StreamWindow
+from producers.blocks.core.stream_window import SEND_BYTES, StreamWindow, WindowLimits
 from schemas.records.packets import CELL_BYTES
 
 KIB = 1024
@@ -15,7 +15,7 @@ KIB = 1024
 def window(**limits):
     given = {"block_bytes": 1024 * KIB, "packet_bytes": 64 * KIB, "window_bytes": 256 * KIB, "flush_bytes": 128 * KIB,
              "buffer_bytes": 512 * KIB}  # fmt: skip
-    return StreamWindow(Limits(**{**given, **limits}))
+    return StreamWindow(WindowLimits(**{**given, **limits}))
 
 
 def content(length, seed=0):

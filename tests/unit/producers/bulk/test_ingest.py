@@ -8,7 +8,7 @@ import pytest
 from om_processors.errors import OMError
 from producers.bulk.ingest import NAMED_FAILURES, Progress, ingest
 from producers.bulk.listing import actual_listing, differences, expected_listing
-from producers.bulk.placement import Placement
+from producers.bulk.tree_layout import Placement
 from producers.client import Client
 from producers.errors import OutcomeUnknown, RequestFailed
 from producers.reads.reads import Reads

@@ -7,8 +7,8 @@ import pytest
 
 from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
-from producers.bulk.placement import Placement
 from producers.bulk.read_back import read_back
+from producers.bulk.tree_layout import Placement
 from tests.support.sdk.datanodes import KIB, World
 
 PLACEMENT = Placement(prefix="tree", volumes=1)

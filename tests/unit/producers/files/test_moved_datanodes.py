@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from datanode_processors.wire.core.limits import Limits
+from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
 from producers import waiting
 from producers.blocks import datanode_connection, datanode_directory
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import UNREACHABLE, Connection, Datanodes
+from producers.blocks.datanode_connection import UNREACHABLE, DatanodeConnection, Datanodes
 from producers.errors import DatanodeError, StratologError
 from producers.files.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
@@ -50,7 +50,7 @@ def move(node, *, cluster=CLUSTER):
     node.server.stop()
     node.server = StreamServer(
         name=node.name, cluster=cluster, host="127.0.0.1", port=0, blocks=node.blocks.store, pipelines=node.pipelines,
-        note=lambda message, **_: node.notes.append(message), limits=Limits(stop_grace_s=0.0, linger_s=0.2),
+        note=lambda message, **_: node.notes.append(message), limits=WireLimits(stop_grace_s=0.0, linger_s=0.2),
     )  # fmt: skip
     node.address = f"127.0.0.1:{node.server.port}"
     assert node.address != old
@@ -265,7 +265,7 @@ def test_a_frame_that_trickles_is_not_waited_for_for_ever():
         greeting = Hello(
             peer="client", cluster=CLUSTER, min_version=MIN_VERSION, max_version=VERSION, max_payload_bytes=1
         )
-        connection = Connection(address, greeting, datanode="dn1", silence_ms=silence_ms)
+        connection = DatanodeConnection(address, greeting, datanode="dn1", silence_ms=silence_ms)
         with closing(connection), pytest.raises(DatanodeError, match="does not send a whole frame in time") as caught:
             connection.receive(silence_ms)
         assert caught.value.status == TIMED_OUT

@@ -11,7 +11,7 @@ import producers
 from producers import AsyncClient, Client, ClusterSecret, StreamOptions
 from producers.errors import Exists, InvalidArgument, NotFound, RequestFailed, error_of
 from producers.requests.arguments import MAX_LONG
-from producers.requests.pipeline import Pipeline
+from producers.requests.engine import RequestEngine
 from schemas import result_codes
 from schemas.records.messages import CreateVolume, DeleteVolume, Response
 from schemas.records.rows import BlockLocation
@@ -150,7 +150,7 @@ def test_a_wrong_argument_is_named_by_the_awaited_methods_too(cluster):
         await getattr(client, method)(**given(method, argument, value))
 
     async def main():
-        pipeline = lambda settings: Pipeline(settings, connect=lambda *_: MemoryConnection(cluster))  # noqa: E731
+        pipeline = lambda settings: RequestEngine(settings, connect=lambda *_: MemoryConnection(cluster))  # noqa: E731
         async with AsyncClient("memory:0", open_pipeline=pipeline) as client:
             for method, argument, value in CASES:
                 with pytest.raises((ValueError, TypeError), match=rf"(^|: ){argument}\b"):

@@ -11,7 +11,7 @@ from replicated_db.core.execution.answered import AnsweredCalls
 from replicated_db.core.execution.retry import RETENTION_MS, floor_of, floor_value, is_below_floor, prunable
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Limits
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
 from replicated_db.core.tables.overlay import Overlay
 from schemas import features
@@ -23,7 +23,7 @@ CLIENT, OTHER = b"c" * 16, b"d" * 16
 
 @pytest.fixture
 def shard() -> Shard:
-    return Shard(Limits(barrier_interval_ms=1, early_removal_calls=3))
+    return Shard(LeaderLimits(barrier_interval_ms=1, early_removal_calls=3))
 
 
 def calls_of(shard: Shard, client: bytes = CLIENT) -> list[int]:

@@ -11,7 +11,7 @@ from replicated_db.core.errors import AheadOfLog, StoreFailure
 from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.execution.service import MAX_REFUSAL_BYTES
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Deposed, Effective, Limits, Proposal
+from replicated_db.core.leading.leader import Deposed, Effective, LeaderLimits, Proposal
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
 from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain
@@ -197,7 +197,7 @@ def test_a_response_that_is_not_bytes(shard: Shard):
 
 
 def test_too_large(shard: Shard):
-    shard = Shard(limits=Limits(max_request_bytes=1000))
+    shard = Shard(limits=LeaderLimits(max_request_bytes=1000))
     assert shard.do(put(b"a", b"x" * 500)) == b"done 1"
     answer = shard.do(put(b"b", b"x" * 1000), put(b"c", b"1"))
     assert answer.startswith(b"too large|its operations take ")
@@ -207,7 +207,7 @@ def test_too_large(shard: Shard):
 
 
 def test_a_large_response_counts(shard: Shard):
-    shard = Shard(limits=Limits(max_request_bytes=1000))
+    shard = Shard(limits=LeaderLimits(max_request_bytes=1000))
     assert shard.do(body=lambda transaction: b"x" * 1001).startswith(b"too large|")
 
 
@@ -257,7 +257,7 @@ def test_what_cannot_be_encoded_fails_alone(shard: Shard, bad: Proposal):
 
 
 def test_room_in_a_batch():
-    shard = Shard(limits=Limits(max_batch_requests=3))
+    shard = Shard(limits=LeaderLimits(max_batch_requests=3))
     assert shard.leader.has_room()
     for number in range(3):
         assert shard.leader.has_room()
@@ -268,7 +268,7 @@ def test_room_in_a_batch():
 
 
 def test_room_by_bytes():
-    shard = Shard(limits=Limits(max_batch_bytes=1000))
+    shard = Shard(limits=LeaderLimits(max_batch_bytes=1000))
     shard.execute(propose(put(b"k", b"x" * 1000)))
     assert not shard.leader.has_room()
 
@@ -592,7 +592,7 @@ def offer_barrier(shard: Shard) -> bool:
 
 
 def test_barriers_each_interval_while_there_are_writes_and_once_when_they_cease():
-    shard = Shard(limits=Limits(barrier_interval_ms=1000, scrub_interval_ms=1_000_000))
+    shard = Shard(limits=LeaderLimits(barrier_interval_ms=1000, scrub_interval_ms=1_000_000))
     assert offer_barrier(shard), "the first is a scrub, due at start"
     due = []
     for step in range(60):
@@ -607,7 +607,7 @@ def test_barriers_each_interval_while_there_are_writes_and_once_when_they_cease(
 
 
 def test_an_idle_leader_writes_no_barriers_but_scrubs():
-    shard = Shard(limits=Limits(barrier_interval_ms=1000, scrub_interval_ms=10_000))
+    shard = Shard(limits=LeaderLimits(barrier_interval_ms=1000, scrub_interval_ms=10_000))
     for _ in range(35):
         offer_barrier(shard)
         shard.clock.advance(1000)
@@ -622,7 +622,7 @@ def test_a_barrier_waits_for_the_batch_being_built(shard: Shard):
 
 
 def test_a_barrier_waits_for_room_in_flight():
-    shard = Shard(limits=Limits(max_in_flight=1))
+    shard = Shard(limits=LeaderLimits(max_in_flight=1))
     shard.batch(propose(put(b"a", b"1")))
     assert shard.leader.barrier(shard.clock.elapsed_ms()) is None
     shard.deliver()

@@ -10,7 +10,7 @@ import pytest
 
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import AheadOfLog
-from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S, EndBehind, Patience, read_log
+from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S, EndBehind, EndPatience, read_log
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.shell.database import ReplicatedDatabase
@@ -70,7 +70,7 @@ def test_a_position_before_the_first_record_is_none(log: CutOff):
 
 
 def test_patience_ends():
-    patience = Patience()
+    patience = EndPatience()
     patience.bear(EndBehind("old end"), 100)
     patience.bear(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
     patience.bear(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
@@ -79,7 +79,7 @@ def test_patience_ends():
 
 
 def test_patience_begins_anew_once_the_log_has_answered():
-    patience = Patience()
+    patience = EndPatience()
     patience.bear(EndBehind("old end"), 100)
     patience.read()
     patience.bear(EndBehind("old end"), 1000)

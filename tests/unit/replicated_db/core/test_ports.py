@@ -10,7 +10,7 @@ import pytest
 from rocksdict import Options, Rdict
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import Clock, Ids, Page
+from replicated_db.core.ports import Clock, Ids, RowPage
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.shell.rocks import MAX_CHECKPOINTS, MAX_SKIPPED_KEYS, RocksReader, RocksStore
@@ -176,8 +176,8 @@ def test_a_page_does_not_go_past_many_removed_rows_and_has_them_compacted(path: 
         for at in range(0, len(keys), 1000):
             store.write([("things", key, value) for key in keys[at : at + 1000]])
     store.write([("things", b"z", b"1")])
-    assert store.page("things", b"", 10) == Page(rows=[], more=True)
-    found = Page(rows=[(b"z", b"1")], more=False)
+    assert store.page("things", b"", 10) == RowPage(rows=[], more=True)
+    found = RowPage(rows=[(b"z", b"1")], more=False)
     assert wait_until(lambda: store.page("things", b"", 10) == found, 60, interval_s=0.05)
     store.close()
 

@@ -16,12 +16,12 @@ import pytest
 import replicated_db
 from replicated_db.core.applying.replica import Identity
 from replicated_db.core.errors import AheadOfLog, Refused, StopProcess, WrongCluster
-from replicated_db.core.leading.leader import Limits
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Store
 from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.core.tables.merge import ADD_INT64, MAX_BYTES, decode_int64, encode_int64
-from replicated_db.shell.database import OutcomeUnknown, ReplicatedDatabase
+from replicated_db.shell.database import ReplicatedDatabase, SubmissionUnknown
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode, encode
 from schemas.records.log import Batch, Checkpoint, LeaderClaim, Merge
@@ -227,7 +227,7 @@ def values(log: MemoryLog, start: int) -> list[bytes]:
 
 
 def test_too_large(stores: Stores, start: Callable[..., Ledger]):
-    ledger = lead(start("a", limits=Limits(max_request_bytes=1000)))
+    ledger = lead(start("a", limits=LeaderLimits(max_request_bytes=1000)))
     with pytest.raises(Refused, match="at most 1000"):
         done(ledger.open_account("alice", "A" * 2000))
     assert done(ledger.open_account("bob", "Bob")) == 2
@@ -267,7 +267,7 @@ def test_a_submission_that_waited_too_long_has_an_unknown_outcome(start: Callabl
     pending = ledger.open_account("alice", "Alice")
     clock.advance(6 * 60 * 1000)
     lead(ledger)
-    with pytest.raises(OutcomeUnknown, match="expired"):
+    with pytest.raises(SubmissionUnknown, match="expired"):
         done(pending)
     assert ledger.accounts() == []
 
@@ -276,7 +276,7 @@ def test_closing_abandons_what_is_pending(start: Callable[..., Ledger]):
     ledger = start("a")
     pending = ledger.open_account("alice", "Alice")
     ledger.database.close()
-    with pytest.raises(OutcomeUnknown, match="closed"):
+    with pytest.raises(SubmissionUnknown, match="closed"):
         done(pending)
     with pytest.raises(Refused, match="the database is closed"):
         ledger.database._submissions.add([])

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from replicated_db.core.applying.replica import Identity
-from replicated_db.core.leading.leader import Limits
+from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.shell.database import ReplicatedDatabase
 from replicated_db.shell.leader_loop import QUIET_MS, LeaderLoop
@@ -30,7 +30,7 @@ class Leading:
         self.database = ReplicatedDatabase.open(
             Identity(cluster="c", shard=0, shards=1, node="a"), ["rows"], log=MemoryLog(self.clock), replicas=["a"],
             store=lambda families: MemoryStore(families.names), clock=self.clock, ids=SequenceIds(seed=1),
-            limits=Limits(scrub_interval_ms=0),
+            limits=LeaderLimits(scrub_interval_ms=0),
         )  # fmt: skip
         self.loop: LeaderLoop = self.database._loop
         self.loop.follower_may_rest = self.hear

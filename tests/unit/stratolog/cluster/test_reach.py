@@ -24,7 +24,7 @@ from stratolog.cluster.reach import (
 from stratolog.configuration.settings import Settings, load_settings
 from stratolog.errors import Unavailable
 from stratolog.local.processes import Process, free_ports
-from stratolog.local.state import Member, StackState, write_state
+from stratolog.local.state import StackMember, StackState, write_state
 
 HEALTHY = {"datanode": "dn1", "address": "x:1", "health": "HEALTHY", "silent_ms": 100, "free_bytes": 10**12}
 
@@ -98,10 +98,10 @@ def test_a_stack_without_its_broker_is_named(brokers: int, remedy: str, tmp_path
     assert here is not None
     gone = Process(pid=os.getpid(), started="long ago")
     members = [
-        Member(kind="broker", name=f"broker-{n}", address=address, log=tmp_path, process=gone, extra={})
+        StackMember(kind="broker", name=f"broker-{n}", address=address, log=tmp_path, process=gone, extra={})
         for n in range(1, brokers + 1)
     ]
-    node = Member(kind="node", name="om1", address=address, log=tmp_path, process=here, extra={})
+    node = StackMember(kind="node", name="om1", address=address, log=tmp_path, process=here, extra={})
     write_state(tmp_path, StackState(members=(*members, node)))
     with pytest.raises(Unavailable, match=rf"nobody listens at {address}: broker-1.* not run; {remedy}"):
         check_brokers(settings_in(tmp_path, STRATOLOG_BOOTSTRAP_SERVERS=address))
@@ -114,13 +114,13 @@ def test_a_stack_of_which_a_whole_kind_has_ended(kind: str, check: Callable[[Set
     assert here is not None
     gone = Process(pid=os.getpid(), started="long ago")
 
-    def members(*processes: Process) -> list[Member]:
+    def members(*processes: Process) -> list[StackMember]:
         return [
-            Member(kind=kind, name=f"{kind}-{n}", address="x:1", log=tmp_path, process=process, extra={})
+            StackMember(kind=kind, name=f"{kind}-{n}", address="x:1", log=tmp_path, process=process, extra={})
             for n, process in enumerate(processes, start=1)
         ]
 
-    other = Member(kind="datanode", name="dn1", address="x:1", log=tmp_path, process=here, extra={})
+    other = StackMember(kind="datanode", name="dn1", address="x:1", log=tmp_path, process=here, extra={})
     settings = settings_in(tmp_path)
     check(settings)  # no stack of ours: who knows
     write_state(tmp_path, StackState(members=(*members(gone, here), other)))

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from producers.bulk.ingest import IngestSummary
 from producers.bulk.ingest import Progress as Step
-from producers.bulk.placement import OneBucket
+from producers.bulk.tree_layout import OneBucket
 from stratolog.commands.ingest import SHOWN_PLACES, bar_on, print_summary
 
 STEP = Step(files=12_345, files_total=67_890, bytes=123_456_789, bytes_total=10**12, requests=99_999, elapsed_s=7.0)

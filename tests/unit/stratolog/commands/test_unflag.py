@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.leading.leader import Leader, Limits, Proposal, claim_for
+from replicated_db.core.leading.leader import Leader, LeaderLimits, Proposal, claim_for
 from replicated_db.core.log.position import FLAG_KEY, UNFLAGGED_KEY
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, SequenceIds
@@ -53,7 +53,7 @@ class Shard:
         offset = self.log.append(encode(claim_for(first, SequenceIds(seed=1).nonce(), "a:1", START_MS)))
         self._catch_up("om1")
         self.leader = Leader(
-            first, OMService(Contexts(shard=0, shards=1, pipelines=PIPELINES)), Limits(), claim_offset=offset,
+            first, OMService(Contexts(shard=0, shards=1, pipelines=PIPELINES)), LeaderLimits(), claim_offset=offset,
             claim_time_ms=START_MS, elapsed_ms=self.clock.elapsed_ms(),
         )  # fmt: skip
         self.appender = self.log.appender()

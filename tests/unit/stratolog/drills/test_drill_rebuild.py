@@ -22,7 +22,7 @@ from stratolog.cli import build_app
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.state_directory import ShardPosition, is_state, read_manifest, write_manifest
 from stratolog.drills.kit.logview import LogEntry
-from stratolog.drills.kit.rebuild import Taken, bases_for, checkpoints_of
+from stratolog.drills.kit.rebuild import TakenCheckpoint, bases_for, checkpoints_of
 from stratolog.drills.kit.report import CouldNotRun
 from stratolog.drills.point_in_time import Moment, time_of
 from stratolog.errors import EXIT_OK
@@ -31,8 +31,8 @@ from tests.support.logbuilder import ordinary_log
 SHARDS = 2
 
 
-def taken(name: str, offset: int) -> Taken:
-    return Taken(node="om1", name=name, path=Path(name), offset=offset)
+def taken(name: str, offset: int) -> TakenCheckpoint:
+    return TakenCheckpoint(node="om1", name=name, path=Path(name), offset=offset)
 
 
 def test_the_nearest_checkpoint_comes_first() -> None:
@@ -41,7 +41,7 @@ def test_the_nearest_checkpoint_comes_first() -> None:
 
 
 @pytest.mark.parametrize(("there", "word"), [([], "none at all"), ([taken("c", 51)], "c at offset 51")])
-def test_a_bare_replay_is_refused_with_the_reason_and_the_way_out(there: list[Taken], word: str) -> None:
+def test_a_bare_replay_is_refused_with_the_reason_and_the_way_out(there: list[TakenCheckpoint], word: str) -> None:
     with pytest.raises(CouldNotRun, match="a bare replay from offset 50 is refused") as caught:
         bases_for(50, there)
     for part in (word, "sum over all rows", "stratolog admin prepare"):

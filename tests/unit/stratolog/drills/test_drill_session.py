@@ -17,8 +17,8 @@ from stratolog.drills.kit.report import (
     FAILED,
     PASSED,
     CouldNotRun,
+    DrillStep,
     Finding,
-    Step,
     StepFailed,
     verdict_of,
 )
@@ -57,7 +57,7 @@ def test_the_verdict(findings: list[Finding], refused: str | None, failed: str |
 
 
 def test_steps_and_findings_are_told_in_order_and_end_in_the_report(tmp_path: Path) -> None:
-    told: list[Step | Finding] = []
+    told: list[DrillStep | Finding] = []
     begun: list[str] = []
 
     def drill(session: Session) -> None:
@@ -68,7 +68,7 @@ def test_steps_and_findings_are_told_in_order_and_end_in_the_report(tmp_path: Pa
 
     report = run("x", 1, drill, data_dir=tmp_path, session=Session(told.append, begun.append))
     assert begun == ["look"]
-    assert [type(item) for item in told] == [Step, Finding]
+    assert [type(item) for item in told] == [DrillStep, Finding]
     assert (report.verdict, report.passed, report.shard) == (PASSED, True, 1)
     assert [(step.text, step.found) for step in report.steps] == [("look", "three")]
     assert json.loads(json.dumps(report.as_json()))["figures"] == {"seconds": 1.5}

@@ -13,7 +13,7 @@ from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
 from stratolog.local.state import (
     SETTINGS_FILE,
-    Member,
+    StackMember,
     StackState,
     connected,
     locked,
@@ -26,8 +26,8 @@ from stratolog.local.state import (
 GONE = Process(pid=os.getpid(), started="long ago")
 
 
-def member(process: Process, name: str = "om1", kind: str = "node") -> Member:
-    return Member(
+def member(process: Process, name: str = "om1", kind: str = "node") -> StackMember:
+    return StackMember(
         kind=kind, name=name, address="127.0.0.1:9871", log=Path("/x.log"), process=process, extra={"port": 1}
     )
 

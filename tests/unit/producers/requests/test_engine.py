@@ -11,7 +11,7 @@ import pytest
 
 from producers.errors import ClientClosed, OutcomeUnknown, RequestFailed, StratologError, TooManyInFlight
 from producers.requests.core.calls import Policy
-from producers.requests.pipeline import MIN_LINGER_MS, OUTBOX_CALLS, Settings, linger_ms_of
+from producers.requests.engine import MIN_LINGER_MS, OUTBOX_CALLS, RequestSettings, linger_ms_of
 from schemas.codecs import codec
 from schemas.records.messages import CreateVolume, Response
 from schemas.result_codes import NOT_LEADER, VOLUME_ALREADY_EXISTS
@@ -53,7 +53,7 @@ def test_a_call_is_answered(opened):
 
 
 def test_replies_are_read_some_other_way_when_none_comes_for_long(opened, monkeypatch):
-    monkeypatch.setattr("producers.requests.pipeline.SILENT_BROKER_MS", 200)
+    monkeypatch.setattr("producers.requests.engine.SILENT_BROKER_MS", 200)
     pipeline, connection = opened()
     time.sleep(0.5)
     assert connection.renewals == 0, "nothing is in flight"
@@ -329,4 +329,4 @@ def test_lingering_follows_the_load(in_flight, expected_ms):
 )
 def test_settings_out_of_range_are_refused_by_name(name, value):
     with pytest.raises(ValueError, match=name):
-        Settings(**({"bootstrap_servers": "b:1", "caller": "me", "policy": Policy()} | {name: value}))
+        RequestSettings(**({"bootstrap_servers": "b:1", "caller": "me", "policy": Policy()} | {name: value}))

@@ -39,7 +39,7 @@ from producers.requests.core.calls import (
     unknown,
 )
 from producers.requests.transport import Transport
-from producers.waiting import Patience
+from producers.waiting import SlowWait
 from schemas.codecs import codec
 from schemas.codecs.envelopes import responses_in
 from schemas.privilege import ClusterSecret
@@ -63,7 +63,7 @@ MIN_LINGER_MS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RequestSettings:
     """Settings of a client; times in ms. Raises ValueError for a value out of range, naming it."""
 
     bootstrap_servers: str
@@ -92,11 +92,11 @@ def make_settings(
     max_linger_ms: float,
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
-) -> Settings:
+) -> RequestSettings:
     """Return a client's settings; ``caller`` defaults to the name of the process's user. Raises TypeError, InvalidArgument."""
     if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")
-    return Settings(
+    return RequestSettings(
         bootstrap_servers=bootstrap_servers,
         caller=default_caller() if caller is None else arguments.text("caller", caller),
         policy=Policy(
@@ -119,7 +119,7 @@ def linger_ms_of(in_flight: int, max_linger_ms: float) -> float:
     return linger_ms if linger_ms >= MIN_LINGER_MS else 0.0
 
 
-class Connection(Protocol):
+class RequestConnection(Protocol):
     """The way to the leaders and back: :class:`producers.requests.transport.Transport`, or a twin in memory."""
 
     shards: int
@@ -141,11 +141,11 @@ class Connection(Protocol):
         """Disconnect."""
 
 
-Connect = Callable[[Settings, bytes], Connection]
+Connect = Callable[[RequestSettings, bytes], RequestConnection]
 """Connects a client of these settings and this id; ready to receive replies when it returns."""
 
 
-def connect_to_kafka(settings: Settings, client_id: bytes) -> Connection:
+def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConnection:
     """Connect to the brokers; raises NotConnected."""
     return Transport(
         settings.bootstrap_servers,
@@ -155,13 +155,13 @@ def connect_to_kafka(settings: Settings, client_id: bytes) -> Connection:
     )
 
 
-class Pipeline:
+class RequestEngine:
     """Submits requests and tells their outcomes; connected, with its poller running, once constructed.
 
     Raises NotConnected if no broker answers in ``settings.connect_timeout_ms``.
     """
 
-    def __init__(self, settings: Settings, *, connect: Connect = connect_to_kafka) -> None:
+    def __init__(self, settings: RequestSettings, *, connect: Connect = connect_to_kafka) -> None:
         self.client_id = os.urandom(CLIENT_ID_BYTES)
         self._settings = settings
         policy = settings.policy
@@ -188,7 +188,7 @@ class Pipeline:
         self._next_step_ms = 0.0
         self._silent_ms = 0.0
         self._round_ms = _now_ms()
-        self._patience = Patience("what is asked of the Object Manager")
+        self._patience = SlowWait("what is asked of the Object Manager")
         self._poller = threading.Thread(target=self._run, name="stratolog-client", daemon=True)
         self._poller.start()
 

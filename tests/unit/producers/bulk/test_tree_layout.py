@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.bulk.placement import MAX_VOLUMES, Placement, bucket_of
+from producers.bulk.tree_layout import MAX_VOLUMES, Placement, bucket_of
 from schemas.sharding import shard_of
 
 LEGAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
