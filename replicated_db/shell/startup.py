@@ -49,7 +49,9 @@ def check_topics(
     Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.
     """
     wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": int(ADMIN_TIMEOUT_S * 1000)})
+    # Notices and worse: at its end librdkafka tells of answers that nobody waits for any more.
+    timeout_ms = int(ADMIN_TIMEOUT_S * 1000)
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": timeout_ms, "log_level": 5})
     try:
         brokers = admin.list_topics(timeout=ADMIN_TIMEOUT_S).brokers
         described = admin.describe_topics(TopicCollection([log_topic, *others]), request_timeout=ADMIN_TIMEOUT_S)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
 from pathlib import Path
@@ -21,8 +23,9 @@ from confluent_kafka.admin import NewTopic
 from rich.console import Console
 
 from schemas.codecs.block_rows import block_key
-from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.datanode import BlockReport
+from schemas.records.log import Batch, Checkpoint, Delete, Merge, Put
 from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.config import AuditConfig, config_from
@@ -380,3 +383,24 @@ def test_wrong_configuration_is_refused(tmp_path: Path, module: str, text: str, 
     with pytest.raises(ValueError, match=reason):
         import_module(f"spark_streaming.jobs.{module}").load_config(path)
     assert import_module(f"spark_streaming.jobs.{module}").main(["--config", str(path)]) == 2
+
+
+def test_the_example_of_sql_over_the_log_runs(topics: Callable[..., Topics]) -> None:
+    """In this process, for its session is the one that all these tests share."""
+    example = runpy.run_path(str(ROOT / "examples" / "inside" / "sql_over_the_log.py"))
+    kafka, log = topics(1), ordinary_log()
+    kafka.send(log, ())
+    example["log_view"](spark(), kafka.servers, kafka.logs[OM_LOG].topic)
+    batches = [record for value in log.values if isinstance(record := decode(value), Batch)]
+    (found,) = spark().sql(example["BATCHES"]).collect()
+    results, last = sum(len(batch.results) for batch in batches), max(batch.last_index for batch in batches)
+    assert (found.shard, found.batches, found.requests, found.last_index) == (0, len(batches), results, last)
+    counted = Counter(
+        (op.cf, type(op)) for batch in batches for op in batch.operations if not isinstance(op, Checkpoint)
+    )
+    assert {
+        (row.family, kind): count
+        for row in spark().sql(example["OPERATIONS"]).collect()
+        for kind, count in ((Put, row.puts), (Delete, row.deletes), (Merge, row.merges))
+        if count
+    } == counted

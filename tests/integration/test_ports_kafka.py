@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
@@ -24,6 +28,7 @@ from tests.support.replicated.port_suites import LogSuite, read_all, read_until_
 from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
 
 TIMEOUT_S = 30.0
 _numbers = itertools.count(1)
@@ -218,3 +223,20 @@ def test_a_replica_reads_a_real_log(kafka_broker: LocalKafka, log: KafkaLog):
     assert rows(follower) == rows(leaders)
     assert follower.position == leaders.position
     assert follower.digests == leaders.digests
+
+
+def test_the_example_of_a_second_service_runs(kafka_broker: LocalKafka) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "inside" / "ledger.py", kafka_broker.bootstrap_servers],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    # Its standard error is librdkafka's: a broker that has just begun makes it try again.
+    assert (done.stdout.splitlines(), done.returncode) == (
+        [
+            "north leads: the transfer has index 3",
+            "south leads: the transfer has index 4",
+            "Ada 5000, Bert 15000",
+            "the replicas are equal",
+        ],
+        0,
+    ), done.stderr
