@@ -211,6 +211,8 @@ class Node:
         self.leading: Task | None = None
         self.tasks: list[Task] = []
         self.fetch_offset = 0
+        self.reason = ""
+        """Why this node led no more, the last time."""
         self.boot()
 
     def _contexts(self) -> Contexts:
@@ -362,6 +364,7 @@ class Node:
             reason = "log unavailable"
         except UnfitToLead:
             reason = "unfit to lead"
+        self.reason = reason
         self.seen["lead: " + reason.partition(":")[0].partition(" of ")[0].rstrip("0123456789 ")] += 1
 
     # -- reading -----------------------------------------------------------------------------------------------------

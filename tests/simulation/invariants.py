@@ -5,6 +5,8 @@
    Should the brokers lose the log's tail, what was acknowledged of it is lost with it, and no later reader is held to it. An answer or
    a read that ends after such a loss may rest on the lost tail only if its report, or its question, is from before the loss: it is
    then checked against the log of that time (``lost``) as strictly, and binds nobody.
+   A node that had read the lost tail, and then took the second copy of a record for the record itself, may claim on that
+   (decision 0016). Every other node stops at its first record; its answers from then on must be what it has logged itself.
 2. A request has one effect and one first answer (``truth``), and what leaves a node is that answer, effective and applied there.
 3. Replicas at one record have one digest, equal to the log's; at a barrier it is published so, at a scrub a full scan agrees.
 4. Nothing stale has an effect, no answer is wrong: the above, for every node, whoever believes to lead.
@@ -52,6 +54,8 @@ class Invariants(Watch):
         self.acknowledged = 0
         self.diverged: dict[str, str] = {}
         """Nodes that have applied what the log has lost since; they must stop, and their answers may be of a lost past."""
+        self.misled: set[str] = set()
+        """Diverged nodes that took a copy for the record itself: what they stand on is void in the log (decision 0016)."""
         self.tainted: dict[str, tuple[str, bytes]] = {}
         """Nodes with a damaged row that no operation has touched yet, or that have found it."""
         self.may_stop: dict[str, str] = {}
@@ -81,6 +85,7 @@ class Invariants(Watch):
     def restore(self, node: Node) -> None:
         """A node's process has begun anew, and what it has on its disk is in the log: all is asked of it again."""
         self.diverged.pop(node.name, None)
+        self.misled.discard(node.name)
         self.may_stop.pop(node.name, None)
 
     # -- answers -----------------------------------------------------------------------------------------------------
@@ -94,6 +99,13 @@ class Invariants(Watch):
         proposal = reply.proposal
         call = (proposal.client_id, int.from_bytes(proposal.call_id, "big"))
         if self._is_refused_while_prepared(reply):
+            return
+        position = node.replica.position
+        claim = (position.term, position.nonce)
+        if node.name in self.misled and self.truth.is_beyond(
+            *claim, call, proposal.request_hash, reply.response, position.offset
+        ):
+            self.truth.seen["answer of a misled node"] += 1
             return
         eras = self._eras() if node.name in self.diverged else [self.truth]
         indexes = [era.answers.get((call, proposal.request_hash), {}).get(reply.response) for era in eras]
@@ -123,6 +135,10 @@ class Invariants(Watch):
 
     def check_read(self, node: Node, asked: Question) -> None:
         """A linearizable read ends here and now."""
+        position = node.replica.position
+        if node.name in self.misled and self.truth.stopped_by(position.term, position.nonce) and position.seq:
+            self.truth.seen["read at a misled node"] += 1
+            return
         eras = self._eras()
         found, moment = self._state_read(node, eras)
         if found < asked.losses:
@@ -188,6 +204,8 @@ class Invariants(Watch):
             raise Violation(f"the record at {self.truth.halted} stops every reader for good: {self.truth.reading}")
         for node in nodes:
             position = node.replica.position
+            if node.name in self.diverged and self.truth.copies.get(position.offset) == position.record_hash:
+                self.misled.add(node.name)
             if not node.up or node.name in self.diverged or self._checked.get(node.name) is position:
                 continue
             self._checked[node.name] = position

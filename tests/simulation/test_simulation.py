@@ -6,16 +6,21 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from om_processors.execution.requests import LATE_REQUEST_TYPES
+from replicated_db.core.execution.service import Reply
+from schemas.codecs.codec import decode, encode
 from schemas.records.messages import RequestBody
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told
+from tests.simulation.truth import Violation
 from tests.simulation.world import World
 
 SEEDS = 1_000
@@ -167,3 +172,117 @@ def test_a_candidate_that_has_read_a_lost_tail_does_not_claim_on_top_of_it():
         assert world.seen["stop: AheadOfLog"] == 1
     finally:
         world.close()
+
+
+class Misled:
+    """A cluster in which n3 takes a copy for the record itself.
+
+    The log loses two void records that n3 has read. n3's own two batches land in their place, so n3 reads past them; then the first
+    of the two lands again, behind.
+    """
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.faults = Faults(self.world)
+        self.node = self.world.nodes["n3"]
+
+    def settle(self, *, deliver: bool = True) -> None:
+        for _ in range(12):
+            self.world.run(1, 20)
+            if deliver:
+                self.faults.deliver(3)
+            self.world.invariants.check_nodes(list(self.world.nodes.values()))
+
+    def call(self) -> None:
+        self.faults.call(self.world.seen["calls of the test"])
+        self.world.note("calls of the test")
+
+    def prepare(self) -> None:
+        world = self.world
+        for name in ("n1", "n3"):
+            for node in world.nodes.values():
+                node.stop.set()
+            self.settle()
+            world.nodes[name].lead()
+            self.settle()
+        for name in ("n1", "n2"):
+            world.nodes[name].running = False
+        for _ in range(2):
+            self.call()
+            self.settle(deliver=False)
+        for _ in range(2):
+            world.log.append(world.log.entries[0].value)
+        self.settle(deliver=False)
+        self.faults.cut_log(1)
+        self.faults.deliver(1)
+        self.settle()
+        world.log.append(world.log.entries[-2].value)
+        self.settle()
+
+    def lead_again(self) -> None:
+        self.node.lead()
+        self.settle()
+        self.call()
+        self.settle()
+        for name in ("n1", "n2"):
+            self.world.nodes[name].running = True
+        self.world.heal()
+
+
+@pytest.fixture
+def misled() -> Iterator[Misled]:
+    found = Misled()
+    yield found
+    found.world.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_candidate_that_took_a_copy_for_the_record_itself_answers_alone(misled: Misled, restarts: bool):
+    """Decision 0016. To compare what it remembers would not help: a restart forgets that, and its disk agrees with the log."""
+    misled.prepare()
+    if restarts:
+        misled.node.crash()
+        misled.node.boot()
+        misled.settle()
+    misled.lead_again()
+    seen, truth = misled.world.seen, misled.world.truth
+    assert misled.world.invariants.misled == {"n3"}
+    assert truth.reading == "halt: broken"
+    assert truth.halted is not None
+    assert seen["answer of a misled node"] > 0
+    assert all(misled.world.nodes[name].replica.position.offset < truth.halted for name in ("n1", "n2"))
+
+
+def test_a_wrong_answer_of_a_misled_node_is_found(misled: Misled):
+    """What it answers must be what it has logged."""
+    misled.prepare()
+    replied = misled.world.invariants.replied
+    misled.world.invariants.replied = lambda node, replies: replied(  # type: ignore[method-assign]
+        node, [replace(reply, response=encode(replace(decode(reply.response), message="wrong"))) for reply in replies]
+    )
+    with pytest.raises(Violation, match="n3 answers call"):
+        misled.lead_again()
+
+
+def test_only_who_stands_on_a_copy_is_exempt(misled: Misled):
+    """The same answers of a node that stands on what counts are wrong ones, though it had read a lost tail, too."""
+    misled.prepare()
+    misled.world.truth.copies.clear()
+    misled.world.invariants.misled.clear()
+    with pytest.raises(Violation, match="n3 answers call"):
+        misled.lead_again()
+
+
+def test_an_answer_before_the_record_that_stops_the_others_is_not_exempt(misled: Misled):
+    """A misled node is judged like all others until its own first record has stopped them."""
+    early: list[Reply] = []
+    misled.world.invariants.replied = lambda node, replies: early.extend(replies)  # type: ignore[method-assign]
+    misled.prepare()
+    misled.lead_again()
+    same = Misled()
+    same.prepare()
+    assert early
+    assert same.world.invariants.misled == {"n3"}
+    with pytest.raises(Violation, match="n3 answers call"):
+        same.world.invariants.replied(same.node, early)
+    same.world.close()

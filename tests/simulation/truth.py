@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from xxhash import xxh64_intdigest
+from xxhash import xxh3_128_digest, xxh64_intdigest
 
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES
@@ -36,6 +36,7 @@ from schemas.records.log import (
     DigestBase,
     FeatureLevel,
     Genesis,
+    LateRequest,
     LeaderClaim,
     Members,
     Merge,
@@ -146,7 +147,12 @@ class Truth:
         self.chain = bytes(32)
         self.halted: int | None = None
         self.reading = ""
+        self.beyond: list[tuple[int, Any]] = []
+        """The record that stopped every reader and what lies behind it, with their offsets."""
         self.moments: dict[int, Moment] = {}
+        self.copies: dict[int, bytes] = {}
+        """By offset, the hash of each void record that is a copy of an earlier one that took effect."""
+        self._in_effect: set[bytes] = set()
         self.rows: dict[Row, bytes] = {}
         self.versions: dict[Row, list[tuple[int, bytes | None]]] = {}
         self.effects: dict[Call, Result] = {}
@@ -156,16 +162,22 @@ class Truth:
     # -- the reading rule --------------------------------------------------------------------------------------------
 
     def read(self, entry: Entry) -> None:
-        if self.halted is not None:
-            return
         record = decode(entry.value)
+        if self.halted is not None:
+            self.beyond.append((entry.offset, record))
+            return
         self.reading = reading = self._judge(record)
         self.seen[reading] += 1
         if reading.startswith("halt"):
             self.halted = entry.offset
+            self.beyond.append((entry.offset, record))
             return
+        record_hash = xxh3_128_digest(entry.value)
         if reading not in ("claim", "counts"):
+            if record_hash in self._in_effect:
+                self.copies[entry.offset] = record_hash
             return
+        self._in_effect.add(record_hash)
         self.chain = hashlib.sha256(self.chain + entry.value).digest()
         if reading == "claim":
             self.term, self.nonce, self.seq, self.leader = record.term, record.nonce, 0, record.node
@@ -206,6 +218,28 @@ class Truth:
         if isinstance(record, Batch | RequestBatch):
             return record.first_index == self.index + 1 and record.timestamp_ms >= self.timestamp_ms
         return not isinstance(record, (Barrier, DigestBase, *CONTROL)) or record.index == self.index
+
+    def is_beyond(self, term: int, nonce: bytes, call: Call, request_hash: bytes, response: bytes, end: int) -> bool:
+        """Whether a claim, at whose first record every reader stops, has logged this answer up to offset ``end``.
+
+        Of a logged request only the request is in the log, so it stands for any answer to it.
+        """
+        if not self.stopped_by(term, nonce):
+            return False
+        logged: list[Result | LateRequest] = []
+        for offset, record in self.beyond:
+            if offset > end or (record.term, record.nonce) != (term, nonce):
+                continue
+            if isinstance(record, Batch):
+                logged += [result for result in record.results if result.response == response]
+            elif isinstance(record, RequestBatch):
+                logged += record.requests
+        asked = (*call, request_hash)
+        return any((one.client_id, int.from_bytes(one.call_id, "big"), one.request_hash) == asked for one in logged)
+
+    def stopped_by(self, term: int, nonce: bytes) -> bool:
+        """Whether every reader stops at the first record of this claim, because it contradicts what precedes it."""
+        return self.reading == "halt: broken" and (self.term, self.nonce, self.seq) == (term, nonce, 0)
 
     # -- how the shard is run ----------------------------------------------------------------------------------------
 
