@@ -1,5 +1,5 @@
 /*
- * The fencing protocol of one shard's log, exhaustively (docs/architecture.md; replicated_db/reading.py and leader.py).
+ * The fencing protocol of one shard's log, exhaustively (docs/architecture.md; replicated_db/core/log/reading.py and leader.py).
  *
  * WHAT IS MODELLED
  *   Log          Append-only; what is in it stays. Records land one at a time, in any order, whenever they like after they were

@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("*/__init__.py"))
 CODE = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / f"{page}.md" for page in ("README", "CHANGELOG", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SECTION = re.compile(r"design(?:'s|,)?\s+sections?\s+(\d+(?:(?:,| and|, and)\s+\d+)*)")
 DECISION = re.compile(r"decisions?\s+(\d{4}(?:(?:,| and|, and)\s+\d{4})*)")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")

@@ -26,7 +26,7 @@ _IDS = struct.Struct("16s8s16sq")
 def shortened(message: str) -> str:
     """Return an error's text, cut to MAX_MESSAGE_CHARACTERS: it may hold whatever the request held.
 
-    >>> shortened("x" * 2000)[-25:]
+    >>> shortened("x" * 2000)[-26:]
     'x… (2,000 characters long)'
     """
     if len(message) <= MAX_MESSAGE_CHARACTERS:
