@@ -72,8 +72,9 @@ class StreamServer:
         with self._lock:
             if self._stopping:
                 return
+            # Before the flag is seen: the thread that accepts closes this socket when it ends.
+            self._wake_write.send(b"!")
             self._stopping = True
-        self._wake_write.send(b"!")
         self._accepting.join()
         deadline = time.monotonic() + self._node.limits.stop_grace_s
         while self._counters.streams and time.monotonic() < deadline:

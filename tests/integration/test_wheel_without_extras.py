@@ -67,7 +67,8 @@ BESIDE_OTHERS = """
     for name in {names}:
         importlib.import_module(name)
     from stratolog.commands.audit import BATCH_JOB
-    from stratolog.schemas import codec, native
+    from stratolog.schemas import native
+    from stratolog.schemas.codecs import codec
     from stratolog.spark_streaming.session import PACKAGE_ROOT
     print(json.dumps({{
         "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
@@ -82,8 +83,8 @@ PROBE = """
     for name in {sdk}:
         importlib.import_module(name)
     from stratolog import producers, schemas
-    from stratolog.schemas import codec
-    from stratolog.schemas.messages import CreateKey, Request
+    from stratolog.schemas.codecs import codec
+    from stratolog.schemas.records.messages import CreateKey, Request
     request = Request(client_id=bytes(16), call_id=1, first_sent_at_ms=2, answered_below=1, reply_partition=0,
                       caller="me", body=CreateKey(volume="v", bucket="b", key="k", size=1))
     from stratolog import AsyncClient, Client

@@ -10,9 +10,9 @@ from spark_streaming.verdicts.core.digests import from_sparse
 from spark_streaming.verdicts.core.matching import MatchingLimits
 from spark_streaming.verdicts.core.peers import agreed
 from spark_streaming.verdicts.state import core_from, core_row
+from tests.support.audit.shard_auditor import Auditor, simple_log, told
 from tests.support.auditmodel import report
 from tests.support.logbuilder import LogBuilder, Rows, digest, signed
-from tests.unit.spark_streaming.test_matching import Auditor, simple_log, told
 
 FAMILIES = len(OM_COLUMN_FAMILIES)
 ALONE, ALONE_SCRUBBED = "replicas:incremental", "replicas:scrubbed"

@@ -53,11 +53,14 @@ def test_help_lists_the_commands_and_the_exit_codes(tmp_path: Path) -> None:
         assert word in done.stdout
 
 
+OTHER_COMMANDS = [("up",), ("down",), ("status",), ("topics", "ensure"), ("jars", "fetch"), ("version",)]
+
+
 @pytest.mark.parametrize(
-    "command",
-    [("up",), ("down",), ("status",), ("node", "run"), ("topics", "ensure"), ("jars", "fetch"), ("version",)],
+    "command", [("node", "run"), *(pytest.param(command, marks=pytest.mark.slow) for command in OTHER_COMMANDS)]
 )
 def test_every_command_explains_itself(command: tuple[str, ...], tmp_path: Path) -> None:
+    """One stands for all: the help of every command is read in one process by ``test_commands_helps``."""
     done = stratolog(*command, "--help", folder=tmp_path)
     assert done.returncode == 0
     assert "Usage: stratolog" in done.stdout

@@ -21,6 +21,7 @@ from schemas.codecs.codec import encode
 from schemas.records.datanode import Accepted, BlockCommitted, CloseContainer, GetBlock, Hello, PutBlock, ReadBlock
 from schemas.records.packets import HEADER_BYTES, MAX_PACKET_BYTES, Kind, encode_frame
 from tests.support.pausing import pause
+from tests.support.sdk.written import some_bytes
 from tests.support.streams import (
     CELL,
     CLUSTER,
@@ -56,10 +57,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for node in nodes:
         node.server.stop()
-
-
-def some_bytes(length: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(length)
 
 
 def trees(count: int) -> dict[str, list[list[int]]]:

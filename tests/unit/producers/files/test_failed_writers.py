@@ -16,27 +16,22 @@ from producers.files.key_writer import KeyWriter
 from schemas.records.messages import CommitKey
 from schemas.result_codes import QUOTA_EXCEEDED
 from tests.chaos.failing_writers import Overwriter, counted
-from tests.support.sdk.datanodes import KIB, World
+from tests.support.sdk.datanodes import KIB
+from tests.support.sdk.written import some_bytes
 
 OLD = b"what was there before"
 
 
-def some_bytes(length, seed=1):
-    return random.Random(seed).randbytes(length)
-
-
 @pytest.fixture
-def make(tmp_path):
-    made: list[World] = []
+def make(make):
+    """Return a factory of worlds that give up a commit soon, and have the key already."""
 
     def begin(**settings):
-        made.append(World(tmp_path / str(len(made)), **{"commit_timeout_ms": 300, **settings}))
-        made[-1].put(OLD)
-        return made[-1]
+        world = make(**{"commit_timeout_ms": 300, **settings})
+        world.put(OLD)
+        return world
 
-    yield begin
-    for world in made:
-        world.close()
+    return begin
 
 
 def unchanged(world):

@@ -18,25 +18,8 @@ from producers.files.key_reader import KeyReader
 from producers.requests.keys import fit_blocks
 from schemas.records.datanode import SalvageBlock
 from schemas.records.packets import CELL_BYTES
-from tests.support.sdk.datanodes import KIB, World
-
-
-def some_bytes(length, seed=1):
-    return random.Random(seed).randbytes(length)
-
-
-@pytest.fixture
-def make(tmp_path):
-    made: list[World] = []
-
-    def begin(**settings):
-        made.append(World(tmp_path / str(len(made)), **settings))
-        return made[-1]
-
-    yield begin
-    for world in made:
-        world.close()
-
+from tests.support.sdk.datanodes import KIB
+from tests.support.sdk.written import some_bytes
 
 SIZES = [0, 1, CELL_BYTES - 1, CELL_BYTES, CELL_BYTES + 1, 300 * KIB + 17, 1024 * KIB, 2500 * KIB + 3]
 

@@ -1,7 +1,6 @@
 """Datanodes whose addresses change, and what listens where they were; commits that do not end; frames that trickle."""
 
 import logging
-import random
 import socket
 import threading
 import time
@@ -24,24 +23,8 @@ from schemas.codecs.codec import encode
 from schemas.records.datanode import Hello, Member
 from schemas.records.packets import MAX_HELLO_BYTES, MIN_VERSION, VERSION, Kind, encode_frame
 from schemas.stream_errors import BAD_FRAME, TIMED_OUT
-from tests.support.sdk.datanodes import CLUSTER, KIB, World
-
-
-def some_bytes(length, seed=1):
-    return random.Random(seed).randbytes(length)
-
-
-@pytest.fixture
-def make(tmp_path):
-    made: list[World] = []
-
-    def begin(**settings):
-        made.append(World(tmp_path / str(len(made)), **settings))
-        return made[-1]
-
-    yield begin
-    for world in made:
-        world.close()
+from tests.support.sdk.datanodes import CLUSTER, KIB
+from tests.support.sdk.written import some_bytes
 
 
 def move(node, *, cluster=CLUSTER):
