@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from replicated_db.core.applying.replica import Outcome, Replica
+from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import Entry
 from schemas.codecs.codec import decode
@@ -141,7 +141,7 @@ class Stage:
         self._step.append(entry.offset)
         self._judge_landing(entry)
 
-    def on_offer(self, node: str, offset: int, outcome: Outcome) -> None:
+    def on_offer(self, node: str, offset: int, outcome: Offered) -> None:
         """A replica has read a record."""
         if outcome.reading is None:
             return
@@ -240,7 +240,7 @@ def on_stage() -> Iterator[Stage]:
     offer = Replica.offer
     stage: Stage | None = None
 
-    def told(self: Replica, offset: int, *rest: object) -> Outcome:
+    def told(self: Replica, offset: int, *rest: object) -> Offered:
         outcome = offer(self, offset, *rest)  # type: ignore[arg-type]
         if stage is not None:
             stage.on_offer(self.identity.node, offset, outcome)
