@@ -17,7 +17,6 @@ All functions take records of one log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.block_rows import MAX_BYTES
 from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
+from spark_streaming.batch.core.computed import CounterDifference, ShardDigest
 from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.records.transforms import (
@@ -38,7 +38,6 @@ from spark_streaming.records.transforms import (
 )
 from spark_streaming.verdicts.audit import log_row
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.digests import Sums
 
 MAX_COUNTER_DIFFERENCES = 64
 """False counters that the check names for each shard."""
@@ -54,38 +53,6 @@ COUNTER_BYTES = 8
 BLOCK_ROW = "BlockRow"
 _ID_BYTES = _LENGTH_BYTES = 8
 _UNSIGNED = 1 << 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardDigest:
-    """What the oracle says of a shard at ``index``: the sum of every slot, and how many rows are live."""
-
-    shard: int
-    index: int
-    offset: int
-    sums: Sums
-    rows: int
-
-    @property
-    def digest(self) -> str:
-        """Sum of all slots mod 2^64, 16 hex digits."""
-        return digests.total(self.sums)
-
-    def base(self) -> tuple[list[int], list[int]]:
-        """Return (slots, signed sums) for a DigestBase at ``index``."""
-        return digests.to_sparse(self.sums)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterDifference:
-    """A merged row whose operands do not give what its last Merge claims; ``value``: a counter's, or a block's length."""
-
-    shard: int
-    cf: str
-    key: bytes
-    value: int
-    claimed: int
-    own: int
 
 
 class OracleError(ValueError):

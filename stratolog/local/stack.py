@@ -374,7 +374,7 @@ def audit_folder(settings: Settings) -> Path:
 
 
 def audit_command(settings: Settings) -> list[str]:
-    """Write the configuration of the Spark audit (``spark_streaming.config``) and return its process's command."""
+    """Write the configuration of the Spark audit (``spark_streaming.configuration.audit_config``) and return its process's command."""
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     config = {

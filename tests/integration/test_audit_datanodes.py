@@ -19,8 +19,8 @@ from schemas.records.log import Barrier
 from schemas.records.messages import AuditReport
 from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT, DN_LOG
-from spark_streaming.config import config_from
-from spark_streaming.jobs.audit_batch import audit_once
+from spark_streaming.batch.audit_once import audit_once
+from spark_streaming.configuration.audit_config import config_from
 from spark_streaming.records.logs import PIPELINES
 from stratolog.local.jars import spark_jars
 from tests.support.datanodes import CLUSTER, Block, Datanodes

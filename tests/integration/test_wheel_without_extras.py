@@ -198,7 +198,7 @@ def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_othe
     assert all(Path(where).is_relative_to(packages / "stratolog") for where in answer["from"])
     for job in ("audit_stream", "audit_batch"):
         module = f"stratolog.spark_streaming.jobs.{job}"
-        assert "stratolog.spark_streaming.jobs.config" in ran(
+        assert "stratolog.spark_streaming.configuration.audit_config" in ran(
             beside_others / "bin" / "python", "-m", module, "--help", cwd=beside_others
         )
 

@@ -13,17 +13,27 @@ from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
 from schemas.records.messages import AuditReport, Verdict
+from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.matching import Core, Finding, KeptBarrier, MatchingLimits, ShardAudit
-from spark_streaming.verdicts.state import MatchingState, core_from, core_row
-from tests.support.auditmodel import log_rows, report
+from spark_streaming.verdicts.core.matching import ShardAudit
+from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
+from spark_streaming.verdicts.core.shard_state import (
+    AuditState,
+    Finding,
+    KeptBarrier,
+    LogStanding,
+    MatchingLimits,
+    Waiting,
+)
+from spark_streaming.verdicts.state import state_from, state_row
+from tests.support.auditmodel import MatchingState, log_rows, report
 from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
 
 LIMITS = MatchingLimits(report_timeout_ms=1000)
 
 
 class Auditor:
-    """A ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
+    """A ShardAudit whose state goes through its stored form between micro-batches, as in Spark."""
 
     def __init__(self, limits: MatchingLimits = LIMITS, shard: int = 0) -> None:
         self.shard = shard
@@ -34,9 +44,9 @@ class Auditor:
         self.findings: list[Finding] = []
 
     def audit(self) -> ShardAudit:
-        core: Core = core_from(self.row, len(OM_COLUMN_FAMILIES))
+        state: AuditState = state_from(self.row, len(OM_COLUMN_FAMILIES))
         return ShardAudit(
-            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, core=core, store=self.store
+            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, state=state, store=self.store
         )
 
     def take(self, values: list[bytes], reports: list[AuditReport] | None = None, now_ms: int = 0) -> list[Verdict]:
@@ -53,7 +63,7 @@ class Auditor:
         return self.keep(audit, list(audit.expire(now_ms)))
 
     def keep(self, audit: ShardAudit, found: Sequence[Finding]) -> list[Verdict]:
-        self.row = core_row(audit.core)
+        self.row = state_row(audit.state)
         self.findings += found
         return [finding for finding in found if isinstance(finding, Verdict)]
 
@@ -382,3 +392,38 @@ def test_a_feature_level_that_the_auditor_does_not_know_ends_the_audit():
     verdicts = Auditor().take(log.values)
     assert {v.verdict for v in verdicts} == {"diverged"}
     assert all(f"feature level {LATEST + 1}" in v.reason for v in verdicts)
+
+
+def standing_after(kinds: Sequence[str]) -> LogStanding:
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    for kind in kinds:
+        state.pass_record(kind)
+    return state.standing
+
+
+def test_what_the_log_alone_says_of_the_rows():
+    assert standing_after([BATCH, DIGEST_BASE]) is LogStanding.SUMMED
+    assert standing_after([REQUEST_BATCH, BATCH, REQUEST_BATCH]) is LogStanding.BLIND
+    assert standing_after([REQUEST_BATCH, DIGEST_BASE]) is LogStanding.SUMMED
+
+
+def test_a_broken_log_stays_broken():
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    state.pass_record(REQUEST_BATCH)
+    state.break_log(LogBroken(7, "why"))
+    state.pass_record(DIGEST_BASE)
+    assert state.standing is LogStanding.BROKEN
+    assert state_from(state_row(state), len(OM_COLUMN_FAMILIES)).standing is LogStanding.BROKEN
+    assert (state.broken_at, state.broken_reason) == (7, "why")
+
+
+def test_where_the_barrier_of_a_report_lies():
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    state.position = replace(state.position, next_offset=10)
+    state.waiting[5] = Waiting(deadline_ms=None, index=1, missing=set())
+    assert [place_of(state, at) for at in (4, 5, 10)] == [BarrierPlace.PASSED, BarrierPlace.KEPT, BarrierPlace.AHEAD]
+    state.break_log(LogBroken(9, "why"))
+    places = [place_of(state, at) for at in (5, 8, 9, 10)]
+    assert places == [
+        BarrierPlace.KEPT, BarrierPlace.PASSED, BarrierPlace.BEHIND_BREAK, BarrierPlace.BEHIND_BREAK,
+    ]  # fmt: skip

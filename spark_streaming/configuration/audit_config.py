@@ -17,7 +17,7 @@ from schemas.topics import OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import SparkSettings
 from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
-from spark_streaming.verdicts.core.matching import MatchingLimits
+from spark_streaming.verdicts.core.shard_state import MatchingLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class AuditConfig:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the audit's query keeps its offsets and state; the name changes with the layout of the state."""
+        """Where the audit's query keeps its offsets and state; the name changes with the layout of the state (``verdicts.state``)."""
         return self.work_dir / "checkpoint-2"
 
     @property

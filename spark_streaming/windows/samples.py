@@ -1,4 +1,4 @@
-"""Windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
+"""Samples for the windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
 
 Each record gives *samples* (log, shard, time, metric, kind, status, amount), a window adds them up. One aggregation serves
 all metrics, because Spark 4.0.0 refuses one behind another in update mode, and a query for each would decode the log
@@ -18,38 +18,28 @@ metric           kind                        status               amount
 ===============  ==========================  ===================  ==================================================
 
 Records are counted as they lie in the log, void ones too: what counts is the stateful operator's to say. Spark
-aggregates only; rates are ``total / seconds`` (requests: ``count / seconds``), and :func:`lags` joins the replicas'
+aggregates only; rates are ``total / seconds`` (requests: ``count / seconds``), and :func:`sums.lags` joins the replicas'
 index with the log's in the frame of a micro-batch.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
-from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.codecs.registry import MARKER, registry
 from schemas.column_families import BLOCK_TABLE
-from spark_streaming.config import AuditConfig
-from spark_streaming.queries import kafka_sources
-from spark_streaming.records import sources
 from spark_streaming.records.core.reading import BATCH, LOG_RECORD_TYPES, REQUEST_BATCH
 from spark_streaming.records.decode import RECORD_TYPE, column_of, decode_value, decoded, schema_text
 from spark_streaming.records.transforms import REPORT
-
-WATERMARK_SECONDS = 5
-"""How long a window stays open for records of other partitions."""
 
 LOGGED = "LOGGED"
 """Status of a request under late validation: what became of it is not in the log."""
 
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
-_ACCURACY = 1000
 _TOMBSTONE = b"\xff" * 8
 """Begins a row of blockTable whose block is deleted (schemas/codecs/block_rows.py)."""
 
@@ -110,74 +100,6 @@ def report_samples(records: DataFrame) -> DataFrame:
     sample = _sample("replica", report["node"], report["basis"], report["index"])
     named = known.select("log", "shard", F.col("timestamp").alias("time"), sample.alias("s"))
     return named.select("log", "shard", "time", "s.*")
-
-
-def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
-    """Add samples up in windows of ``seconds``: count, total, mean, greatest, p50, p99 of the amounts."""
-    amount = F.col("amount")
-    if found.isStreaming:
-        found = found.withWatermark("time", f"{WATERMARK_SECONDS} seconds")
-    added = found.groupBy(F.window("time", f"{seconds} seconds"), "log", "shard", "metric", "kind", "status").agg(
-        F.count("*").alias("count"),
-        F.sum(amount).alias("total"),
-        F.avg(amount).alias("mean"),
-        F.max(amount).alias("greatest"),
-        F.percentile_approx(amount, [0.5, 0.99], _ACCURACY).alias("percentiles"),
-    )
-    return added.select(
-        F.col("window.start").alias("start"),
-        F.lit(seconds).alias("seconds"),
-        "log", "shard", "metric", "kind", "status", "count", "total", "mean", "greatest",
-        F.col("percentiles")[0].alias("p50"),
-        F.col("percentiles")[1].alias("p99"),
-    )  # fmt: skip
-
-
-def lags(windows: DataFrame) -> DataFrame:
-    """Return the replicas' lag by window: start, log, shard, node, lag (indexes behind the log's last batch, 0 at best).
-
-    Windows without both a batch and a report are left out.
-    """
-    last = windows.where(F.col("metric") == "log_index").select(
-        "start", "log", "shard", F.col("greatest").alias("last")
-    )
-    reported = windows.where((F.col("metric") == "replica") & (F.col("status") != "evidence"))
-    replica = reported.groupBy("start", "log", "shard", F.col("kind").alias("node")).agg(
-        F.max("greatest").alias("reached")
-    )
-    behind = F.greatest(F.col("last") - F.col("reached"), F.lit(0.0)).cast("long")
-    return replica.join(last, ["start", "log", "shard"]).select("start", "log", "shard", "node", behind.alias("lag"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowSink:
-    """Writes finished windows: ``<output_dir>/windows/batch=<n>`` and ``<output_dir>/lags/batch=<n>``, as Parquet."""
-
-    output_dir: Path
-
-    def __call__(self, windows: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch; nothing for an empty one."""
-        windows.persist()
-        try:
-            if not windows.isEmpty():
-                for name, frame in (("windows", windows), ("lags", lags(windows))):
-                    path = str(self.output_dir / name / f"batch={batch_id}")
-                    frame.coalesce(1).write.mode("overwrite").parquet(path)
-        finally:
-            windows.unpersist()
-
-
-def start_windows(session: SparkSession, config: AuditConfig) -> StreamingQuery:
-    """Start the query of windows beside the audit, with a checkpoint of its own."""
-    log, reports = kafka_sources(config)
-    found = samples(
-        sources.stream(session, log, per_trigger=config.records_per_trigger),
-        sources.stream(session, reports, per_trigger=config.reports_per_trigger),
-    )
-    writer = windowed(found, seconds=config.window_seconds).writeStream.queryName("windows").outputMode("append")
-    writer = writer.foreachBatch(WindowSink(output_dir=config.output_dir))
-    writer = writer.option("checkpointLocation", str((config.work_dir / "windows-checkpoint-2").resolve()))
-    return writer.trigger(processingTime=f"{config.windows_trigger_ms} milliseconds").start()
 
 
 def _sample(metric: str, kind: Column | str, status: Column | str, amount: Column) -> Column:
