@@ -22,13 +22,8 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, 
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
 from stratolog.errors import Unavailable
-
-EQUAL = "equal"
-DIVERGED = "diverged"
-UNKNOWN = "unknown"
-INCREMENTAL = "incremental"
-SCRUBBED = "scrubbed"
 
 CONTACT_TIMEOUT_S = 10.0
 READ_LIMIT = 500

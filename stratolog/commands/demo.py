@@ -21,9 +21,11 @@ import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
 from producers.bulk.tree_layout import Placement
+from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
 from stratolog.cluster import checks
-from stratolog.cluster.checks import Check, ReplicaStanding
-from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
+from stratolog.cluster.checks import ReplicaStanding
+from stratolog.cluster.core.findings import Finding
+from stratolog.cluster.verdicts import Latest, VerdictReader
 from stratolog.commands.common.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
@@ -56,7 +58,7 @@ class DemoOutcome:
     leaders: dict[int, str]
     replicas: list[ReplicaStanding]
     latest: Latest
-    checks: list[Check]
+    checks: list[Finding]
 
     @property
     def holds(self) -> bool:
@@ -173,7 +175,7 @@ class _Demo:
         settings = self.settings
         with progress(self.quiet) as report:
             spread = checks.check_spread(settings, report=report)
-        self._note(f"{spread.found}; ingesting {self.source.path}")
+        self._note(f"{spread.seen}; ingesting {self.source.path}")
         contents = bool(settings.datanodes)
         summary = run_ingest(
             settings, self.source.path, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet,
@@ -218,11 +220,11 @@ def _print(outcome: DemoOutcome) -> None:
     ]  # fmt: skip
     columns = ("shard", "node", "role", "index", "digest", "Spark", "full scan")
     print_table("Replicas, and Spark's verdict on each", columns, rows, ("role", "digest", "index"))
-    answers = [(yes_or_no(holds=check.holds), check.name) for check in outcome.checks]
+    answers = [(yes_or_no(holds=check.holds), check.question) for check in outcome.checks]
     print_table("Does it hold?", ("", "what"), answers)
     failed = [check for check in outcome.checks if not check.holds]
     for check in failed:
-        console.print(f"NO: {check.name}: {check.found}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"NO: {check.question}: {check.seen}", markup=False, highlight=False, soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} of {len(outcome.checks)} do not hold", style="bold red")
     else:
@@ -253,7 +255,7 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
         "leaders": {str(shard): node for shard, node in outcome.leaders.items()},
         "replicas": [asdict(replica) for replica in outcome.replicas],
         "verdicts": verdicts,
-        "checks": [asdict(check) for check in outcome.checks],
+        "checks": [{"name": one.question, "holds": one.holds, "found": one.seen} for one in outcome.checks],
     }
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from om_processors.execution.service import OM_FAMILIES
 from schemas import result_codes as codes
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import version_findings
+from stratolog.drills.core.log_digest import differing, slot_of
+from stratolog.drills.core.version_findings import Mixed
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.judgement import Mixed
-from stratolog.drills.kit.logview import differing, slot_of
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
@@ -53,7 +53,9 @@ def run(session: Session, cluster: Cluster) -> None:
                     found(f"{seen.requests} requests, {seen.refused} refused by the leader")
                 where = f"{direction.name} ({ODD} has {direction.versions[ODD]})"
                 session.find(
-                    judgement.late_diverges(where, ODD, seen) if late else judgement.leader_side_holds(where, seen)
+                    version_findings.late_diverges(where, ODD, seen)
+                    if late
+                    else version_findings.leader_side_holds(where, seen)
                 )
                 if late:
                     session.figures[f"rows_diverged_{direction.name.replace(' ', '_')}"] = len(seen.rows)

@@ -173,6 +173,14 @@ def running_state(data_dir: Path) -> StackState:
     return state
 
 
+def member_of(settings: Settings, name: str) -> StackMember | None:
+    """Return a node of the local stack, running or not; raises Unavailable if there is no stack."""
+    known = read_state(settings.data_dir)
+    if known is None:
+        raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
+    return next((member for member in known.of(NODE) if member.name == name), None)
+
+
 def connected(settings: Settings) -> Settings:
     """Return the settings that reach the running stack: its own, but for those given explicitly.
 

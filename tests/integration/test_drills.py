@@ -34,10 +34,10 @@ from stratolog.drills import (
     replay,
     zombie_leader,
 )
+from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, volume_name
-from stratolog.drills.kit.logview import survey
-from stratolog.drills.kit.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
 from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError

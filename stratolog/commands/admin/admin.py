@@ -31,10 +31,10 @@ from stratolog.configuration.cluster_secret import make_secret, read_secret
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.extras import check_spark
-from stratolog.local import stack, state
-from stratolog.local.local_nodes import member_of
+from stratolog.local import spawning, stack, state
 from stratolog.local.processes import log_tail, wait_until
-from stratolog.local.state import NODE, StackState
+from stratolog.local.state import NODE, StackState, member_of
+from stratolog.nodes.answers import node_status
 
 START_TIMEOUT_S = 120.0
 BASIS = "oracle"
@@ -182,7 +182,7 @@ def rebuild(context: typer.Context, node: Node, shard: Shard, *, as_json: JsonOp
     address = settings.node(node).address
     with state.locked(settings.data_dir):
         member = member_of(settings, node)
-        if (member is not None and member.process.is_running()) or stack.node_status(address) is not None:
+        if (member is not None and member.process.is_running()) or node_status(address) is not None:
             raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
         folder = settings.node_folder(node) / f"shard-{shard}"
         if not folder.is_dir():
@@ -244,12 +244,12 @@ def start_node(context: typer.Context, name: Node, *, as_json: JsonOption = Fals
         if member is not None and member.process.is_running():
             raise UserError(f"{name} runs already, as process {member.process.pid}")
         report(f"node {name}")
-        started = stack.spawn_node(settings, name, detached=True)
+        started = spawning.spawn_node(settings, name, detached=True)
         others = tuple(other for other in known.members if (other.kind, other.name) != (NODE, name))
         state.write_state(settings.data_dir, StackState(members=(*others, started)))
         running = started.process.is_running
         begun_s = time.monotonic()
-        answers = wait_until(lambda: stack.node_status(address) is not None or not running(), START_TIMEOUT_S)
+        answers = wait_until(lambda: node_status(address) is not None or not running(), START_TIMEOUT_S)
         if not answers or not running():
             what = "ended at its start" if answers else f"does not answer after {START_TIMEOUT_S:.0f} s"
             raise Unavailable(f"node {name} {what}:\n{log_tail(started.log)}")

@@ -18,7 +18,7 @@ from stratolog.commands.common.names import DatanodeArgument
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
-from stratolog.local import stack
+from stratolog.nodes.answers import node_answer
 
 if TYPE_CHECKING:
     from schemas.records.messages import RequestBody
@@ -75,7 +75,7 @@ def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
         paths = [f"/v1/{what}?consistency=stale"]
     for path in paths:
         for node in settings.nodes:
-            answer = stack.node_answer(node.address, path)
+            answer = node_answer(node.address, path)
             if answer is not None:
                 found: list[dict[str, Any]] = answer[what]
                 return found

@@ -21,10 +21,9 @@ from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings, load_settings
 from stratolog.configuration.settings_values import NodeAddress, host_and_port, name
 from stratolog.errors import Unavailable, UsageError, UserError
-from stratolog.local import stack, state
-from stratolog.local.local_nodes import member_of
+from stratolog.local import spawning, stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
-from stratolog.local.state import NODE, StackMember, StackState
+from stratolog.local.state import NODE, StackMember, StackState, member_of
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -130,7 +129,7 @@ def _start(settings: Settings, node: str, report: stack.Report) -> None:
     if member is not None and member.process.is_running():
         return
     report(f"node {node}")
-    started = stack.spawn_node(settings, node, detached=True)
+    started = spawning.spawn_node(settings, node, detached=True)
     others = tuple(other for other in _members(settings) if (other.kind, other.name) != (NODE, node))
     state.write_state(settings.data_dir, StackState(members=(*others, started)))
 

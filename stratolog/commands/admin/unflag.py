@@ -24,7 +24,8 @@ from stratolog.commands.common.common import JsonOption, connected_settings_of, 
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.extras import libraries_of
-from stratolog.local import stack, state
+from stratolog.local import state
+from stratolog.nodes.answers import node_answer, node_status
 
 if TYPE_CHECKING:
     from replicated_db.core.applying.replica import Replica
@@ -73,7 +74,7 @@ def unflag_replica(settings: Settings, node: str, shard: int, *, force: bool = F
     from replicated_db.core.errors import StopProcess
     from replicated_db.shell.rocks import RocksStore
 
-    if stack.node_status(settings.node(node).address) is not None:
+    if node_status(settings.node(node).address) is not None:
         raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
     folder = _folder(settings, node, shard)
     if not folder.is_dir():
@@ -120,7 +121,7 @@ def _digest_of(settings: Settings, node: str, shard: int) -> tuple[int, list[int
     from replicated_db.shell.rocks import RocksReader
 
     known = next((one for one in settings.nodes if one.name == node), None)
-    if known is not None and (answer := stack.node_answer(known.address, f"/v1/shards/{shard}/digest")) is not None:
+    if known is not None and (answer := node_answer(known.address, f"/v1/shards/{shard}/digest")) is not None:
         return answer["index"], answer["slots"], answer["sums"]
     folder = _folder(settings, node, shard)
     if not folder.is_dir():

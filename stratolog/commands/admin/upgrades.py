@@ -28,6 +28,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.nodes.answers import node_status
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -164,7 +165,7 @@ def finalize_shards(
     wanted = LATEST if level is None else level
     members = [(node.name, node.address) for node in settings.nodes]
     for name, address in [*members, *((node.name, node.http_address) for node in settings.datanodes)]:
-        status: Any = stack.node_status(address)
+        status: Any = node_status(address)
         if status is None:
             raise UserError(
                 f"{name} does not answer: every node and datanode must run software that knows feature level {wanted}"

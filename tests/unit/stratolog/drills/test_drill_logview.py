@@ -12,16 +12,8 @@ from schemas.codecs.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.records.log import RequestBatch
 from spark_streaming.records.core.reading import LogBroken
-from stratolog.drills.kit.logview import (
-    LogDigest,
-    LogEntry,
-    Survey,
-    differing,
-    row_hash,
-    slot_of,
-    total,
-    unsigned,
-)
+from stratolog.drills.core.log_digest import LogDigest, differing, row_hash, slot_of, total, unsigned
+from stratolog.drills.core.log_survey import LogEntry, Survey
 from tests.support import logbuilder
 from tests.support.logbuilder import LogBuilder, digest, ordinary_log, total_hex
 

@@ -11,17 +11,9 @@ from pathlib import Path
 import pytest
 
 from producers.errors import OutcomeUnknown
+from stratolog.cluster.core.findings import Finding
+from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, CouldNotRun, DrillStep, StepFailed, verdict_of
 from stratolog.drills.kit import registry
-from stratolog.drills.kit.report import (
-    COULD_NOT_RUN,
-    FAILED,
-    PASSED,
-    CouldNotRun,
-    DrillStep,
-    Finding,
-    StepFailed,
-    verdict_of,
-)
 from stratolog.drills.kit.session import Session, run
 from stratolog.errors import Unavailable, UsageError
 

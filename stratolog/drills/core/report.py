@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stratolog.cluster.core.findings import Finding
+
 PASSED = "passed"
 FAILED = "failed"
 COULD_NOT_RUN = "could not run"
@@ -34,15 +36,6 @@ class DrillStep:
     at_s: float
     took_s: float
     found: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A question, whether the answer is yes, and what was seen."""
-
-    question: str
-    holds: bool
-    seen: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
