@@ -8,8 +8,9 @@ import httpx
 import typer
 
 from stratolog.cluster.reach import await_broker, broker_addresses
-from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, settings_of
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.names import datanode_names
+from stratolog.commands.common.output import print_json
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.extras import libraries_of

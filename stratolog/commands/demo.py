@@ -26,7 +26,8 @@ from stratolog.cluster import checks
 from stratolog.cluster.checks import ReplicaStanding
 from stratolog.cluster.core.findings import Finding
 from stratolog.cluster.verdicts import Latest, VerdictReader
-from stratolog.commands.common.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from stratolog.commands.common.invocation import JsonOption, settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table, progress
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest

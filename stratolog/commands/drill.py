@@ -20,7 +20,8 @@ import typer
 from stratolog.cluster.core.findings import Finding
 from stratolog.cluster.leadership import check_shard
 from stratolog.cluster.reach import check_brokers
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
 from stratolog.drills.core.report import COULD_NOT_RUN, PASSED, DrillReport, DrillStep

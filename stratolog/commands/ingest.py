@@ -17,7 +17,8 @@ from producers.bulk.ingest import Progress as Step
 from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
 from stratolog.cluster.connection import client_of
 from stratolog.commands.common.addresses import Address, bucket_address, shown_size
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import EXIT_FAILED, UsageError
 

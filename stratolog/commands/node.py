@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stratolog.cluster.reach import await_broker, broker_addresses
-from stratolog.commands.common.common import settings_of
+from stratolog.commands.common.invocation import settings_of
 from stratolog.commands.common.names import node_names
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import UsageError

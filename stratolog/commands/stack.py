@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands.common.common import (
-    JsonOption,
-    connected_settings_of,
-    console,
-    print_fleet,
-    print_json,
-    print_table,
-    progress,
-    settings_of,
-)
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
+from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.configuration.settings_values import MAX_DATANODES, DatanodeAddress

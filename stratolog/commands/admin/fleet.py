@@ -13,8 +13,9 @@ import typer
 
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.reach import check_log, check_nodes
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_fleet, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import DatanodeArgument
+from stratolog.commands.common.output import console, notes, print_fleet, print_json
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError

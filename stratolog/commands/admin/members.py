@@ -15,8 +15,9 @@ import typer
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import shard_views
 from stratolog.cluster.reach import check_brokers
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json, progress
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import NodeArgument
+from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings, load_settings
 from stratolog.configuration.settings_values import NodeAddress, host_and_port, name

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.cluster.leadership import check_shard
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.extras import libraries_of

@@ -15,14 +15,8 @@ import typer
 
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import shard_views
-from stratolog.commands.common.common import (
-    JsonOption,
-    connected_settings_of,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError

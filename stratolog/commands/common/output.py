@@ -1,7 +1,4 @@
-"""What all commands share: settings of the invocation, output for people and for programs, and progress.
-
-Results go to standard output, progress and errors to standard error.
-"""
+"""Output for people and for programs, and progress: results go to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -10,40 +7,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 
 from stratolog.commands.common.tables import harmless, print_table_on
-from stratolog.configuration.settings import Settings, load_settings
-from stratolog.local import state
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
 
 console = Console()
 """Where results go."""
 notes = Console(stderr=True)
 """Where progress and errors go."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invocation:
-    """Options given before the command's name. ``at`` is a state directory to read instead of the running stack."""
-
-    config: Path | None
-    at: Path | None = None
-
-
-def settings_of(context: typer.Context) -> Settings:
-    """Return the settings of this invocation; raises UsageError if one is wrong."""
-    return load_settings(context.ensure_object(Invocation).config)
-
-
-def connected_settings_of(context: typer.Context) -> Settings:
-    """Return the settings that reach the running local stack, or what was given explicitly."""
-    return state.connected(settings_of(context))
 
 
 def complain(name: str, word: str, message: str, **more: Any) -> None:

@@ -21,7 +21,8 @@ from stratolog.cluster.connection import client_of, reads_of, stream_options
 from stratolog.cluster.reach import check_log
 from stratolog.commands.common import addresses
 from stratolog.commands.common.addresses import Address, shown_size
-from stratolog.commands.common.common import Invocation, JsonOption, connected_settings_of, console, notes, print_json
+from stratolog.commands.common.invocation import Invocation, JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, notes, print_json
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import UsageError, UserError
 

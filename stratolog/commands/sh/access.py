@@ -13,7 +13,7 @@ import typer
 
 from stratolog.cluster.connection import PATIENCE_MS, client_of, reads_of
 from stratolog.cluster.reach import check_log
-from stratolog.commands.common.common import Invocation, connected_settings_of
+from stratolog.commands.common.invocation import Invocation, connected_settings_of
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import UsageError
 
