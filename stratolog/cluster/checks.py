@@ -17,7 +17,7 @@ import httpx
 from producers.bulk.ingest import IngestSummary
 from producers.bulk.listing import Listing, ListingDifference, actual_listing, differences, expected_listing
 from producers.bulk.read_back import read_back
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.errors import StratologError
 from producers.reads.reads import Reads
 from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED, UNKNOWN
@@ -171,11 +171,11 @@ def check_ingest(summary: IngestSummary) -> Finding:
     )
 
 
-def check_contents(settings: Settings, placement: Placement) -> Finding:
+def check_contents(settings: Settings, layout: TreeLayout) -> Finding:
     """Read every key back from each of its replicas, and compare the bytes with the SHA-256 that was written."""
     name = "every file reads back from each datanode's replica with its SHA-256"
     with client_of(settings) as client:
-        read = read_back(client, placement)
+        read = read_back(client, layout)
     found = f"{read.keys:,} keys, {read.replicas:,} replicas, {read.bytes:,} bytes read, {read.wrong_replicas:,} wrong"
     for wrong in read.wrong[:NAMED_DIFFERENCES]:
         found += f"; replica {wrong.replica} of {wrong.path}: {wrong.reason}"
@@ -184,21 +184,21 @@ def check_contents(settings: Settings, placement: Placement) -> Finding:
 
 
 def check_listings(
-    settings: Settings, tree: Path, placement: Placement, leave_out: Collection[str] = ()
+    settings: Settings, tree: Path, layout: TreeLayout, leave_out: Collection[str] = ()
 ) -> list[Finding]:
     """Compare what each node lists (all pages, linearizable) with the tree as it is now, key by key.
 
     ``leave_out`` are directories of the tree that were not ingested.
     """
-    expected = expected_listing(tree, placement, leave_out)
-    return [_check_listing(node.name, node.address, expected, placement) for node in settings.nodes]
+    expected = expected_listing(tree, layout, leave_out)
+    return [_check_listing(node.name, node.address, expected, layout) for node in settings.nodes]
 
 
-def _check_listing(node: str, address: str, expected: Listing, placement: Placement) -> Finding:
+def _check_listing(node: str, address: str, expected: Listing, layout: TreeLayout) -> Finding:
     name = f"{node} lists the tree exactly: names, sizes, modification times, SHA-256"
     reads = Reads([f"http://{address}"], deadline_ms=int(LISTING_TIMEOUT_S * 1000))
     try:
-        found = differences(expected, actual_listing(reads, placement, consistency="linearizable"))
+        found = differences(expected, actual_listing(reads, layout, consistency="linearizable"))
     except StratologError as error:
         return Finding(question=name, holds=False, seen=str(error))
     finally:

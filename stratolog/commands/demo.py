@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
 from stratolog.cluster import checks
 from stratolog.cluster.checks import ReplicaStanding
@@ -169,7 +169,7 @@ class _Demo:
         self.max_in_flight = max_in_flight
         self.verdict_timeout_s = verdict_timeout_s
         self.quiet = quiet
-        self.placement = Placement()
+        self.layout = TreeLayout()
 
     def run(self) -> DemoOutcome:
         """Ingest, compare, and wait for the verdict."""
@@ -179,7 +179,7 @@ class _Demo:
         self._note(f"{spread.seen}; ingesting {self.source.path}")
         contents = bool(settings.datanodes)
         summary = run_ingest(
-            settings, self.source.path, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet,
+            settings, self.source.path, layout=self.layout, max_in_flight=self.max_in_flight, quiet=self.quiet,
             contents=contents, leave_out=self.source.leave_out,
         )  # fmt: skip
         with progress(self.quiet) as report:
@@ -187,10 +187,10 @@ class _Demo:
             report("waiting until the replicas have converged")
             found.append(checks.check_converged(settings))
             report("comparing every replica's listing with the tree")
-            found += checks.check_listings(settings, self.source.path, self.placement, self.source.leave_out)
+            found += checks.check_listings(settings, self.source.path, self.layout, self.source.leave_out)
             if contents:
                 report("reading every file back from each datanode")
-                found.append(checks.check_contents(settings, self.placement))
+                found.append(checks.check_contents(settings, self.layout))
             report("comparing full scans and digests")
             found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
             report("waiting for Spark's verdict on the last index")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.bulk.ingest import Progress as Step
-from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
+from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, LayoutRule, OneBucket, TreeLayout
 from stratolog.cluster.connection import client_of
 from stratolog.commands.common.addresses import Address, bucket_address, shown_size
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
@@ -72,12 +72,12 @@ def command(
     again replaces keys by equal ones. Exit status 1 if a file could not be ingested.
     """
     try:
-        placement = Placement(prefix=prefix, volumes=volumes)
+        layout = TreeLayout(prefix=prefix, volumes=volumes)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    rule = placement if bucket is None else OneBucket(volume=bucket.volume, bucket=bucket.bucket)
+    rule = layout if bucket is None else OneBucket(volume=bucket.volume, bucket=bucket.bucket)
     summary = run_ingest(
-        connected_settings_of(context), directory, placement=rule, max_in_flight=max_in_flight, quiet=as_json,
+        connected_settings_of(context), directory, layout=rule, max_in_flight=max_in_flight, quiet=as_json,
         contents=contents,
     )  # fmt: skip
     if as_json:
@@ -89,7 +89,7 @@ def command(
 
 
 def run_ingest(
-    settings: Settings, directory: Path, *, placement: PlacementRule, max_in_flight: int, quiet: bool,
+    settings: Settings, directory: Path, *, layout: LayoutRule, max_in_flight: int, quiet: bool,
     contents: bool = False, leave_out: Collection[str] = (),
 ) -> IngestSummary:  # fmt: skip
     """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
@@ -113,10 +113,8 @@ def run_ingest(
                 told(step)
 
         if contents:
-            return ingest_contents(client, directory, placement=placement, progress=both, leave_out=leave_out)
-        return ingest(
-            client, directory, placement=placement, progress=both, max_in_flight=max_in_flight, leave_out=leave_out
-        )
+            return ingest_contents(client, directory, layout=layout, progress=both, leave_out=leave_out)
+        return ingest(client, directory, layout=layout, progress=both, max_in_flight=max_in_flight, leave_out=leave_out)
 
 
 def _so_far(last: list[Step]) -> str:

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from producers import Client
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.requests.keys import fit_blocks, session_of
 from schemas.records.messages import CommitKey, CreateKey
 from schemas.sharding import shard_of
@@ -256,13 +256,13 @@ def test_ingest_and_what_the_demo_asks(command: Command, tree: Path) -> None:
 
     held = [
         checks.check_spread(settings, report=print), checks.check_converged(settings),
-        *checks.check_listings(settings, tree, Placement()), *(checks.check_digests(settings, shard) for shard in range(2)),
+        *checks.check_listings(settings, tree, TreeLayout()), *(checks.check_digests(settings, shard) for shard in range(2)),
     ]  # fmt: skip
     assert [check for check in held if not check.holds] == []
 
     (tree / "a.txt").write_bytes(b"changed")
     (tree / "lib/b.py").unlink()
-    for check in checks.check_listings(settings, tree, Placement()):
+    for check in checks.check_listings(settings, tree, TreeLayout()):
         assert not check.holds
         assert check.seen.startswith("2 keys differ: ")
         assert "a.txt is ListedKey(" in check.seen
