@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_streaming.batch import oracle
 from spark_streaming.batch.block_reports import judge_blocks
+from spark_streaming.batch.core.computed import LogPoint
 from spark_streaming.batch.core.gathering import GatheredVerdicts, LogPartition, PartitionFacts
 from spark_streaming.batch.core.results import Json, partition_result, whole_result
 from spark_streaming.batch.core.stored_bytes import no_blocks
@@ -66,7 +67,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
 def _log_results(session: SparkSession, config: AuditConfig, view: LogView, gathered: GatheredVerdicts) -> list[Json]:
     """Return what is found of each partition of a log."""
     until = {
-        partition.shard: (barrier.offset, barrier.index)
+        partition.shard: LogPoint(barrier.offset, barrier.index)
         for partition, barrier in gathered.barriers.items()
         if partition.log == view.log.name
         and not view.facts.get(partition.shard, PartitionFacts()).is_late(barrier.offset)

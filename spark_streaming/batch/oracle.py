@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.block_rows import MAX_BYTES
 from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
-from spark_streaming.batch.core.computed import CounterDifference, ShardDigest
+from spark_streaming.batch.core.computed import CounterDifference, LogPoint, ShardDigest
 from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.records.transforms import (
@@ -85,14 +85,14 @@ def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
             yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
 
 
-def ends(effective: DataFrame, at: str = "end") -> dict[int, tuple[int, int]]:
-    """Return for each shard (offset, index) of its last effective record, or of its last ``barrier``.
+def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
+    """Return for each shard the point of its last effective record, or of its last ``barrier``.
 
     Shards without one are left out.
     """
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
-    return {row.shard: (row.at, row["last"]) for row in rows}
+    return {row.shard: LogPoint(row.at, row["last"]) for row in rows}
 
 
 def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:
@@ -228,19 +228,19 @@ def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
 
 
 def check(
-    records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, tuple[int, int]]
+    records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, LogPoint]
 ) -> tuple[dict[int, ShardDigest], list[CounterDifference]]:
     """Return each shard's digest after ``until``, and counters that the log claims falsely there.
 
     Not for shards with a RequestBatch before that (:func:`first_logged_requests`).
 
-    ``until`` gives for a shard (offset, index) of an effective record (see :func:`ends`). At most
+    ``until`` gives for a shard an effective record (see :func:`ends`). At most
     MAX_COUNTER_DIFFERENCES counters for each shard, by column family and key. Raises OracleError for a row in an
     unknown column family, and Spark's own error for a merge that cannot be computed.
     """
     if not until:
         return {}, []
-    ops = operations(records, effective, {shard: offset for shard, (offset, _) in until.items()})
+    ops = operations(records, effective, {shard: point.offset for shard, point in until.items()})
     summed = row_digests(live_rows(ops, families), families).collect()
     false: list[CounterDifference] = []
     for shard in sorted(until):
@@ -250,9 +250,7 @@ def check(
     return _digests(summed, families, until), false
 
 
-def _digests(
-    summed: Sequence[Row], families: Sequence[str], until: Mapping[int, tuple[int, int]]
-) -> dict[int, ShardDigest]:
+def _digests(summed: Sequence[Row], families: Sequence[str], until: Mapping[int, LogPoint]) -> dict[int, ShardDigest]:
     sums = {shard: digests.zeros(len(families)) for shard in until}
     counts = dict.fromkeys(until, 0)
     for row in summed:
@@ -261,8 +259,8 @@ def _digests(
         sums[row.shard][row.slot] = (row.low + (row.high << 32)) % _UNSIGNED
         counts[row.shard] += row.rows
     return {
-        shard: ShardDigest(shard=shard, index=index, offset=offset, sums=sums[shard], rows=counts[shard])
-        for shard, (offset, index) in until.items()
+        shard: ShardDigest(shard=shard, index=point.index, offset=point.offset, sums=sums[shard], rows=counts[shard])
+        for shard, point in until.items()
     }
 
 

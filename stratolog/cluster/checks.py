@@ -23,7 +23,7 @@ from producers.reads.reads import Reads
 from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED, UNKNOWN
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.core.findings import Finding
-from stratolog.cluster.verdicts import Latest, VerdictReader
+from stratolog.cluster.verdicts import Latest, VerdictReader, VerdictSubject
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
 from stratolog.nodes.answers import node_statuses
@@ -85,14 +85,14 @@ def check_spread(settings: Settings, *, report: Callable[[str], None], timeout_s
     wanted = min(settings.shards, len(settings.nodes))
     told: list[dict[int, str]] = []
 
-    def spread() -> bool:
+    def is_spread() -> bool:
         led = leaders(settings)
         if len(led) == settings.shards and len(set(led.values())) < wanted and led not in told:
             told.append(led)
             report(f"{_names(led)}: waiting until they are led by different nodes")
         return len(led) == settings.shards and len(set(led.values())) >= wanted
 
-    holds = wait_until(spread, timeout_s, interval_s=POLL_INTERVAL_S)
+    holds = wait_until(is_spread, timeout_s, interval_s=POLL_INTERVAL_S)
     found = _names(leaders(settings))
     return Finding(question="the shards are led by different nodes", holds=holds, seen=found or "no leaders")
 
@@ -250,11 +250,13 @@ def _check_verdict(latest: Latest, shard: int, node: str, index: int | None) -> 
     if index is None:
         return Finding(question=name, holds=False, seen="unknown: the replicas stand at no common index")
     if latest.is_equal(shard, node, index):
-        verdict = latest.verdicts[shard, node, SCRUBBED]
+        verdict = latest.verdicts[VerdictSubject(shard, node, SCRUBBED)]
         found = f"equal at barrier {verdict.barrier_offset}, index {index}, incremental and scrubbed"
         return Finding(question=name, holds=True, seen=found)
     parts = [
-        f"{key[2]}: diverged at index {v.index}: {v.reason}" for key, v in latest.diverged.items() if key[0] == shard
+        f"{key.basis}: diverged at index {v.index}: {v.reason}"
+        for key, v in latest.diverged.items()
+        if key.shard == shard
     ]
     for basis in (INCREMENTAL, SCRUBBED):
         verdict_or_none = latest.of(shard, node, basis)

@@ -58,11 +58,11 @@ def _owner(settings: Settings, shard: int) -> str:
     """Return the shard's owner in the leaders' group; waits while a change of ownership is under way."""
     owners: list[str] = []
 
-    def found() -> bool:
+    def has_one_owner() -> bool:
         owners[:] = [name for name, view in shard_views(settings, shard).items() if view.get("owner")]
         return len(owners) == 1
 
-    if not wait_until(found, OWNER_WAIT_S):
+    if not wait_until(has_one_owner, OWNER_WAIT_S):
         raise Unavailable(
             f"shard {shard} has {'no owner' if not owners else 'owners ' + ', '.join(owners)} at the moment: try again"
         )

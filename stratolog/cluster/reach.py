@@ -86,7 +86,7 @@ def check_log(settings: Settings) -> None:
 
     Whether a broker can be reached from here says nothing: a read is answered over HTTP.
     """
-    if "nodes" not in settings.explicit and _all_stopped(settings, BROKER):
+    if "nodes" not in settings.explicit and _are_all_stopped(settings, BROKER):
         raise Unavailable(f"no broker runs at {settings.bootstrap_servers}{_why(settings, BROKER)}")
 
 
@@ -95,11 +95,11 @@ def check_leaders(settings: Settings) -> None:
 
     Whether a node can be reached from here says nothing: a write goes through the brokers.
     """
-    if "bootstrap_servers" not in settings.explicit and _all_stopped(settings, NODE):
+    if "bootstrap_servers" not in settings.explicit and _are_all_stopped(settings, NODE):
         raise Unavailable(f"no node runs{_why(settings, NODE)}")
 
 
-def _all_stopped(settings: Settings, kind: str) -> bool:
+def _are_all_stopped(settings: Settings, kind: str) -> bool:
     """Say whether the local stack runs in part, without any of its processes of one kind."""
     known = state.read_state(settings.data_dir)
     members = () if known is None or not known.running() else known.of(kind)

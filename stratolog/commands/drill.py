@@ -274,7 +274,7 @@ def _finish(report: DrillReport, file: Path | None, as_json: bool) -> None:
         _print_report(report)
     if report.verdict == COULD_NOT_RUN:
         raise typer.Exit(EXIT_UNAVAILABLE)
-    if not report.passed:
+    if not report.has_passed:
         raise typer.Exit(EXIT_FAILED)
 
 

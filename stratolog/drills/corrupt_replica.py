@@ -191,8 +191,8 @@ def _ask_the_audit(
         return
     with session.step("wait for the Spark audit's verdict on that scan"):
         seen = _verdict(cluster, shard, damaged, log)
-    places = [(difference.cf, difference.bucket) for difference in seen.differences]
-    expected = [(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
+    places = [damage_findings.DigestBucket(difference.cf, difference.bucket) for difference in seen.differences]
+    expected = [damage_findings.DigestBucket(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
     session.find(damage_findings.audit_names(damaged, places, expected))
 
 

@@ -76,11 +76,11 @@ def _in_sync(admin: AdminClient) -> dict[int, int]:
 
 
 def _await_in_sync(admin: AdminClient, number: int) -> None:
-    def all_in_sync() -> bool:
+    def are_all_in_sync() -> bool:
         found = _in_sync(admin)
         return bool(found) and min(found.values()) >= number
 
-    if not wait_until(all_in_sync, IN_SYNC_TIMEOUT_S):
+    if not wait_until(are_all_in_sync, IN_SYNC_TIMEOUT_S):
         raise StepFailed(f"not every partition of {OM_LOG} has {number} replicas in sync: {_in_sync(admin)}")
 
 

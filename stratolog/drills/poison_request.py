@@ -187,7 +187,7 @@ def _outcomes(
     """Wait until each record was rejected or answered; return what became of each, those apart of which nothing did."""
     found: dict[str, Rejection | Answered] = {}
 
-    def complete() -> bool:
+    def is_complete() -> bool:
         rejections = rejected.rejected()
         for poison in poisons:
             rejection = rejections.get((shard, offsets[poison.name]))
@@ -197,7 +197,7 @@ def _outcomes(
                 found[poison.name] = Answered(code=response.status, message=response.message)
         return len(found) == len(poisons)
 
-    wait_until(complete, TIMEOUT_S)
+    wait_until(is_complete, TIMEOUT_S)
     return found
 
 

@@ -19,7 +19,7 @@ from om_processors.execution.service import OM_FAMILIES
 from schemas import result_codes as codes
 from stratolog.drills.core import version_findings
 from stratolog.drills.core.log_digest import differing, slot_of
-from stratolog.drills.core.version_findings import Mixed
+from stratolog.drills.core.version_findings import DifferingRow, Mixed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
@@ -81,11 +81,11 @@ def mixed(folder: Path, direction: Direction, *, late: bool) -> Mixed:
         )  # fmt: skip
 
 
-def _differing_rows(shard: MixedShard, name: str) -> list[tuple[str, int, str]]:
-    """Return (column family, slot, key in words) of the rows in which a node differs from the leader."""
+def _differing_rows(shard: MixedShard, name: str) -> list[DifferingRow]:
+    """Return the rows in which a node differs from the leader."""
     mine, theirs = shard.rows(name), shard.rows(shard.leader_name)
     keys = sorted(row for row in mine.keys() | theirs.keys() if mine.get(row) != theirs.get(row))
-    return [(cf, slot_of(OM_FAMILIES.names, cf, key), _words(key)) for cf, key in keys]
+    return [DifferingRow(cf, slot_of(OM_FAMILIES.names, cf, key), _words(key)) for cf, key in keys]
 
 
 def _words(key: bytes) -> str:

@@ -216,10 +216,10 @@ class _Start:
             return
         self._report("waiting for a pipeline of datanodes")
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return has_usable_pipeline(self._settings) or not all(one.process.is_running() for one in datanodes)
 
-        done = wait_until(settled, DATANODES_TIMEOUT_S)
+        done = wait_until(is_settled, DATANODES_TIMEOUT_S)
         for member in datanodes:
             if not member.process.is_running():
                 raise Unavailable(f"datanode {member.name} ended at its start:\n{log_tail(member.log)}")
@@ -234,10 +234,10 @@ class _Start:
         self._report("waiting for a leader of each shard")
         nodes = [member for member in self._new if member.kind == NODE]
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return is_led(self._settings) or not all(member.process.is_running() for member in nodes)
 
-        done = wait_until(settled, NODES_TIMEOUT_S)
+        done = wait_until(is_settled, NODES_TIMEOUT_S)
         for member in nodes:
             if not member.process.is_running():
                 raise Unavailable(f"node {member.name} ended at its start:\n{log_tail(member.log)}")

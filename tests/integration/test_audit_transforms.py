@@ -215,7 +215,7 @@ def test_the_oracle_computes_pipelines():
     ends = oracle.ends(effective, "barrier")
     found, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, ends)
     assert false == []
-    until = {shard: offset for shard, (offset, _) in ends.items()}
+    until = {shard: point.offset for shard, point in ends.items()}
     containers = oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, until)
     for shard, log in logs.items():
         assert found[shard].rows == len(log.rows)

@@ -8,6 +8,14 @@ from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.digests import Sums
 
 
+@dataclass(frozen=True, slots=True)
+class LogPoint:
+    """An effective record of a shard's log, and the managed index after it."""
+
+    offset: int
+    index: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ShardDigest:
     """What the oracle says of a shard at ``index``: the sum of every slot, and how many rows are live."""

@@ -146,12 +146,12 @@ def _await_replay(settings: Settings, node: str, wanted: list[dict[str, Any]], r
     member = member_of(settings, node)
     assert member is not None  # noqa: S101 - it has just been started
 
-    def replayed() -> bool:
+    def is_replayed() -> bool:
         views = [shard_views(settings, one["shard"]).get(node, {}) for one in wanted]
         indexes = [view.get("applied_index", -1) for view in views]
         return all(found >= one["index"] for found, one in zip(indexes, wanted, strict=True))
 
-    done = wait_until(lambda: replayed() or not member.process.is_running(), REPLAY_TIMEOUT_S)
+    done = wait_until(lambda: is_replayed() or not member.process.is_running(), REPLAY_TIMEOUT_S)
     if not done or not member.process.is_running():
         what = "ended" if done else f"has not replayed the log after {REPLAY_TIMEOUT_S:.0f} s"
         raise Unavailable(f"node {node} {what}:\n{log_tail(member.log)}")

@@ -101,12 +101,12 @@ def _in_force(settings: Settings) -> str | None:
 def _await_replicas(settings: Settings, shard: int, index: int) -> list[str]:
     behind: list[str] = []
 
-    def reached() -> bool:
+    def is_reached() -> bool:
         views = shard_views(settings, shard)
         behind[:] = [n.name for n in settings.nodes if views.get(n.name, {}).get("applied_index", -1) < index]
         return not behind
 
-    if not wait_until(reached, REPLICAS_TIMEOUT_S):
+    if not wait_until(is_reached, REPLICAS_TIMEOUT_S):
         raise Unavailable(
             f"shard {shard} is prepared at index {index}, but {', '.join(behind)} did not come to it in "
             f"{REPLICAS_TIMEOUT_S:.0f} s: start them and prepare again, or 'prepare --cancel'"

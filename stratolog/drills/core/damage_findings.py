@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from spark_streaming.verdicts.core.words import EQUAL
 from stratolog.cluster.core.findings import Finding
 from stratolog.drills.core.log_digest import Sums, differing
 from stratolog.drills.core.log_survey import Digest
 from stratolog.drills.core.wording import named, slots_named
+
+
+class DigestBucket(NamedTuple):
+    """A bucket of a digest: a column family, and the bucket's number in it."""
+
+    cf: str
+    bucket: int
 
 
 def scrub_names(damaged: str, scans: Mapping[str, Sums], log: Digest, slots: Sequence[int]) -> Finding:
@@ -22,11 +30,11 @@ def scrub_names(damaged: str, scans: Mapping[str, Sums], log: Digest, slots: Seq
     )
 
 
-def audit_names(damaged: str, seen: Sequence[tuple[str, int]], expected: Sequence[tuple[str, int]]) -> Finding:
+def audit_names(damaged: str, seen: Sequence[DigestBucket], expected: Sequence[DigestBucket]) -> Finding:
     """Judge what the Spark audit's verdict on the damaged replica names: column families and buckets."""
     return Finding(
         question="the Spark audit says diverged, and names the bucket", holds=list(seen) == list(expected) and bool(seen),
-        seen=f"{damaged}: {named(f'{cf} bucket {bucket}' for cf, bucket in seen) or 'nothing'}",
+        seen=f"{damaged}: {named(f'{one.cf} bucket {one.bucket}' for one in seen) or 'nothing'}",
     )  # fmt: skip
 
 

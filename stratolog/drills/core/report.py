@@ -55,7 +55,7 @@ class DrillReport:
     restored: tuple[str, ...]
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether the verdict is that all holds."""
         return self.verdict == PASSED
 

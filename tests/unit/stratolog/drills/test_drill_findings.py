@@ -17,6 +17,7 @@ from stratolog.drills.core import (
     wording,
     write_findings,
 )
+from stratolog.drills.core.damage_findings import DigestBucket
 from stratolog.drills.core.journal import Journal, Write
 from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_digest import LogDigest, total
@@ -277,8 +278,8 @@ def test_a_damaged_row() -> None:
     assert not damage_findings.scrub_names("om2", {"om1": damaged, "om2": damaged}, log, [slot]).holds
     assert not damage_findings.scrub_names("om2", {"om1": log.sums, "om2": log.sums}, log, []).holds
     assert not damage_findings.scrub_names("om2", {"om1": log.sums, "om2": damaged}, log, [slot, other]).holds
-    assert damage_findings.audit_names("om2", [("keyTable", 7)], [("keyTable", 7)]).holds
-    assert not damage_findings.audit_names("om2", [("keyTable", 8)], [("keyTable", 7)]).holds
+    assert damage_findings.audit_names("om2", [DigestBucket("keyTable", 7)], [DigestBucket("keyTable", 7)]).holds
+    assert not damage_findings.audit_names("om2", [DigestBucket("keyTable", 8)], [DigestBucket("keyTable", 7)]).holds
     assert not damage_findings.audit_names("om2", [], []).holds
     assert damage_findings.narrowed(b"/v/b/k", [b"/v/b/k"]).holds
     assert not damage_findings.narrowed(b"/v/b/k", []).holds
