@@ -1,4 +1,4 @@
-"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.configuration.settings`` and by tests.
+"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.configuration.node_configs`` and by tests.
 
 Nothing here is read from the environment: whoever starts a node says everything.
 """

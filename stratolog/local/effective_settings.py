@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 from stratolog.local.ports import Moved, free_datanodes, with_free_ports
 from stratolog.local.state import SETTINGS_FILE, StackState

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from stratolog.configuration.settings import CONFIG_VARIABLE, Settings, without_variables
+from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
+from stratolog.configuration.settings import Settings
 from stratolog.local.jars import spark_jars
 from stratolog.local.processes import spawn
 from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, StackMember

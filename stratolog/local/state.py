@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stratolog.configuration.settings import NAMES, Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import NAMES, Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
 

@@ -23,7 +23,8 @@ from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CancelPrepare, Prepare, SetDatanodeState
 from schemas.records.rows import KeyInfo
 from stratolog.cli import build_app
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills import (
     corrupt_replica,

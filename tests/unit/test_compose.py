@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from spark_streaming.configuration.audit_config import config_from
-from stratolog.configuration.settings import load_settings
+from stratolog.configuration.loading import load_settings
 from stratolog.local.jars import KAFKA_VERSION, SPARK_VERSION
 from stratolog.local.kafka import KafkaCluster, Listener
 

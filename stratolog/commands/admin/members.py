@@ -19,7 +19,8 @@ from stratolog.commands.common.invocation import JsonOption, connected_settings_
 from stratolog.commands.common.names import NodeArgument
 from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import waiting
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress, host_and_port, name
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import spawning, stack, state

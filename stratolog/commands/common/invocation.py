@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.local import state
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
