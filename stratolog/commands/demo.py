@@ -108,13 +108,13 @@ def command(
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     source = Source(path=tree.absolute()) if tree is not None else _python_library()
     ended = f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: {settings.data_dir}"
-    with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
+    with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, on_finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
             print_json(_as_json(outcome))
         else:
             _print(outcome)
-        finished(outcome.holds)
+        on_finished(outcome.holds)
     if not outcome.holds:
         raise typer.Exit(EXIT_FAILED)
 
@@ -136,7 +136,7 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
         raise UserError(f"a demo's stack still runs in {settings.data_dir}: stop it with {_command(settings, 'down')}")
     succeeded = False
 
-    def finished(holds: bool) -> None:
+    def on_finished(holds: bool) -> None:
         nonlocal succeeded
         succeeded = holds
 
@@ -144,7 +144,7 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
     with progress(quiet) as report:
         effective = stack.up(settings, detached=keep, report=report)
     try:
-        yield effective, finished
+        yield effective, on_finished
     finally:
         if keep:
             _say_how_to_reach(effective)

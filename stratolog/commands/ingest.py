@@ -104,13 +104,13 @@ def run_ingest(
     with (
         waiting(settings, "ingest", lambda: _so_far(last), quiet=quiet, bytes_too=contents, moving=requests),
         client_of(settings, in_flight=max_in_flight) as client,
-        _progress(quiet) as told,
+        _progress(quiet) as on_progress,
     ):
 
         def both(step: Step) -> None:
             last[:] = [step]
-            if told is not None:
-                told(step)
+            if on_progress is not None:
+                on_progress(step)
 
         if contents:
             return ingest_contents(client, directory, layout=layout, progress=both, leave_out=leave_out)
@@ -132,8 +132,8 @@ def _progress(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
     if not notes.is_terminal:
         yield _Lines()
         return
-    with bar_on(notes) as told:
-        yield told
+    with bar_on(notes) as on_progress:
+        yield on_progress
 
 
 @contextmanager
@@ -146,10 +146,10 @@ def bar_on(console: Console) -> Iterator[Callable[[Step], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("ingest", total=None, done="looking at the tree")
 
-        def told(step: Step) -> None:
+        def on_progress(step: Step) -> None:
             bar.update(task, total=step.files_total, completed=step.files, done=_done(step, console.width))
 
-        yield told
+        yield on_progress
 
 
 class _Lines:

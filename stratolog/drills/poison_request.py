@@ -164,11 +164,11 @@ def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
     offsets: dict[str, int] = {}
 
     def produce(poison: Poison) -> None:
-        def delivered(error: object, message: Message) -> None:
+        def on_delivered(error: object, message: Message) -> None:
             if error is None:
                 offsets[poison.name] = message.offset() or 0
 
-        producer.produce(OM_REQUESTS, poison.value, partition=shard, on_delivery=delivered)
+        producer.produce(OM_REQUESTS, poison.value, partition=shard, on_delivery=on_delivered)
 
     try:
         for poison in poisons:

@@ -76,14 +76,14 @@ def put(
     with (
         _waiting(settings, f"put {address}", _AS_BEFORE.format(address), as_json) as moving,
         client_of(settings) as client,
-        _progress(f"put {address}", size, moving, quiet=as_json) as told,
+        _progress(f"put {address}", size, moving, quiet=as_json) as on_progress,
     ):
         if file == STANDARD:
             with client.open(str(address), "wb", metadata=given) as key:
-                copied = copy(sys.stdin.buffer, key, told)
+                copied = copy(sys.stdin.buffer, key, on_progress)
         else:
             with _local_errors(file):
-                copied = put_file(client, str(address), file, metadata=given, progress=told)
+                copied = put_file(client, str(address), file, metadata=given, progress=on_progress)
         _did("put", address, file, copied, time.monotonic() - begun_s, as_json, positions=_positions(client))
 
 
@@ -106,10 +106,10 @@ def get(
     with (
         _waiting(settings, f"get {address}", f"{target} is not written", as_json) as moving,
         _opened(settings, address) as key,
-        _progress(f"get {address}", key.size, moving, quiet=as_json) as told,
+        _progress(f"get {address}", key.size, moving, quiet=as_json) as on_progress,
     ):
         with _local_errors(str(target)):
-            copied = get_file(key, target, progress=told)
+            copied = get_file(key, target, progress=on_progress)
         _did("get", address, str(target), copied, time.monotonic() - begun_s, as_json, failovers=key.failovers)
 
 
@@ -151,9 +151,9 @@ def copy_key(
         client.open(str(source)) as old,
     ):
         metadata = {} if old.info is None else old.info.metadata
-        with _progress(f"cp {target}", old.size, moving, quiet=as_json) as told:
+        with _progress(f"cp {target}", old.size, moving, quiet=as_json) as on_progress:
             with client.open(str(target), "wb", size=old.size, metadata=metadata) as new:
-                copied = copy(old, new, told)
+                copied = copy(old, new, on_progress)
         seconds = time.monotonic() - begun_s
         _did("cp", target, str(source), copied, seconds, as_json, positions=_positions(client))
 
@@ -235,11 +235,11 @@ def _progress(what: str, size: int | None, moving: Moving, *, quiet: bool) -> It
     with Progress(*columns, console=notes, transient=True) as bar:
         task = bar.add_task(what, total=size)
 
-        def told(count: int) -> None:
+        def on_progress(count: int) -> None:
             moving.add(count)
             bar.advance(task, count)
 
-        yield told
+        yield on_progress
 
 
 def _positions(client: Client) -> dict[str, int]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stratolog.cluster.core.findings import Finding
-from stratolog.drills.core.wording import MAX_MESSAGE_CHARACTERS, named
+from stratolog.drills.core.wording import named
+
+MAX_MESSAGE_CHARACTERS = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

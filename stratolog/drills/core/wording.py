@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from schemas.column_families import BUCKETS
 
-MAX_MESSAGE_CHARACTERS = 120
 NAMED = 3
 """Keys, calls or slots that a finding names at most."""
 

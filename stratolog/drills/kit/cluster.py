@@ -145,14 +145,14 @@ class Cluster:
     def kill(self, session: Session, name: str) -> Callable[[], None]:
         """SIGKILL a node; return what starts it again, which happens at the end of the drill at the latest."""
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._started(name))
+        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._start_again(name))
         process.kill()
         return start_again
 
     def stop(self, session: Session, name: str) -> Callable[[], None]:
         """SIGTERM a node and wait for its end; return what starts it again."""
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._started(name))
+        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._start_again(name))
         process.stop(STOP_TIMEOUT_S)
         return start_again
 
@@ -177,7 +177,7 @@ class Cluster:
             raise Unavailable(f"node {name} does not come up again:\n{log_tail(started.log)}")
         return process
 
-    def _started(self, name: str) -> str:
+    def _start_again(self, name: str) -> str:
         return f"{name} was started again, as process {self.start(name).pid}"
 
     # -- brokers -------------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ class Cluster:
         """SIGKILL a broker (numbers count from 1); return what starts it again."""
         process = self.member(BROKER, f"broker-{number}").process
         start_again = session.touching(
-            f"process {process.pid} of broker-{number}: SIGKILL", lambda: self._broker_started(number)
+            f"process {process.pid} of broker-{number}: SIGKILL", lambda: self._start_broker_again(number)
         )
         process.kill()
         return start_again
 
-    def _broker_started(self, number: int) -> str:
+    def _start_broker_again(self, number: int) -> str:
         self.start_broker(number)
         return f"broker-{number} was started again"
 
