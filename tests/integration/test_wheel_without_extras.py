@@ -67,8 +67,9 @@ BESIDE_OTHERS = """
     for name in {names}:
         importlib.import_module(name)
     from stratolog.commands.audit import BATCH_JOB
-    from stratolog.schemas import codec, native
-    from stratolog.spark_streaming.session import PACKAGE_ROOT
+    from stratolog.schemas import native
+    from stratolog.schemas.codecs import codec
+    from stratolog.spark_streaming.records.session import PACKAGE_ROOT
     print(json.dumps({{
         "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
         "codec": [codec.compile_encoder.__module__, native.__name__],
