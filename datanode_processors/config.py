@@ -1,4 +1,4 @@
-"""What one datanode needs to know, as one frozen object; made by ``stratolog.configuration.settings`` and by tests.
+"""What one datanode needs to know, as one frozen object; made by ``stratolog.configuration.node_configs`` and by tests.
 
 Nothing here is read from the environment: whoever starts a datanode says everything.
 """

@@ -1,4 +1,4 @@
-"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.configuration.settings`` and by tests.
+"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.configuration.node_configs`` and by tests.
 
 Nothing here is read from the environment: whoever starts a node says everything.
 """
@@ -12,7 +12,6 @@ from schemas.privilege import ClusterSecret
 
 MAX_PIPELINES = 256
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-LOG_FORMATS = ("auto", "json", "plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class NodeConfig:
     log_level: str
     """One of LOG_LEVELS."""
     log_format: str
-    """One of LOG_FORMATS: ``auto`` is plain on a terminal and JSON lines elsewhere."""
+    """``auto``, ``json`` or ``plain``: ``auto`` is plain on a terminal and JSON lines elsewhere."""
     write_audit: bool
     """Whether the leader writes a line for each request to ``write-audit.log`` in ``data_dir``."""
 

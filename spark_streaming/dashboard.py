@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from rich.console import Console
@@ -28,17 +29,26 @@ REASON_CHARACTERS = 60
 COLOURS = {"equal": "green", "diverged": "bold red", "unknown": "yellow"}
 
 
+class ReplicaSubject(NamedTuple):
+    """What a verdict is about: a replica of a partition of a log, and the basis on which it is judged."""
+
+    log: str
+    shard: int
+    node: str
+    basis: str
+
+
 class LatestVerdicts:
     """The last verdict for each (log, shard, node, basis)."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, int, str, str], Verdict] = {}
+        self._latest: dict[ReplicaSubject, Verdict] = {}
         self.seen = 0
 
     def add(self, verdict: Verdict) -> None:
         """Take a verdict, in the topic's order."""
         self.seen += 1
-        key = (verdict.log, verdict.shard, verdict.node, verdict.basis)
+        key = ReplicaSubject(verdict.log, verdict.shard, verdict.node, verdict.basis)
         known = self._latest.get(key)
         if known is not None and verdict.barrier_offset < known.barrier_offset:
             return
@@ -48,7 +58,7 @@ class LatestVerdicts:
 
     def __iter__(self) -> Iterator[Verdict]:
         """Iterate by log, shard, node, basis; the Object Manager's log comes first."""
-        order = sorted(self._latest, key=lambda key: (key[0] != OM_LOG, key))
+        order = sorted(self._latest, key=lambda key: (key.log != OM_LOG, key))
         return iter([self._latest[key] for key in order])
 
 

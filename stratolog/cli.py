@@ -15,15 +15,16 @@ from typing import Annotated
 
 import typer
 
-from stratolog.commands.common.common import Invocation, JsonOption, complain, print_json, printed
 from stratolog.commands.common.helps import tidied
+from stratolog.commands.common.invocation import Invocation, JsonOption
+from stratolog.commands.common.output import complain, print_json, printed
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNAVAILABLE, Unavailable, UserError
 from stratolog.extras import missing_extra
 from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
-    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.sh", "audit": "audit",
-    "bench": "bench", "debug": "debug", "admin": "admin.admin", "drill": "drill", "node": "node", "datanode": "datanode",
+    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group", "audit": "audit",
+    "bench": "bench", "debug": "debug", "admin": "admin.group", "drill": "drill", "node": "node", "datanode": "datanode",
     "topics": "topics", "jars": "jars",
 }  # fmt: skip
 """Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""

@@ -21,14 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from threading import Event, Lock
 
-from crc32c import crc32c
-
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, cell_count, cell_range, check_list, checksum_at
+from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, cell_count, check_list, checksum_at
 from datanode_processors.errors import BlockError
 from schemas.records.datanode import BlockRow
 from schemas.records.record import record
-from schemas.stream_errors import CHECKSUM_MISMATCH, NO_SUCH_BLOCK, OVERLOADED
+from schemas.stream_errors import NO_SUCH_BLOCK, OVERLOADED
 
 SCRUB_BYTES_PER_SECOND = 16 * 1024 * 1024
 """Usual rate of reading: a 4 TB disk in three days."""
@@ -48,8 +46,6 @@ CommittedBlocks = Callable[[Place | None], Iterable[tuple[int, int, int, BlockRo
 """Gives (partition, container id, local id, row) of the committed blocks behind a place, in the order of places; tombstones left out."""
 Repair = Callable[[int, int, int, list[int]], None]
 """Is told (partition, container id, local id, bad cells); runs on the scrubber's thread."""
-Fetch = Callable[[int, int], Iterable[tuple[int, bytes | bytearray | memoryview]]]
-"""Gives (offset, bytes) of a peer's replica for (offset, length), which are whole cells, in order and in pieces of any size."""
 
 
 def bad_cells(
@@ -107,33 +103,6 @@ def _read(
             raise
         if error.code != NO_SUCH_BLOCK and not quiet:
             logger.error("block %d/%d, cell %d: %s", container_id, local_id, cell, error)
-
-
-def repair_cells(
-    store: BlockStore, container_id: int, local_id: int, row: BlockRow, cells: Iterable[int], fetch: Fetch
-) -> list[int]:
-    """Replace bad cells by a peer's, and return those that are bad all the same, ascending.
-
-    A peer's bytes are written only if they have the row's checksum; then the block is fsynced, whatever the policy, and what was written is
-    read from the disk again. Cells that are missing altogether can only be appended in order, so the first that cannot be had keeps out
-    those behind it. Raises BlockError (OVERLOADED: a stream is writing the block, try again later; DISK_FULL), and what ``fetch`` raises.
-    """
-    check_list(row.checksums, row.length, row.bytes_per_checksum)
-    wanted = sorted(set(cells))
-    left: list[int] = []
-    offset = min([store.written_length(container_id, local_id), *(cell * row.bytes_per_checksum for cell in wanted)])
-    with store.open_writer(container_id, local_id, offset, row.bytes_per_checksum, repair=True) as writer:
-        for cell in wanted:
-            start, size = cell_range(cell, row.length, row.bytes_per_checksum)
-            data = b"".join(bytes(piece) for _, piece in fetch(start, size))
-            right = len(data) == size and crc32c(data) == checksum_at(row.checksums, cell)
-            if right and start <= store.written_length(container_id, local_id):
-                writer.write(start, data, checksum_at(row.checksums, cell))
-            else:
-                left.append(cell)
-        writer.sync()
-    written = [cell for cell in wanted if cell not in left]
-    return sorted([*left, *(cell for cell in written if not is_good(store, container_id, local_id, row, cell))])
 
 
 def is_good(store: BlockStore, container_id: int, local_id: int, row: BlockRow, cell: int) -> bool:
@@ -290,13 +259,3 @@ def write_cursor(file: Path, cursor: Place | None) -> None:
     aside = file.with_name(f".{file.name}.new")
     aside.write_text(json.dumps(cursor), "utf-8")
     aside.rename(file)
-
-
-def verify_block(store: BlockStore, container_id: int, local_id: int, row: BlockRow) -> None:
-    """Read a block's committed bytes and raise BlockError CHECKSUM_MISMATCH if any are bad."""
-    if found := bad_cells(store, container_id, local_id, row, lambda _: None):
-        raise BlockError(
-            CHECKSUM_MISMATCH,
-            f"block {container_id}/{local_id}: {len(found)} bad cells, the first is {found[0]}",
-            found[0] * row.bytes_per_checksum,
-        )

@@ -1,9 +1,9 @@
-"""Copies of closed containers, for re-replication: out as rows and bytes, in as a directory that appears when it is complete and verified.
+"""Copies of closed containers: a peer's rows and bytes become a directory, which appears when it is complete and verified.
 
 Rules:
 
-1. A copy holds the committed bytes of each block, and its row. What is exported is verified cell by cell while it is read, and what is
-   imported while it is written: a copy is right or there is none.
+1. A copy holds the committed bytes of each block, and its row. What comes is verified cell by cell while it is written: a copy is right
+   or there is none.
 2. An import is put together in ``.import-<container id>``, fsynced, and renamed into place. What is interrupted is removed, at the latest
    at the next start.
 3. The rows lie beside the blocks in the file ``rows``, so that a datanode which is no member of the container's pipeline can answer for
@@ -22,14 +22,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import Buffer, block_error, write_fully
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.containers import CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE, block_name
-from datanode_processors.blocks.core.checksums import CellChecksums, check_cell_bytes, check_list, checksum_at
+from datanode_processors.blocks.core.checksums import CellChecksums, check_cell_bytes, check_list
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import MAX_BLOCK_BYTES, PARTITIONS, check_block
 from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row
@@ -41,9 +41,6 @@ from schemas.stream_errors import CHECKSUM_MISMATCH, FAILED, INVALID_REQUEST
 _HEAD = Struct(">16sI")
 _CRC = Struct(">I")
 
-Exported: TypeAlias = tuple[bytes, bytes, Iterator[memoryview]]
-"""Key of a block, its row's bytes, its committed bytes in pieces (to be taken before the next block)."""
-
 
 @record
 class Imported:
@@ -52,31 +49,6 @@ class Imported:
     container_id: int
     blocks: int
     bytes: int
-
-
-def export_container(
-    store: BlockStore, container_id: int, rows: Iterable[tuple[bytes, bytes]] | None = None
-) -> Iterator[Exported]:
-    """Iterate over a container's blocks; ``rows`` are (key, row) of blockTable, ascending (None: those of an imported container).
-
-    Raises BlockError: CHECKSUM_MISMATCH if stored bytes do not have the row's checksums, NO_SUCH_BLOCK, NOT_COMMITTED, FAILED.
-    """
-    for key, value in stored_rows(store, container_id) if rows is None else rows:
-        row = _row(container_id, key, value)
-        yield key, value, _pieces(store, key, row)
-
-
-def _pieces(store: BlockStore, key: bytes, row: BlockRow) -> Iterator[memoryview]:
-    if row.deleted or not row.length:
-        return
-    container_id, local_id = block_of_key(key)
-    cells = store.read(container_id, local_id, 0, row.length, bytes_per_checksum=row.bytes_per_checksum, end=row.length)
-    for offset, data, crc in cells:
-        if crc != checksum_at(row.checksums, offset // row.bytes_per_checksum):
-            raise BlockError(
-                CHECKSUM_MISMATCH, f"block {container_id}/{local_id}: the cell at {offset} has been damaged", offset
-            )
-        yield data
 
 
 def import_container(

@@ -24,7 +24,7 @@ from producers.bulk.histogram import Histogram
 from producers.bulk.key_copy import copy
 from producers.bulk.listing import metadata_of
 from producers.bulk.tree import FileContent, FoundFile, Skipped, read_file, walk
-from producers.bulk.tree_layout import Placement, PlacementRule
+from producers.bulk.tree_layout import LayoutRule, TreeLayout
 from producers.errors import StratologError
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.keys import Submitter, ensure_places, fit_blocks, session_of
@@ -98,7 +98,7 @@ def ingest(
     client: Submitter,
     root: str | os.PathLike[str],
     *,
-    placement: PlacementRule | None = None,
+    layout: LayoutRule | None = None,
     progress: Callable[[Progress], None] | None = None,
     max_in_flight: int = MAX_IN_FLIGHT,
     leave_out: Collection[str] = (),
@@ -115,7 +115,7 @@ def ingest(
     """
     if max_in_flight < 1:
         raise ValueError(f"max_in_flight must be at least 1, not {max_in_flight}")
-    run = _Ingest(client, root, placement or Placement(), progress, max_in_flight, leave_out)
+    run = _Ingest(client, root, layout or TreeLayout(), progress, max_in_flight, leave_out)
     return run.through(lambda content, place, size: _KeyWriter(run, content, place, size).begin())
 
 
@@ -123,7 +123,7 @@ def ingest_contents(
     client: Client,
     root: str | os.PathLike[str],
     *,
-    placement: PlacementRule | None = None,
+    layout: LayoutRule | None = None,
     progress: Callable[[Progress], None] | None = None,
     writers: int = WRITERS,
     leave_out: Collection[str] = (),
@@ -137,7 +137,7 @@ def ingest_contents(
     if writers < 1:
         raise ValueError(f"writers must be at least 1, not {writers}")
     # One file more for each writer is hashed already when a writer is done with its last one.
-    run = _Ingest(client, root, placement or Placement(), progress, 2 * writers, leave_out)
+    run = _Ingest(client, root, layout or TreeLayout(), progress, 2 * writers, leave_out)
     with _pool(writers) as pool:
 
         def begin(content: FileContent, place: tuple[str, str], size: int) -> None:
@@ -172,7 +172,7 @@ class _Ingest:
         self,
         client: Submitter,
         root: str | os.PathLike[str],
-        placement: PlacementRule,
+        layout: LayoutRule,
         progress: Callable[[Progress], None] | None,
         max_in_flight: int,
         leave_out: Collection[str],
@@ -180,7 +180,7 @@ class _Ingest:
         self.client = client
         self.leave_out = leave_out
         self.root = root
-        self.placement = placement
+        self.layout = layout
         self.progress = progress
         self.max_in_flight = max_in_flight
         self.room = threading.Semaphore(max_in_flight)
@@ -210,7 +210,7 @@ class _Ingest:
             if isinstance(found, FoundFile):
                 self.files_total += 1
                 self.bytes_total += found.size
-                self.places.add(self.placement.place(found.relative_path))
+                self.places.add(self.layout.bucket_for(found.relative_path))
 
     def create_places(self, places: Collection[tuple[str, str]]) -> None:
         """Create volumes and buckets that do not exist yet."""
@@ -251,7 +251,7 @@ class _Ingest:
         if isinstance(content, Skipped):
             self.skip(content, surveyed=found)
             return
-        place = self.placement.place(content.relative_path)
+        place = self.layout.bucket_for(content.relative_path)
         if place not in self.places:
             # The file appeared after the survey, in a directory that had none.
             self.create_places([place])

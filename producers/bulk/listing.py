@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from producers.bulk.tree import FileContent, FoundFile, Skipped, read_file, walk
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from schemas.records.rows import KeyInfo
 
@@ -51,9 +51,9 @@ class ListingDifference:
     actual: ListedKey | None
 
 
-def listed_file(content: FileContent, placement: Placement) -> ListedKey:
+def listed_file(content: FileContent, layout: TreeLayout) -> ListedKey:
     """Return how a cluster lists a file."""
-    volume, bucket = placement.place(content.relative_path)
+    volume, bucket = layout.bucket_for(content.relative_path)
     return ListedKey(
         volume=volume,
         bucket=bucket,
@@ -65,7 +65,7 @@ def listed_file(content: FileContent, placement: Placement) -> ListedKey:
 
 
 def expected_listing(
-    root: str | os.PathLike[str], placement: Placement | None = None, leave_out: Collection[str] = ()
+    root: str | os.PathLike[str], layout: TreeLayout | None = None, leave_out: Collection[str] = ()
 ) -> dict[tuple[str, str, str], ListedKey]:
     """Read a tree again and return what a cluster should list: every file that an ingest takes.
 
@@ -73,7 +73,7 @@ def expected_listing(
 
     >>> len(expected_listing("/usr/lib/python3"))  # doctest: +SKIP
     """
-    rule = placement or Placement()
+    rule = layout or TreeLayout()
     listing = {}
     for found in walk(root, leave_out):
         content = read_file(root, found.relative_path) if isinstance(found, FoundFile) else found
@@ -84,15 +84,15 @@ def expected_listing(
 
 
 def actual_listing(
-    reads: Reads, placement: Placement | None = None, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    reads: Reads, layout: TreeLayout | None = None, *, consistency: Consistency = DEFAULT_CONSISTENCY
 ) -> dict[tuple[str, str, str], ListedKey]:
-    """Return what the nodes of ``reads`` list in the volumes of a placement; raises as :class:`Reads` does.
+    """Return what the nodes of ``reads`` list in the volumes of a layout; raises as :class:`Reads` does.
 
     Give ``reads`` one address to hear what that one replica has.
 
     >>> actual_listing(Reads(["http://127.0.0.1:9872"]), consistency="stale")  # doctest: +SKIP
     """
-    rule = placement or Placement()
+    rule = layout or TreeLayout()
     names = set(rule.volume_names())
     listing = {}
     for volume in reads.list_volumes(prefix=f"{rule.prefix}-", consistency=consistency):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from producers.bulk.listing import SHA256
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.errors import StratologError
 from producers.files.key_reader import KeyReader
 from schemas.records.rows import KeyInfo
@@ -52,14 +52,14 @@ class ReadBack:
 
 
 def read_back(
-    client: Client, placement: Placement, *, readers: int = READERS, progress: Callable[[ReadBack], None] | None = None
+    client: Client, layout: TreeLayout, *, readers: int = READERS, progress: Callable[[ReadBack], None] | None = None
 ) -> ReadBack:
-    """Read every key in a placement's volumes from each of its replicas.
+    """Read every key in a layout's volumes from each of its replicas.
 
     ``progress`` is called on the calling thread now and then. Raises one of ``producers.errors`` if keys cannot be listed, ValueError for
     an illegal ``readers``; what is wrong with a replica is in what is returned.
 
-    >>> read_back(client, Placement()).wrong_replicas  # doctest: +SKIP
+    >>> read_back(client, TreeLayout()).wrong_replicas  # doctest: +SKIP
     0
     """
     if readers < 1:
@@ -67,7 +67,7 @@ def read_back(
     found, lock = ReadBack(), threading.Lock()
     pending: set[Future[None]] = set()
     with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="read-back") as pool:
-        for listed in _keys(client, placement):
+        for listed in _keys(client, layout):
             info = client.key_info(listed.volume, listed.bucket, listed.key).info
             replicas = _replicas(client, info)
             found.keys += 1
@@ -89,9 +89,9 @@ def _raise_from(done: set[Future[None]]) -> None:
         future.result()
 
 
-def _keys(client: Client, placement: Placement) -> Iterator[KeyInfo]:
-    names = set(placement.volume_names())
-    for volume in client.list_volumes(prefix=f"{placement.prefix}-"):
+def _keys(client: Client, layout: TreeLayout) -> Iterator[KeyInfo]:
+    names = set(layout.volume_names())
+    for volume in client.list_volumes(prefix=f"{layout.prefix}-"):
         for bucket in client.list_buckets(volume.volume) if volume.volume in names else ():
             yield from client.list_keys(volume.volume, bucket.bucket)
 

@@ -1,4 +1,4 @@
-"""Where a file of a directory tree goes: the rule of the ingest, as a pure function.
+"""A directory tree's layout in the store: where each of its files goes, as a pure function.
 
 What belongs here: the rule, and nothing that looks at files. For a path relative to the tree's root:
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from xxhash import xxh64_hexdigest, xxh64_intdigest
 
@@ -31,10 +31,17 @@ _OTHER = re.compile(r"[^a-z0-9]+")
 _PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,56}[a-z0-9])?")
 
 
-class PlacementRule(Protocol):
+class BucketAddress(NamedTuple):
+    """A bucket, by its volume's name and its own."""
+
+    volume: str
+    bucket: str
+
+
+class LayoutRule(Protocol):
     """What an ingest asks: in which volume and bucket a file goes."""
 
-    def place(self, relative_path: str) -> tuple[str, str]:
+    def bucket_for(self, relative_path: str) -> BucketAddress:
         """Return volume and bucket of a file."""
         ...
 
@@ -43,18 +50,18 @@ class PlacementRule(Protocol):
 class OneBucket:
     """Another rule: every file into one bucket.
 
-    >>> OneBucket(volume="vol1", bucket="bucket1").place("a/b.txt")
-    ('vol1', 'bucket1')
+    >>> OneBucket(volume="vol1", bucket="bucket1").bucket_for("a/b.txt")
+    BucketAddress(volume='vol1', bucket='bucket1')
     """
 
     volume: str
     bucket: str
 
-    def place(self, relative_path: str) -> tuple[str, str]:
-        """Return volume and bucket; raises as :meth:`Placement.place` does."""
+    def bucket_for(self, relative_path: str) -> BucketAddress:
+        """Return volume and bucket; raises as :meth:`TreeLayout.bucket_for` does."""
         _check_path(relative_path)
         relative_path.encode()
-        return self.volume, self.bucket
+        return BucketAddress(self.volume, self.bucket)
 
 
 def _check_path(relative_path: str) -> None:
@@ -63,11 +70,11 @@ def _check_path(relative_path: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class TreeLayout:
     """The rule with its two parameters. Raises ValueError for an illegal prefix or number, naming it.
 
-    >>> Placement(prefix="tree", volumes=8).place("Lib_2/email/mime.py")
-    ('tree-6', 'lib-2-7b359b09')
+    >>> TreeLayout(prefix="tree", volumes=8).bucket_for("Lib_2/email/mime.py")
+    BucketAddress(volume='tree-6', bucket='lib-2-7b359b09')
     """
 
     prefix: str = "tree"
@@ -82,7 +89,7 @@ class Placement:
         if not 1 <= self.volumes <= MAX_VOLUMES:
             raise ValueError(f"volumes must be in 1..{MAX_VOLUMES}, not {self.volumes}")
 
-    def place(self, relative_path: str) -> tuple[str, str]:
+    def bucket_for(self, relative_path: str) -> BucketAddress:
         """Return volume and bucket of a file; the key is the path itself.
 
         Raises ValueError for a path that is empty or absolute, UnicodeEncodeError for one that is not UTF-8.
@@ -91,7 +98,7 @@ class Placement:
         directory, _, _ = relative_path.rpartition("/")
         number = xxh64_intdigest(directory.encode()) % self.volumes
         first = relative_path.split("/", 1)[0] if directory else ""
-        return f"{self.prefix}-{number}", bucket_of(first)
+        return BucketAddress(f"{self.prefix}-{number}", bucket_of(first))
 
     def volume_names(self) -> list[str]:
         """Return the names of all volumes that the rule may give."""

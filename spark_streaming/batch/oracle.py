@@ -17,7 +17,6 @@ All functions take records of one log.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from schemas.codecs.block_rows import MAX_BYTES
 from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
+from spark_streaming.batch.core.computed import CounterDifference, LogPoint, ShardDigest
 from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.records.transforms import (
@@ -38,7 +38,6 @@ from spark_streaming.records.transforms import (
 )
 from spark_streaming.verdicts.audit import log_row
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.digests import Sums
 
 MAX_COUNTER_DIFFERENCES = 64
 """False counters that the check names for each shard."""
@@ -54,38 +53,6 @@ COUNTER_BYTES = 8
 BLOCK_ROW = "BlockRow"
 _ID_BYTES = _LENGTH_BYTES = 8
 _UNSIGNED = 1 << 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ShardDigest:
-    """What the oracle says of a shard at ``index``: the sum of every slot, and how many rows are live."""
-
-    shard: int
-    index: int
-    offset: int
-    sums: Sums
-    rows: int
-
-    @property
-    def digest(self) -> str:
-        """Sum of all slots mod 2^64, 16 hex digits."""
-        return digests.total(self.sums)
-
-    def base(self) -> tuple[list[int], list[int]]:
-        """Return (slots, signed sums) for a DigestBase at ``index``."""
-        return digests.to_sparse(self.sums)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CounterDifference:
-    """A merged row whose operands do not give what its last Merge claims; ``value``: a counter's, or a block's length."""
-
-    shard: int
-    cf: str
-    key: bytes
-    value: int
-    claimed: int
-    own: int
 
 
 class OracleError(ValueError):
@@ -118,14 +85,14 @@ def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
             yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
 
 
-def ends(effective: DataFrame, at: str = "end") -> dict[int, tuple[int, int]]:
-    """Return for each shard (offset, index) of its last effective record, or of its last ``barrier``.
+def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
+    """Return for each shard the point of its last effective record, or of its last ``barrier``.
 
     Shards without one are left out.
     """
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
-    return {row.shard: (row.at, row["last"]) for row in rows}
+    return {row.shard: LogPoint(row.at, row["last"]) for row in rows}
 
 
 def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:
@@ -261,19 +228,19 @@ def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
 
 
 def check(
-    records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, tuple[int, int]]
+    records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, LogPoint]
 ) -> tuple[dict[int, ShardDigest], list[CounterDifference]]:
     """Return each shard's digest after ``until``, and counters that the log claims falsely there.
 
     Not for shards with a RequestBatch before that (:func:`first_logged_requests`).
 
-    ``until`` gives for a shard (offset, index) of an effective record (see :func:`ends`). At most
+    ``until`` gives for a shard an effective record (see :func:`ends`). At most
     MAX_COUNTER_DIFFERENCES counters for each shard, by column family and key. Raises OracleError for a row in an
     unknown column family, and Spark's own error for a merge that cannot be computed.
     """
     if not until:
         return {}, []
-    ops = operations(records, effective, {shard: offset for shard, (offset, _) in until.items()})
+    ops = operations(records, effective, {shard: point.offset for shard, point in until.items()})
     summed = row_digests(live_rows(ops, families), families).collect()
     false: list[CounterDifference] = []
     for shard in sorted(until):
@@ -283,9 +250,7 @@ def check(
     return _digests(summed, families, until), false
 
 
-def _digests(
-    summed: Sequence[Row], families: Sequence[str], until: Mapping[int, tuple[int, int]]
-) -> dict[int, ShardDigest]:
+def _digests(summed: Sequence[Row], families: Sequence[str], until: Mapping[int, LogPoint]) -> dict[int, ShardDigest]:
     sums = {shard: digests.zeros(len(families)) for shard in until}
     counts = dict.fromkeys(until, 0)
     for row in summed:
@@ -294,8 +259,8 @@ def _digests(
         sums[row.shard][row.slot] = (row.low + (row.high << 32)) % _UNSIGNED
         counts[row.shard] += row.rows
     return {
-        shard: ShardDigest(shard=shard, index=index, offset=offset, sums=sums[shard], rows=counts[shard])
-        for shard, (offset, index) in until.items()
+        shard: ShardDigest(shard=shard, index=point.index, offset=point.offset, sums=sums[shard], rows=counts[shard])
+        for shard, point in until.items()
     }
 
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import FrameType
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Row
 from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
-from spark_streaming.config import AuditConfig, load_config
+from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.health import JobHealth
-from spark_streaming.queries import start
 from spark_streaming.records.session import build_session
+from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.query import start
 from spark_streaming.verdicts.sinks import FindingSink
 
 POLL_SECONDS = 0.5
@@ -47,18 +47,18 @@ def run(config: AuditConfig) -> int:
     health = JobHealth(config.health_file)
     session = build_session(config.spark())
 
-    def observe(batch_id: int, verdicts: list[Verdict], _barriers: list[Row]) -> None:
-        health.wrote(batch_id, verdicts)
+    def on_written(batch_id: int, verdicts: list[Verdict], _barriers: list[LogBarrier]) -> None:
+        health.on_written(batch_id, verdicts)
 
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers,
         topic=config.verdicts_topic,
         output_dir=config.output_dir,
-        observe=observe,
+        on_written=on_written,
     )
     queries = [start(session, config, sink, once=False)]
     if config.windows:
-        from spark_streaming.windows import start_windows
+        from spark_streaming.windows.query import start_windows
 
         queries.append(start_windows(session, config))
     try:

@@ -43,7 +43,7 @@ class JobHealth:
             temporary.write_text(json.dumps(self._state))
             temporary.replace(self._path)
 
-    def wrote(self, batch_id: int, verdicts: list[Verdict]) -> None:
+    def on_written(self, batch_id: int, verdicts: list[Verdict]) -> None:
         """Note a micro-batch that has been written."""
         latest: dict[str, Any] = self._state["verdicts"]
         for verdict in verdicts:

@@ -6,18 +6,19 @@ Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (strin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+
+from spark_streaming.records.logs import AuditedLog
 
 RECORDS_PER_TRIGGER = 2_000
 """Log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
 
 REPORTS_PER_TRIGGER = 2_000
 """Reports in a micro-batch, all shards together."""
-
 
 FETCH_WAIT_MS = 10
 """How long a broker keeps a fetch waiting at a partition's end."""
@@ -29,6 +30,16 @@ class KafkaSource:
 
     bootstrap_servers: str
     topics: Mapping[str, str]
+
+
+def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
+    """Return the topics of logs."""
+    return KafkaSource(bootstrap_servers=bootstrap_servers, topics={log.topic: log.name for log in logs})
+
+
+def reports_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
+    """Return the topics of the reports of logs' replicas."""
+    return KafkaSource(bootstrap_servers=bootstrap_servers, topics={log.reports_topic: log.name for log in logs})
 
 
 def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> DataFrame:

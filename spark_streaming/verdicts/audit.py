@@ -25,15 +25,11 @@ from schemas.topics import OM_LOG
 from spark_streaming.records.core.reading import GENESIS, GenesisFacts, Header
 from spark_streaming.records.logs import AuditedLog
 from spark_streaming.records.transforms import BLOCK_REPORT, LOG_SOURCE
+from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.digests import Hashes
-from spark_streaming.verdicts.core.matching import (
-    Finding,
-    KeptBarrier,
-    LogRow,
-    MatchingLimits,
-    ReplicaReport,
-    ShardAudit,
-)
+from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport
+from spark_streaming.verdicts.core.matching import ShardAudit
+from spark_streaming.verdicts.core.shard_state import Finding, KeptBarrier, MatchingLimits
 from spark_streaming.verdicts.state import (
     BARRIER_KEY,
     BARRIER_SCHEMA,
@@ -43,9 +39,8 @@ from spark_streaming.verdicts.state import (
     REPORT_KEY,
     REPORT_SCHEMA,
     SparkStore,
-    core_from,
-    core_row,
-    sums_bytes,
+    state_from,
+    state_row,
 )
 
 VERDICT_ROW = "verdict"
@@ -140,12 +135,12 @@ class AuditProcessor(StatefulProcessor):
 
     def _open(self, log: str, shard: int) -> ShardAudit:
         families = self._families[log]
-        core = core_from(self._core.get(), len(families))
+        state = state_from(self._core.get(), len(families))
         store = SparkStore(shard, self._barriers, self._reports, self._blocks)
-        return ShardAudit(log=log, shard=shard, families=families, limits=self._limits, core=core, store=store)
+        return ShardAudit(log=log, shard=shard, families=families, limits=self._limits, state=state, store=store)
 
     def _close(self, shard: ShardAudit) -> None:
-        self._core.update(core_row(shard.core))
+        self._core.update(state_row(shard.state))
         deadline_ms = shard.next_deadline_ms()
         if self._timers and deadline_ms is not None:
             self._handle.registerTimer(-(-deadline_ms // TIMER_GRAIN_MS) * TIMER_GRAIN_MS)
@@ -226,7 +221,7 @@ def _frames(log: str, shard: int, findings: Iterable[Finding]) -> Iterator[pd.Da
 
 def _finding_row(log: str, shard: int, finding: Finding) -> tuple[str, str, int, int, int, bytes | None, bytes | None]:
     if isinstance(finding, KeptBarrier):
-        sums = None if finding.blind else sums_bytes(finding.sums)
+        sums = None if finding.blind else digests.to_bytes(finding.sums)
         return BARRIER_ROW, log, shard, finding.offset, finding.index, sums, finding.chain
     return VERDICT_ROW, log, shard, finding.barrier_offset, finding.index, verdict_value(finding), None
 

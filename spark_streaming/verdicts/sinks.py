@@ -24,27 +24,27 @@ from schemas.topics import OM_LOG
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.state import sums_from
+from spark_streaming.verdicts.core.shard_state import LogBarrier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingSink:
     """Writes the findings of micro-batches; call it from ``foreachBatch``.
 
-    ``topic``: None writes nothing to Kafka. ``observe`` is told each micro-batch's number and decoded verdicts after
+    ``topic``: None writes nothing to Kafka. ``on_written`` is told each micro-batch's number, verdicts and barriers after
     they are written.
     """
 
     bootstrap_servers: str
     topic: str | None
     output_dir: Path | None
-    observe: Callable[[int, list[Verdict], list[Row]], None]
+    on_written: Callable[[int, list[Verdict], list[LogBarrier]], None]
 
     def __call__(self, findings: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
         rows = findings.collect()
         verdicts = [row for row in rows if row.finding == VERDICT_ROW]
-        barriers = [row for row in rows if row.finding == BARRIER_ROW]
+        barriers = [_barrier(row) for row in rows if row.finding == BARRIER_ROW]
         session = findings.sparkSession
         if verdicts and self.topic is not None:
             self._to_kafka(session, verdicts)
@@ -52,7 +52,7 @@ class FindingSink:
             _write(verdict_fields(_frame(session, verdicts)), self.output_dir / "verdicts", batch_id)
         if barriers and self.output_dir is not None:
             _write(barrier_fields(session, barriers), self.output_dir / "barriers", batch_id)
-        self.observe(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
+        self.on_written(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
 
     def _to_kafka(self, session: SparkSession, verdicts: list[Row]) -> None:
         """Verdicts of a shard go to one partition, in order: the key is the shard, of another log than om.log its name and the shard."""
@@ -68,18 +68,24 @@ def verdict_fields(findings: DataFrame) -> DataFrame:
     return decoded(findings.select("value"), ["Verdict"]).select(F.col(column_of("Verdict")).alias("v")).select("v.*")
 
 
-def barrier_fields(session: SparkSession, barriers: list[Row]) -> DataFrame:
+def _barrier(row: Row) -> LogBarrier:
+    sums = None if row.value is None else digests.from_bytes(row.value)
+    # A Row is a tuple: its attribute ``index`` is a method.
+    return LogBarrier(
+        log=row.log, shard=row.shard, offset=row.offset, index=row["index"], chain=bytes(row.chain), sums=sums
+    )
+
+
+def barrier_fields(session: SparkSession, barriers: list[LogBarrier]) -> DataFrame:
     """Return the log's digests at barriers as a frame for Parquet."""
     rows: list[tuple[object, ...]] = []
-    for row in barriers:
-        if row.value is None:  # after a RequestBatch the log has no digest
-            rows.append((row.log, row.shard, row.offset, row["index"], bytes(row.chain), None, None, None))
+    for barrier in barriers:
+        position = (barrier.log, barrier.shard, barrier.offset, barrier.index, barrier.chain)
+        if barrier.sums is None:  # after a RequestBatch the log has no digest
+            rows.append((*position, None, None, None))
             continue
-        sums = sums_from(row.value)
-        slots, values = digests.to_sparse(sums)
-        # A Row is a tuple: its attribute ``index`` is a method.
-        position = (row.log, row.shard, row.offset, row["index"])
-        rows.append((*position, bytes(row.chain), digests.total(sums), slots, values))
+        slots, values = digests.to_sparse(barrier.sums)
+        rows.append((*position, digests.total(barrier.sums), slots, values))
     schema = "log string, shard int, offset long, index long, chain binary, digest string, slots array<int>, sums array<long>"
     return session.createDataFrame(rows, schema)
 

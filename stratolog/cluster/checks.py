@@ -1,4 +1,4 @@
-"""What the demo holds a stack against, each question as one :class:`Check` with an answer that a person can act on.
+"""What the demo holds a stack against, each question as one :class:`Finding` with an answer that a person can act on.
 
 Nothing here starts or stops anything. A question that cannot be answered in time is answered with no, and says so:
 ``unknown`` is never ``equal``.
@@ -17,14 +17,17 @@ import httpx
 from producers.bulk.ingest import IngestSummary
 from producers.bulk.listing import Listing, ListingDifference, actual_listing, differences, expected_listing
 from producers.bulk.read_back import read_back
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.errors import StratologError
 from producers.reads.reads import Reads
+from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED, UNKNOWN
 from stratolog.cluster.connection import client_of
-from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, UNKNOWN, Latest, VerdictReader
+from stratolog.cluster.core.findings import Finding
+from stratolog.cluster.verdicts import Latest, VerdictReader, VerdictSubject
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
-from stratolog.local.stack import node_status
+from stratolog.nodes.answers import node_statuses
+from stratolog.nodes.core.leaders import leader_of, views_in
 
 SCAN_TIMEOUT_S = 300.0
 SPREAD_TIMEOUT_S = 60.0
@@ -37,15 +40,6 @@ NAMED_DIFFERENCES = 3
 """At most so many differing keys of a replica are named."""
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One question, whether it is answered with yes, and what was found."""
-
-    name: str
-    holds: bool
-    found: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,45 +62,39 @@ class ReplicaStanding:
 def replicas(settings: Settings) -> list[ReplicaStanding]:
     """Return where all replicas stand, by shard and node; those of a silent node are left out."""
     found = []
-    for node in settings.nodes:
-        status = node_status(node.address) or {}
-        shards: Any = status.get("shards", [])
+    for name, status in node_statuses(settings).items():
         found += [
             ReplicaStanding(
-                node=node.name, shard=view["shard"], role=view["role"], leader=view["leader"], index=view["applied_index"],
+                node=name, shard=view["shard"], role=view["role"], leader=view["leader"], index=view["applied_index"],
                 offset=view["applied_offset"], digest=view["digest"], flagged=view["flagged"],
             )
-            for view in shards
+            for view in views_in(status)
         ]  # fmt: skip
     return sorted(found, key=lambda replica: (replica.shard, replica.node))
 
 
 def leaders(settings: Settings) -> dict[int, str]:
     """Return the node that leads each shard, by its own word; shards without exactly one are left out."""
-    led: dict[int, list[str]] = {}
-    for replica in replicas(settings):
-        if replica.role == "leader":
-            led.setdefault(replica.shard, []).append(replica.node)
-    return {shard: nodes[0] for shard, nodes in led.items() if len(nodes) == 1}
+    statuses = node_statuses(settings)
+    led = {shard: leader_of(statuses, shard) for shard in range(settings.shards)}
+    return {shard: node for shard, node in led.items() if node is not None}
 
 
-def check_spread(settings: Settings, *, report: Callable[[str], None], timeout_s: float = SPREAD_TIMEOUT_S) -> Check:
+def check_spread(settings: Settings, *, report: Callable[[str], None], timeout_s: float = SPREAD_TIMEOUT_S) -> Finding:
     """Wait until the shards are led by different nodes, as far as there are nodes enough."""
     wanted = min(settings.shards, len(settings.nodes))
     told: list[dict[int, str]] = []
 
-    def spread() -> bool:
+    def is_spread() -> bool:
         led = leaders(settings)
         if len(led) == settings.shards and len(set(led.values())) < wanted and led not in told:
             told.append(led)
             report(f"{_names(led)}: waiting until they are led by different nodes")
         return len(led) == settings.shards and len(set(led.values())) >= wanted
 
-    holds = wait_until(spread, timeout_s, interval_s=POLL_INTERVAL_S)
+    holds = wait_until(is_spread, timeout_s, interval_s=POLL_INTERVAL_S)
     found = _names(leaders(settings))
-    return Check(
-        name="the shards are led by different nodes", holds=holds, found=found if holds else f"{found or 'no leaders'}"
-    )
+    return Finding(question="the shards are led by different nodes", holds=holds, seen=found or "no leaders")
 
 
 def _names(led: Mapping[int, str]) -> str:
@@ -127,15 +115,15 @@ def converged(settings: Settings) -> dict[int, int] | None:
     return indexes
 
 
-def check_converged(settings: Settings, *, timeout_s: float = CONVERGE_TIMEOUT_S) -> Check:
+def check_converged(settings: Settings, *, timeout_s: float = CONVERGE_TIMEOUT_S) -> Finding:
     """Wait until all replicas stand at one index with one digest per shard."""
     holds = wait_until(lambda: converged(settings) is not None, timeout_s, interval_s=POLL_INTERVAL_S)
     standing = [f"shard {r.shard} {r.node} index {r.index} digest {r.digest}" for r in replicas(settings)]
     found = "one index and one digest per shard" if holds else f"not after {timeout_s:.0f} s: {'; '.join(standing)}"
-    return Check(name="the replicas have converged", holds=holds, found=found)
+    return Finding(question="the replicas have converged", holds=holds, seen=found)
 
 
-def check_digests(settings: Settings, shard: int) -> Check:
+def check_digests(settings: Settings, shard: int) -> Finding:
     """Scan a shard in full on every node: all scans and all incremental digests are equal, at one index."""
     name = f"shard {shard}: full scans and digests of all replicas are equal"
     deadline_s = time.monotonic() + CONVERGE_TIMEOUT_S
@@ -143,7 +131,7 @@ def check_digests(settings: Settings, shard: int) -> Check:
         try:
             found = {node.name: _digest(node.address, shard) for node in settings.nodes}
         except httpx.HTTPError as error:
-            return Check(name=name, holds=False, found=f"no answer: {type(error).__name__}: {error}")
+            return Finding(question=name, holds=False, seen=f"no answer: {type(error).__name__}: {error}")
         same_index = len({answer["index"] for answer in found.values()}) == 1
         if same_index or time.monotonic() >= deadline_s:
             break
@@ -154,8 +142,8 @@ def check_digests(settings: Settings, shard: int) -> Check:
     )
     if same_index and len(parts) == 1:
         answer = next(iter(found.values()))
-        return Check(name=name, holds=True, found=f"{answer['digest']} at index {answer['index']}")
-    return Check(name=name, holds=False, found=said)
+        return Finding(question=name, holds=True, seen=f"{answer['digest']} at index {answer['index']}")
+    return Finding(question=name, holds=False, seen=said)
 
 
 def json_digest(part: Json) -> tuple[tuple[int, int], ...]:
@@ -172,50 +160,52 @@ def _digest(address: str, shard: int) -> Json:
 # -- the tree ----------------------------------------------------------------------------------------------------------
 
 
-def check_ingest(summary: IngestSummary) -> Check:
+def check_ingest(summary: IngestSummary) -> Finding:
     """Say whether every file became a key."""
     found = f"{summary.keys:,} keys, {summary.skipped_files:,} skipped, {summary.failed_files:,} failed"
     if summary.failures:
         first = summary.failures[0]
         found += f"; the first: {first.relative_path}: {first.status}: {first.message}"
-    return Check(name="every file of the tree was ingested", holds=summary.complete and summary.keys > 0, found=found)
+    return Finding(
+        question="every file of the tree was ingested", holds=summary.complete and summary.keys > 0, seen=found
+    )
 
 
-def check_contents(settings: Settings, placement: Placement) -> Check:
+def check_contents(settings: Settings, layout: TreeLayout) -> Finding:
     """Read every key back from each of its replicas, and compare the bytes with the SHA-256 that was written."""
     name = "every file reads back from each datanode's replica with its SHA-256"
     with client_of(settings) as client:
-        read = read_back(client, placement)
+        read = read_back(client, layout)
     found = f"{read.keys:,} keys, {read.replicas:,} replicas, {read.bytes:,} bytes read, {read.wrong_replicas:,} wrong"
     for wrong in read.wrong[:NAMED_DIFFERENCES]:
         found += f"; replica {wrong.replica} of {wrong.path}: {wrong.reason}"
     whole = read.wrong_replicas == 0 and read.replicas > 0 and read.fewest_replicas == REPLICAS
-    return Check(name=name, holds=whole, found=found)
+    return Finding(question=name, holds=whole, seen=found)
 
 
 def check_listings(
-    settings: Settings, tree: Path, placement: Placement, leave_out: Collection[str] = ()
-) -> list[Check]:
+    settings: Settings, tree: Path, layout: TreeLayout, leave_out: Collection[str] = ()
+) -> list[Finding]:
     """Compare what each node lists (all pages, linearizable) with the tree as it is now, key by key.
 
     ``leave_out`` are directories of the tree that were not ingested.
     """
-    expected = expected_listing(tree, placement, leave_out)
-    return [_check_listing(node.name, node.address, expected, placement) for node in settings.nodes]
+    expected = expected_listing(tree, layout, leave_out)
+    return [_check_listing(node.name, node.address, expected, layout) for node in settings.nodes]
 
 
-def _check_listing(node: str, address: str, expected: Listing, placement: Placement) -> Check:
+def _check_listing(node: str, address: str, expected: Listing, layout: TreeLayout) -> Finding:
     name = f"{node} lists the tree exactly: names, sizes, modification times, SHA-256"
     reads = Reads([f"http://{address}"], deadline_ms=int(LISTING_TIMEOUT_S * 1000))
     try:
-        found = differences(expected, actual_listing(reads, placement, consistency="linearizable"))
+        found = differences(expected, actual_listing(reads, layout, consistency="linearizable"))
     except StratologError as error:
-        return Check(name=name, holds=False, found=str(error))
+        return Finding(question=name, holds=False, seen=str(error))
     finally:
         reads.close()
     if found:
-        return Check(name=name, holds=False, found=_named(found))
-    return Check(name=name, holds=True, found=f"{len(expected):,} keys")
+        return Finding(question=name, holds=False, seen=_named(found))
+    return Finding(question=name, holds=True, seen=f"{len(expected):,} keys")
 
 
 def _named(found: Sequence[ListingDifference]) -> str:
@@ -235,7 +225,7 @@ def _named(found: Sequence[ListingDifference]) -> str:
 # -- the audit ---------------------------------------------------------------------------------------------------------
 
 
-def await_verdicts(settings: Settings, reader: VerdictReader, *, timeout_s: float) -> tuple[list[Check], Latest]:
+def await_verdicts(settings: Settings, reader: VerdictReader, *, timeout_s: float) -> tuple[list[Finding], Latest]:
     """Wait until the running audit finds every replica ``equal`` where it stands, or one ``diverged``; judge each.
 
     Asked for are its verdicts on the incremental digest and on a full scan, both at the index at which the replicas have
@@ -255,16 +245,18 @@ def await_verdicts(settings: Settings, reader: VerdictReader, *, timeout_s: floa
     return [_check_verdict(latest, shard, node, indexes.get(shard)) for shard, node in pairs], latest
 
 
-def _check_verdict(latest: Latest, shard: int, node: str, index: int | None) -> Check:
+def _check_verdict(latest: Latest, shard: int, node: str, index: int | None) -> Finding:
     name = f"Spark: shard {shard}, {node} equals what the log alone gives"
     if index is None:
-        return Check(name=name, holds=False, found="unknown: the replicas stand at no common index")
+        return Finding(question=name, holds=False, seen="unknown: the replicas stand at no common index")
     if latest.is_equal(shard, node, index):
-        verdict = latest.verdicts[shard, node, SCRUBBED]
+        verdict = latest.verdicts[VerdictSubject(shard, node, SCRUBBED)]
         found = f"equal at barrier {verdict.barrier_offset}, index {index}, incremental and scrubbed"
-        return Check(name=name, holds=True, found=found)
+        return Finding(question=name, holds=True, seen=found)
     parts = [
-        f"{key[2]}: diverged at index {v.index}: {v.reason}" for key, v in latest.diverged.items() if key[0] == shard
+        f"{key.basis}: diverged at index {v.index}: {v.reason}"
+        for key, v in latest.diverged.items()
+        if key.shard == shard
     ]
     for basis in (INCREMENTAL, SCRUBBED):
         verdict_or_none = latest.of(shard, node, basis)
@@ -273,4 +265,4 @@ def _check_verdict(latest: Latest, shard: int, node: str, index: int | None) -> 
             parts.append(f"{basis}: {UNKNOWN} at index {index} (latest: {at})")
         else:
             parts.append(f"{basis}: {verdict_or_none.verdict} {verdict_or_none.reason}".rstrip())
-    return Check(name=name, holds=False, found="; ".join(parts))
+    return Finding(question=name, holds=False, seen="; ".join(parts))

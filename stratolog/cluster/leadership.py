@@ -9,8 +9,9 @@ import httpx
 from stratolog.cluster.reach import check_nodes
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError, UserError
-from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.nodes.answers import node_statuses
+from stratolog.nodes.core import leaders
 
 TRANSFER_TIMEOUT_S = 60.0
 OWNER_WAIT_S = 15.0
@@ -22,22 +23,17 @@ def check_shard(settings: Settings, shard: int) -> None:
         raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
 
 
-def shard_views(settings: Settings, shard: int) -> dict[str, dict[str, Any]]:
+def shard_views(settings: Settings, shard: int) -> dict[str, leaders.View]:
     """Return what each node that answers says of a shard."""
-    views: dict[str, dict[str, Any]] = {}
-    for node in settings.nodes:
-        status: Any = stack.node_status(node.address)
-        for view in (status or {}).get("shards", []):
-            if view["shard"] == shard:
-                views[node.name] = view
-    return views
+    views = {name: leaders.view_of(status, shard) for name, status in node_statuses(settings).items()}
+    return {name: view for name, view in views.items() if view}
 
 
 def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
     check_nodes(settings, {node})
     found = shard_views(settings, shard)
-    if found.get(node, {}).get("role") == "leader":
+    if leaders.is_leader(found.get(node, {})):
         return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}
     owner = _owner(settings, shard)
     target = settings.node(node).address
@@ -62,11 +58,11 @@ def _owner(settings: Settings, shard: int) -> str:
     """Return the shard's owner in the leaders' group; waits while a change of ownership is under way."""
     owners: list[str] = []
 
-    def found() -> bool:
+    def has_one_owner() -> bool:
         owners[:] = [name for name, view in shard_views(settings, shard).items() if view.get("owner")]
         return len(owners) == 1
 
-    if not wait_until(found, OWNER_WAIT_S):
+    if not wait_until(has_one_owner, OWNER_WAIT_S):
         raise Unavailable(
             f"shard {shard} has {'no owner' if not owners else 'owners ' + ', '.join(owners)} at the moment: try again"
         )

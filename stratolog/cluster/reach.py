@@ -17,8 +17,10 @@ from typing import Any
 
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
-from stratolog.local import stack, state
+from stratolog.local import state
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE
+from stratolog.nodes.answers import node_answer, node_statuses
+from stratolog.nodes.core.leaders import is_leader, view_of
 
 PROBE_TIMEOUT_S = 1.0
 BROKER_WAIT_S = 60.0
@@ -84,7 +86,7 @@ def check_log(settings: Settings) -> None:
 
     Whether a broker can be reached from here says nothing: a read is answered over HTTP.
     """
-    if "nodes" not in settings.explicit and _all_stopped(settings, BROKER):
+    if "nodes" not in settings.explicit and _are_all_stopped(settings, BROKER):
         raise Unavailable(f"no broker runs at {settings.bootstrap_servers}{_why(settings, BROKER)}")
 
 
@@ -93,11 +95,11 @@ def check_leaders(settings: Settings) -> None:
 
     Whether a node can be reached from here says nothing: a write goes through the brokers.
     """
-    if "bootstrap_servers" not in settings.explicit and _all_stopped(settings, NODE):
+    if "bootstrap_servers" not in settings.explicit and _are_all_stopped(settings, NODE):
         raise Unavailable(f"no node runs{_why(settings, NODE)}")
 
 
-def _all_stopped(settings: Settings, kind: str) -> bool:
+def _are_all_stopped(settings: Settings, kind: str) -> bool:
     """Say whether the local stack runs in part, without any of its processes of one kind."""
     known = state.read_state(settings.data_dir)
     members = () if known is None or not known.running() else known.of(kind)
@@ -152,12 +154,12 @@ class Seen:
 
 def look(settings: Settings, *, bytes_too: bool) -> Seen:
     """Ask brokers and nodes, and datanodes ``bytes_too``; takes a few seconds at most."""
-    statuses = {node.name: stack.node_status(node.address) for node in settings.nodes}
+    statuses = node_statuses(settings)
     found: dict[str, list[Json]] = {"datanodes": [], "pipelines": []}
     silent: list[str] = []
     if bytes_too:
         for what in found:
-            answers = (stack.node_answer(node.address, f"/v1/{what}?consistency=stale") for node in settings.nodes)
+            answers = (node_answer(node.address, f"/v1/{what}?consistency=stale") for node in settings.nodes)
             found[what] = next((answer[what] for answer in answers if answer is not None), [])
         places = {str(one["address"]): str(one["datanode"]) for one in found["datanodes"] if one["address"]}
         heard = listening(list(places))
@@ -203,17 +205,13 @@ def _amiss(seen: Seen) -> list[str]:
 
 
 def _views(seen: Seen, shard: int) -> list[Json]:
-    return [
-        view
-        for status in seen.statuses.values()
-        for view in (status or {}).get("shards", ())
-        if view["shard"] == shard
-    ]  # fmt: skip
+    views = (view_of(status, shard) for status in seen.statuses.values())
+    return [view for view in views if view]
 
 
 def _amiss_of_shard(shard: int, views: Sequence[Json]) -> list[str]:
     words = []
-    if not any(view.get("role") == "leader" for view in views):
+    if not any(map(is_leader, views)):
         words.append(f"shard {shard} has no leader")
     if any(view.get("prepared") for view in views):
         words.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
@@ -23,8 +24,13 @@ WAIT_S = 5.0
 SILENT_READS = 12
 """So many reads of WAIT_S in a row without a record, below the end of the log, are given up."""
 
-Judged = tuple[Entry, LogRecord | None, Reading | StopProcess]
-"""A record as it lies in the log, decoded (None: it cannot be), and what the rule says of it."""
+
+class JudgedRecord(NamedTuple):
+    """A record as it lies in the log, decoded (None: it cannot be), and what the rule says of it."""
+
+    entry: Entry
+    record: LogRecord | None
+    verdict: Reading | StopProcess
 
 
 def read_entries(settings: Settings, shard: int, start: int = 0, until: int | None = None) -> Iterator[Entry]:
@@ -49,7 +55,7 @@ def read_entries(settings: Settings, shard: int, start: int = 0, until: int | No
         source.close()
 
 
-def read_judged(settings: Settings, shard: int, until: int | None = None) -> Iterator[Judged]:
+def read_judged(settings: Settings, shard: int, until: int | None = None) -> Iterator[JudgedRecord]:
     """Read a shard's log up to and with offset ``until`` (None: its present end); a record that breaks it is the last one.
 
     It is read from its first record in any case, for what is void follows from what came before. Raises Unavailable if the brokers
@@ -61,14 +67,14 @@ def read_judged(settings: Settings, shard: int, until: int | None = None) -> Ite
             record: LogRecord = decode(entry.value)
             reading = judge(position, record)
         except Undecodable as error:
-            yield entry, None, StopProcess(str(error))
+            yield JudgedRecord(entry, None, StopProcess(str(error)))
             return
         except StopProcess as error:
-            yield entry, record, error
+            yield JudgedRecord(entry, record, error)
             return
         if reading.takes_effect:
             position = advance(position, record, entry.offset, entry.value)
-        yield entry, record, reading
+        yield JudgedRecord(entry, record, reading)
 
 
 def topic_id(settings: Settings) -> str:

@@ -15,7 +15,7 @@ from stratolog.errors import UserError
 from stratolog.local.jars import spark_jars
 
 if TYPE_CHECKING:
-    from spark_streaming.batch.oracle import ShardDigest
+    from spark_streaming.batch.core.computed import ShardDigest
 
 Oracle = Callable[..., "ShardDigest"]
 """``oracle(shard, until=None)``: the digest after offset ``until``, or at the log's present end."""
@@ -25,7 +25,7 @@ Oracle = Callable[..., "ShardDigest"]
 def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[Oracle]:
     """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
     from spark_streaming.batch import oracle
-    from spark_streaming.config import AuditConfig
+    from spark_streaming.configuration.audit_config import AuditConfig
     from spark_streaming.records import sources
     from spark_streaming.records.logs import OBJECT_MANAGER
     from spark_streaming.records.session import build_session
@@ -42,7 +42,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
         log = OBJECT_MANAGER
         source = sources.KafkaSource(bootstrap_servers=config.bootstrap_servers, topics={log.topic: log.name})
 
-        def compute(shard: int, until: int | None = None) -> oracle.ShardDigest:
+        def compute(shard: int, until: int | None = None) -> ShardDigest:
             condition = f"shard = {shard}" if until is None else f"shard = {shard} and offset <= {until}"
             records = sources.bounded(session, source).where(condition)
             effective = oracle.effective_records(records).persist()

@@ -15,20 +15,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, INCREMENTAL, SCRUBBED
 from stratolog.errors import Unavailable
-
-EQUAL = "equal"
-DIVERGED = "diverged"
-UNKNOWN = "unknown"
-INCREMENTAL = "incremental"
-SCRUBBED = "scrubbed"
 
 CONTACT_TIMEOUT_S = 10.0
 READ_LIMIT = 500
@@ -107,20 +102,28 @@ class VerdictReader:
         self.close()
 
 
+class VerdictSubject(NamedTuple):
+    """What a verdict is about: a replica of a shard, and the basis on which it is judged."""
+
+    shard: int
+    node: str
+    basis: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Latest:
     """The latest verdict of one log by (shard, node, basis), and the last one ever that was ``diverged``, by the same."""
 
     log: str = OM_LOG
-    verdicts: dict[tuple[int, str, str], Verdict] = field(default_factory=dict)
-    diverged: dict[tuple[int, str, str], Verdict] = field(default_factory=dict)
+    verdicts: dict[VerdictSubject, Verdict] = field(default_factory=dict)
+    diverged: dict[VerdictSubject, Verdict] = field(default_factory=dict)
 
     def take(self, verdicts: Iterable[Verdict]) -> None:
         """Take verdicts in the order in which they came."""
         for verdict in verdicts:
             if verdict.log != self.log:
                 continue
-            key = (verdict.shard, verdict.node, verdict.basis)
+            key = VerdictSubject(verdict.shard, verdict.node, verdict.basis)
             known = self.verdicts.get(key)
             if known is None or verdict.barrier_offset >= known.barrier_offset:
                 self.verdicts.pop(key, None)
@@ -133,11 +136,11 @@ class Latest:
 
     def of(self, shard: int, node: str, basis: str) -> Verdict | None:
         """Return the latest verdict on a replica."""
-        return self.verdicts.get((shard, node, basis))
+        return self.verdicts.get(VerdictSubject(shard, node, basis))
 
     def is_equal(self, shard: int, node: str, index: int) -> bool:
         """Say whether a replica is ``equal`` at ``index``, by its incremental digest and by a full scan."""
         found = [self.of(shard, node, basis) for basis in (INCREMENTAL, SCRUBBED)]
         return all(
             verdict is not None and verdict.verdict == EQUAL and verdict.index == index for verdict in found
-        ) and not any(key[:2] in ((shard, node), (shard, "")) for key in self.diverged)
+        ) and not any(key.shard == shard and key.node in (node, "") for key in self.diverged)

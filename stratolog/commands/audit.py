@@ -20,14 +20,8 @@ from schemas.codecs.block_rows import block_of_key
 from spark_streaming import dashboard
 from stratolog.cluster.reach import check_brokers
 from stratolog.cluster.verdicts import VerdictReader
-from stratolog.commands.common.common import (
-    JsonOption,
-    connected_settings_of,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.extras import check_spark

@@ -18,7 +18,8 @@ from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from schemas.sharding import shard_of
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.request_modes import set_modes
-from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, print_table, progress
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import EXIT_FAILED, UsageError
 

@@ -8,9 +8,11 @@ import httpx
 import typer
 
 from stratolog.cluster.reach import await_broker, broker_addresses
-from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, settings_of
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.names import datanode_names
+from stratolog.commands.common.output import print_json
 from stratolog.commands.common.waiting import interruptible
+from stratolog.configuration.node_configs import datanode_config
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.extras import libraries_of
 
@@ -48,7 +50,7 @@ def run(context: typer.Context, name: Name = None, *, node: OldName = None) -> N
     node = _name(name, node)
     settings = settings_of(context)
     try:
-        config = settings.datanode_config(node)
+        config = datanode_config(settings, node)
     except ValueError as error:
         raise UsageError(str(error)) from error
     with libraries_of("datanode"):

@@ -21,8 +21,9 @@ from schemas.topics import OM_LOG
 from stratolog.cluster.leadership import check_shard
 from stratolog.cluster.reach import check_brokers, check_nodes
 from stratolog.cluster.shard_log import read_judged
-from stratolog.commands.common.common import JsonOption, connected_settings_of, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import node_names
+from stratolog.commands.common.output import print_json, print_table
 from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 

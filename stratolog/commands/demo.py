@@ -20,11 +20,14 @@ from typing import Annotated, Any
 import typer
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
+from spark_streaming.verdicts.core.words import INCREMENTAL, SCRUBBED
 from stratolog.cluster import checks
-from stratolog.cluster.checks import Check, ReplicaStanding
-from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, Latest, VerdictReader
-from stratolog.commands.common.common import JsonOption, console, notes, print_json, print_table, progress, settings_of
+from stratolog.cluster.checks import ReplicaStanding
+from stratolog.cluster.core.findings import Finding
+from stratolog.cluster.verdicts import Latest, VerdictReader
+from stratolog.commands.common.invocation import JsonOption, settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table, progress
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
 from stratolog.commands.ingest import MaxInFlight, print_summary, run_ingest
@@ -56,7 +59,7 @@ class DemoOutcome:
     leaders: dict[int, str]
     replicas: list[ReplicaStanding]
     latest: Latest
-    checks: list[Check]
+    checks: list[Finding]
 
     @property
     def holds(self) -> bool:
@@ -105,13 +108,13 @@ def command(
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     source = Source(path=tree.absolute()) if tree is not None else _python_library()
     ended = f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: {settings.data_dir}"
-    with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, finished):
+    with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, on_finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
             print_json(_as_json(outcome))
         else:
             _print(outcome)
-        finished(outcome.holds)
+        on_finished(outcome.holds)
     if not outcome.holds:
         raise typer.Exit(EXIT_FAILED)
 
@@ -133,7 +136,7 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
         raise UserError(f"a demo's stack still runs in {settings.data_dir}: stop it with {_command(settings, 'down')}")
     succeeded = False
 
-    def finished(holds: bool) -> None:
+    def on_finished(holds: bool) -> None:
         nonlocal succeeded
         succeeded = holds
 
@@ -141,7 +144,7 @@ def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tup
     with progress(quiet) as report:
         effective = stack.up(settings, detached=keep, report=report)
     try:
-        yield effective, finished
+        yield effective, on_finished
     finally:
         if keep:
             _say_how_to_reach(effective)
@@ -166,17 +169,17 @@ class _Demo:
         self.max_in_flight = max_in_flight
         self.verdict_timeout_s = verdict_timeout_s
         self.quiet = quiet
-        self.placement = Placement()
+        self.layout = TreeLayout()
 
     def run(self) -> DemoOutcome:
         """Ingest, compare, and wait for the verdict."""
         settings = self.settings
         with progress(self.quiet) as report:
             spread = checks.check_spread(settings, report=report)
-        self._note(f"{spread.found}; ingesting {self.source.path}")
+        self._note(f"{spread.seen}; ingesting {self.source.path}")
         contents = bool(settings.datanodes)
         summary = run_ingest(
-            settings, self.source.path, placement=self.placement, max_in_flight=self.max_in_flight, quiet=self.quiet,
+            settings, self.source.path, layout=self.layout, max_in_flight=self.max_in_flight, quiet=self.quiet,
             contents=contents, leave_out=self.source.leave_out,
         )  # fmt: skip
         with progress(self.quiet) as report:
@@ -184,10 +187,10 @@ class _Demo:
             report("waiting until the replicas have converged")
             found.append(checks.check_converged(settings))
             report("comparing every replica's listing with the tree")
-            found += checks.check_listings(settings, self.source.path, self.placement, self.source.leave_out)
+            found += checks.check_listings(settings, self.source.path, self.layout, self.source.leave_out)
             if contents:
                 report("reading every file back from each datanode")
-                found.append(checks.check_contents(settings, self.placement))
+                found.append(checks.check_contents(settings, self.layout))
             report("comparing full scans and digests")
             found += [checks.check_digests(settings, shard) for shard in range(settings.shards)]
             report("waiting for Spark's verdict on the last index")
@@ -218,11 +221,11 @@ def _print(outcome: DemoOutcome) -> None:
     ]  # fmt: skip
     columns = ("shard", "node", "role", "index", "digest", "Spark", "full scan")
     print_table("Replicas, and Spark's verdict on each", columns, rows, ("role", "digest", "index"))
-    answers = [(yes_or_no(holds=check.holds), check.name) for check in outcome.checks]
+    answers = [(yes_or_no(holds=check.holds), check.question) for check in outcome.checks]
     print_table("Does it hold?", ("", "what"), answers)
     failed = [check for check in outcome.checks if not check.holds]
     for check in failed:
-        console.print(f"NO: {check.name}: {check.found}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"NO: {check.question}: {check.seen}", markup=False, highlight=False, soft_wrap=True)
     if failed:
         console.print(f"{len(failed)} of {len(outcome.checks)} do not hold", style="bold red")
     else:
@@ -253,7 +256,7 @@ def _as_json(outcome: DemoOutcome) -> dict[str, Any]:
         "leaders": {str(shard): node for shard, node in outcome.leaders.items()},
         "replicas": [asdict(replica) for replica in outcome.replicas],
         "verdicts": verdicts,
-        "checks": [asdict(check) for check in outcome.checks],
+        "checks": [{"name": one.question, "holds": one.holds, "found": one.seen} for one in outcome.checks],
     }
 
 

@@ -17,13 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stratolog.cluster.core.findings import Finding
 from stratolog.cluster.leadership import check_shard
 from stratolog.cluster.reach import check_brokers
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table
 from stratolog.commands.common.tables import yes_or_no
 from stratolog.commands.common.waiting import interruptible
+from stratolog.drills.core.report import COULD_NOT_RUN, PASSED, DrillReport, DrillStep
 from stratolog.drills.kit import registry
-from stratolog.drills.kit.report import COULD_NOT_RUN, PASSED, DrillReport, DrillStep, Finding
 from stratolog.errors import EXIT_FAILED, EXIT_UNAVAILABLE, UsageError
 
 if TYPE_CHECKING:
@@ -272,7 +274,7 @@ def _finish(report: DrillReport, file: Path | None, as_json: bool) -> None:
         _print_report(report)
     if report.verdict == COULD_NOT_RUN:
         raise typer.Exit(EXIT_UNAVAILABLE)
-    if not report.passed:
+    if not report.has_passed:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -14,10 +14,11 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 
 from producers.bulk.ingest import MAX_IN_FLIGHT, IngestSummary, ingest, ingest_contents
 from producers.bulk.ingest import Progress as Step
-from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, OneBucket, Placement, PlacementRule
+from producers.bulk.tree_layout import DEFAULT_VOLUMES, MAX_VOLUMES, LayoutRule, OneBucket, TreeLayout
 from stratolog.cluster.connection import client_of
 from stratolog.commands.common.addresses import Address, bucket_address, shown_size
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, notes, print_json, print_table
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import EXIT_FAILED, UsageError
 
@@ -71,12 +72,12 @@ def command(
     again replaces keys by equal ones. Exit status 1 if a file could not be ingested.
     """
     try:
-        placement = Placement(prefix=prefix, volumes=volumes)
+        layout = TreeLayout(prefix=prefix, volumes=volumes)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    rule = placement if bucket is None else OneBucket(volume=bucket.volume, bucket=bucket.bucket)
+    rule = layout if bucket is None else OneBucket(volume=bucket.volume, bucket=bucket.bucket)
     summary = run_ingest(
-        connected_settings_of(context), directory, placement=rule, max_in_flight=max_in_flight, quiet=as_json,
+        connected_settings_of(context), directory, layout=rule, max_in_flight=max_in_flight, quiet=as_json,
         contents=contents,
     )  # fmt: skip
     if as_json:
@@ -88,7 +89,7 @@ def command(
 
 
 def run_ingest(
-    settings: Settings, directory: Path, *, placement: PlacementRule, max_in_flight: int, quiet: bool,
+    settings: Settings, directory: Path, *, layout: LayoutRule, max_in_flight: int, quiet: bool,
     contents: bool = False, leave_out: Collection[str] = (),
 ) -> IngestSummary:  # fmt: skip
     """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
@@ -103,19 +104,17 @@ def run_ingest(
     with (
         waiting(settings, "ingest", lambda: _so_far(last), quiet=quiet, bytes_too=contents, moving=requests),
         client_of(settings, in_flight=max_in_flight) as client,
-        _progress(quiet) as told,
+        _progress(quiet) as on_progress,
     ):
 
         def both(step: Step) -> None:
             last[:] = [step]
-            if told is not None:
-                told(step)
+            if on_progress is not None:
+                on_progress(step)
 
         if contents:
-            return ingest_contents(client, directory, placement=placement, progress=both, leave_out=leave_out)
-        return ingest(
-            client, directory, placement=placement, progress=both, max_in_flight=max_in_flight, leave_out=leave_out
-        )
+            return ingest_contents(client, directory, layout=layout, progress=both, leave_out=leave_out)
+        return ingest(client, directory, layout=layout, progress=both, max_in_flight=max_in_flight, leave_out=leave_out)
 
 
 def _so_far(last: list[Step]) -> str:
@@ -133,8 +132,8 @@ def _progress(quiet: bool) -> Iterator[Callable[[Step], None] | None]:
     if not notes.is_terminal:
         yield _Lines()
         return
-    with bar_on(notes) as told:
-        yield told
+    with bar_on(notes) as on_progress:
+        yield on_progress
 
 
 @contextmanager
@@ -147,10 +146,10 @@ def bar_on(console: Console) -> Iterator[Callable[[Step], None]]:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("ingest", total=None, done="looking at the tree")
 
-        def told(step: Step) -> None:
+        def on_progress(step: Step) -> None:
             bar.update(task, total=step.files_total, completed=step.files, done=_done(step, console.width))
 
-        yield told
+        yield on_progress
 
 
 class _Lines:

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import typer
 
-from stratolog.commands.common.common import JsonOption, console, print_json, progress, settings_of
+from stratolog.commands.common.invocation import JsonOption, settings_of
+from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.errors import Unavailable
 from stratolog.local.jars import kafka_jars, spark_jars

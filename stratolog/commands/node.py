@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from stratolog.cluster.reach import await_broker, broker_addresses
-from stratolog.commands.common.common import settings_of
+from stratolog.commands.common.invocation import settings_of
 from stratolog.commands.common.names import node_names
 from stratolog.commands.common.waiting import interruptible
+from stratolog.configuration.node_configs import node_config
 from stratolog.errors import UsageError
 from stratolog.extras import libraries_of
 
@@ -31,7 +32,7 @@ def run(
     """Run one node in this process until SIGTERM."""
     settings = settings_of(context)
     try:
-        config = settings.node_config(name)
+        config = node_config(settings, name)
     except ValueError as error:
         raise UsageError(str(error)) from error
     with libraries_of("om"):

@@ -7,16 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.commands.common.common import (
-    JsonOption,
-    connected_settings_of,
-    console,
-    print_fleet,
-    print_json,
-    print_table,
-    progress,
-    settings_of,
-)
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
+from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
 from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.configuration.settings_values import MAX_DATANODES, DatanodeAddress
@@ -25,6 +17,7 @@ from stratolog.extras import check_extras
 from stratolog.local import stack, state
 from stratolog.local.contents import has_stack
 from stratolog.local.ports import WANTED
+from stratolog.nodes.answers import node_answer, node_status
 
 SHARD_COLUMNS = {
     "shard": "shard", "role": "role", "leader": "leader", "term": "term",
@@ -140,7 +133,7 @@ def _show(settings: Settings, as_json: bool) -> bool:
 def _gather(settings: Settings) -> dict[str, Any]:
     """Return what runs as plain values; raises Unavailable if nothing does."""
     known = state.read_state(settings.data_dir) or state.StackState()
-    nodes = {node.name: stack.node_status(node.address) for node in settings.nodes}
+    nodes = {node.name: node_status(node.address) for node in settings.nodes}
     fleet = _fleet(settings) if settings.datanodes else {}
     if not known.members and not any(nodes.values()):
         raise Unavailable(
@@ -176,7 +169,7 @@ def _fleet(settings: Settings) -> dict[str, Any]:
     """Return what the first node that answers says of datanodes and pipelines; empty lists if none does."""
     found: dict[str, Any] = {}
     for what in ("datanodes", "pipelines"):
-        answers = (stack.node_answer(node.address, f"/v1/{what}?consistency=stale") for node in settings.nodes)
+        answers = (node_answer(node.address, f"/v1/{what}?consistency=stale") for node in settings.nodes)
         found[what] = next((answer[what] for answer in answers if answer is not None), [])
     return found
 

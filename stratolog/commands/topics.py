@@ -5,7 +5,8 @@ from __future__ import annotations
 import typer
 
 from stratolog.cluster.reach import check_brokers
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import UsageError
 from stratolog.local.stack import topic_plan

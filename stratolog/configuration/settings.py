@@ -1,20 +1,17 @@
-"""All settings, as one frozen object: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
+"""All settings, as one frozen object; ``stratolog.configuration.loading`` makes it of a file and the environment.
 
-The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
-(``stratolog.configuration.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's variable is its name in capitals: ``bootstrap_servers`` is
-``STRATOLOG_BOOTSTRAP_SERVERS``. An unknown name is an error, in the file as in the environment, and so is a value of
-the wrong type or out of range: the message names the setting, the value and where it was found.
+An unknown name is an error, in the file as in the environment, and so is a value of the wrong type or out of range: the message names
+the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment all are
-separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``. ``stratolog.configuration.settings_values`` reads single values.
+In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment all
+are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``. ``stratolog.configuration.settings_values`` reads
+single values, ``stratolog.configuration.node_configs`` makes of them what nodes are started with.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -23,24 +20,16 @@ from typing import TYPE_CHECKING, Any
 from schemas.sharding import MAX_SHARDS
 from stratolog.configuration import settings_values as values
 from stratolog.configuration.places import (
-    DEFAULT_FILE,
-    expanded,
-    is_homeless,
-    project_directory,
-    stack_directory,
     user_name,
-    working_directory,
 )
 from stratolog.configuration.settings_values import DEFAULT_RACK, DatanodeAddress, NodeAddress
 from stratolog.errors import UsageError
 
 if TYPE_CHECKING:
-    from datanode_processors.config import DatanodeConfig
-    from om_processors.config import NodeConfig
     from schemas.privilege import ClusterSecret
 
+
 PREFIX = "STRATOLOG_"
-CONFIG_VARIABLE = "STRATOLOG_CONFIG"
 DEFAULT_NODES = tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=9870 + n) for n in (1, 2, 3))
 TABLES = ("nodes", "datanodes", "racks")
 """Settings that are tables in the file."""
@@ -174,39 +163,6 @@ class Settings:
         """Return where the node ``name`` keeps its databases; raises UsageError for an unknown name."""
         return self.data_dir / "nodes" / self.node(name).name
 
-    def node_config(self, name: str) -> NodeConfig:
-        """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
-        from om_processors.config import NodeConfig
-
-        own = self.node(name)
-        return NodeConfig(
-            node=own.name,
-            cluster=self.cluster,
-            address_host=own.host,
-            address_port=own.port,
-            bootstrap_servers=self.bootstrap_servers,
-            shards=self.shards,
-            replicas=tuple(node.name for node in self.nodes),
-            data_dir=self.node_folder(own.name),
-            pipelines=self.pipelines,
-            datanodes=tuple(node.name for node in self.datanodes),
-            datanode_timeout_ms=self.datanode_timeout_ms,
-            open_key_expire_threshold_ms=self.open_key_expire_threshold_ms,
-            block_bytes=self.block_bytes,
-            container_bytes=self.container_bytes,
-            session_timeout_ms=self.session_timeout_ms,
-            max_queued_requests=self.max_queued_requests,
-            watchdog_ms=self.watchdog_ms,
-            barrier_interval_ms=self.barrier_interval_ms,
-            scrub_interval_ms=self.scrub_interval_ms,
-            late_flush_interval_ms=self.late_flush_interval_ms,
-            secret=self.secret(),
-            http_hosts=self.own_hosts(),
-            log_level=self.log_level,
-            log_format=self.log_format,
-            write_audit=self.write_audit,
-        )
-
     def datanode(self, name: str) -> DatanodeAddress:
         """Return a datanode's addresses; raises UsageError for a name that is not in ``datanodes``."""
         for node in self.datanodes:
@@ -215,31 +171,6 @@ class Settings:
         known = ", ".join(node.name for node in self.datanodes) or "none"
         raise UsageError(f"no datanode {name!r} in the setting 'datanodes'; there is: {known}")
 
-    def datanode_config(self, name: str) -> DatanodeConfig:
-        """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
-        from datanode_processors.config import DatanodeConfig
-
-        own = self.datanode(name)
-        return DatanodeConfig(
-            node=own.name,
-            cluster=self.cluster,
-            host=own.host,
-            port=own.port,
-            http_port=own.http_port,
-            bootstrap_servers=self.bootstrap_servers,
-            data_dir=self.data_dir / "datanodes" / own.name,
-            rack=self.rack_of(own.name),
-            fsync=self.datanode_fsync,
-            reserve_bytes=self.datanode_reserve_bytes,
-            barrier_interval_ms=self.barrier_interval_ms,
-            scrub_interval_ms=self.scrub_interval_ms,
-            container_bytes=self.container_bytes,
-            secret=self.secret(),
-            http_hosts=self.own_hosts(),
-            log_level=self.log_level,
-            log_format=self.log_format,
-        )
-
     def rack_of(self, datanode: str) -> str:
         """Return the rack that a datanode stands in."""
         return dict(self.racks).get(datanode, DEFAULT_RACK)
@@ -247,11 +178,11 @@ class Settings:
     def with_values(self, **changes: Any) -> Settings:
         """Return these settings with some replaced, as a command line option does; None leaves one as it is."""
         given = {name: value for name, value in changes.items() if value is not None}
-        checked = {name: _read(name, value, "the command line") for name, value in given.items()}
+        checked = {name: read_setting(name, value, "the command line") for name, value in given.items()}
         return replace(self, **checked, explicit=self.explicit | set(given))
 
     def to_toml(self) -> str:
-        """Return all settings as a file that :func:`load_settings` reads back."""
+        """Return all settings as a file that :func:`loading.load_settings` reads back."""
         # What is not set is left out: older software, to which one may go back, refuses names that it does not know.
         found = {name: getattr(self, name) for name in NAMES if name not in TABLES}
         plain = {name: value for name, value in found.items() if value not in (None, ())}
@@ -267,79 +198,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {f.name: f.metadata["read"] for f
 NAMES = tuple(_READERS)
 
 
-def load_settings(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings from ``path`` (or where the module's docstring says) and the environment.
-
-    Raises UsageError naming what is wrong and where.
-    """
-    variables = os.environ if environment is None else environment
-    here = working_directory()
-    named = path or (Path(variables[CONFIG_VARIABLE]) if variables.get(CONFIG_VARIABLE) else None)
-    root = here if named else project_directory(here)
-    in_file = _from_file(expanded(named) if named else _default_file(root))
-    in_environment = _from_environment(variables)
-    given = in_file | in_environment
-    settings = replace(Settings(), **given, explicit=frozenset(given))
-    if "data_dir" in in_environment:
-        root = here
-    elif "data_dir" not in in_file and named:
-        root = stack_directory(here)
-    # Absolute from here on: a process that is started later may have another working directory.
-    return replace(
-        settings,
-        data_dir=_absolute("data_dir", root, settings.data_dir),
-        cache_dir=_cache_dir(here, settings.cache_dir),
-        cluster_secret_file=None
-        if (file := settings.cluster_secret_file) is None
-        else _absolute("cluster_secret_file", root, file),
-    )
-
-
-def _absolute(name: str, root: Path, path: Path) -> Path:
-    found = expanded(path)
-    if is_homeless(found):
-        raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
-    return root / found
-
-
-def _cache_dir(root: Path, path: Path) -> Path:
-    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
-    found = expanded(path)
-    return found if is_homeless(found) else root / found
-
-
-def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without ``STRATOLOG_*``, for a process that takes its settings from a file alone."""
-    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
-
-
-def _default_file(root: Path) -> Path | None:
-    """Return the project's settings file, None if it has none."""
-    return root / DEFAULT_FILE if os.path.isfile(root / DEFAULT_FILE) else None
-
-
-def _from_file(path: Path | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        content = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise UsageError(f"settings file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"settings file {path} is not TOML: {error}") from error
-    return {name: _read(name, value, str(path)) for name, value in content.items()}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    given = {}
-    for variable, value in environment.items():
-        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
-            given[variable.removeprefix(PREFIX).lower()] = _read(variable, value, "the environment")
-    return given
-
-
-def _read(given_name: str, value: Any, source: str) -> Any:
-    """Read one value; ``given_name`` is the setting as it was written, capitals and prefix included."""
+def read_setting(given_name: str, value: Any, source: str) -> Any:
+    """Read one value, or raise UsageError; ``given_name`` is the setting as it was written, capitals and prefix included."""
     in_environment = given_name.startswith(PREFIX)
     name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
     if name not in _READERS:

@@ -23,15 +23,18 @@ from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Batch, Delete, Merge, Put, RequestBatch
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL
 from stratolog.cluster.leadership import move
-from stratolog.cluster.verdicts import DIVERGED, EQUAL, VerdictReader
+from stratolog.cluster.verdicts import VerdictReader
+from stratolog.drills.core import damage_findings, digest_findings
+from stratolog.drills.core.log_digest import Sums, differing
+from stratolog.drills.core.log_survey import Digest
+from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kill_follower import follower_of, offset_in
-from stratolog.drills.kit import judgement
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, removed, volume_name
-from stratolog.drills.kit.logview import Digest, Sums, differing, records_of, survey
+from stratolog.drills.kit.log_reading import records_of, survey
 from stratolog.drills.kit.rebuild import scratch
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import SCRUBBED, ReportTap, sums_of
 
@@ -79,17 +82,17 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         with _damaged(session, cluster, shard, damaged, folder, row) as verified:
             found = _scrub(session, cluster, shard, healthy[0], reports)
             slots = differing(found.scans[damaged], found.log.sums)
-            session.find(judgement.scrub_names(damaged, found.scans, found.log, slots))
+            session.find(damage_findings.scrub_names(damaged, found.scans, found.log, slots))
             _ask_the_audit(session, cluster, shard, damaged, slots, found.log)
             if len(slots) != 1:
                 raise StepFailed(f"the scan of {damaged} differs in {len(slots)} buckets: nothing to repair")
             keys = _narrow(
                 session, cluster, shard, damaged, healthy[0], found.log.families[slots[0] // BUCKETS], slots[0]
             )
-            session.find(judgement.narrowed(row.key, keys))
+            session.find(damage_findings.narrowed(row.key, keys))
             _repair(session, cluster, shard, damaged, leader, [Row(cf=row.cf, key=key) for key in keys])
             after = _scrub(session, cluster, shard, leader, reports)
-            session.find(judgement.digests_equal(cluster.names, after.scans, after.log, basis=SCRUBBED))
+            session.find(digest_findings.digests_equal(cluster.names, after.scans, after.log, basis=SCRUBBED))
             _ask_the_audit_again(session, cluster, shard, damaged, after.log)
             verified.append(not differing(after.scans[damaged], after.log.sums))
         with session.step("delete the drill's volume"):
@@ -188,9 +191,9 @@ def _ask_the_audit(
         return
     with session.step("wait for the Spark audit's verdict on that scan"):
         seen = _verdict(cluster, shard, damaged, log)
-    places = [(difference.cf, difference.bucket) for difference in seen.differences]
-    expected = [(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
-    session.find(judgement.audit_names(damaged, places, expected))
+    places = [damage_findings.DigestBucket(difference.cf, difference.bucket) for difference in seen.differences]
+    expected = [damage_findings.DigestBucket(log.families[slot // BUCKETS], slot % BUCKETS) for slot in slots]
+    session.find(damage_findings.audit_names(damaged, places, expected))
 
 
 def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaired: str, log: Digest) -> None:
@@ -198,7 +201,7 @@ def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaire
     if cluster.has_audit():
         with session.step("wait for the Spark audit's verdict on the repaired replica"):
             seen = _verdict(cluster, shard, repaired, log)
-        session.find(judgement.audit_agrees(repaired, seen.verdict, log.index))
+        session.find(damage_findings.audit_agrees(repaired, seen.verdict, log.index))
 
 
 def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:

@@ -10,11 +10,11 @@ from om_processors.execution.service import OM_FAMILIES
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.shell.rocks import RocksStore
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import digest_findings
+from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import own_load
-from stratolog.drills.kit.report import CouldNotRun
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 
@@ -45,7 +45,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         judge_load(session, cluster, shard, load, reports, before)
         view = cluster.view(victim, shard)
         read = int(view["records_applied"]) + int(view["records_void"])
-        session.find(judgement.resumed(stored, int(view["read_offset"]), read))
+        session.find(digest_findings.resumed(stored, int(view["read_offset"]), read))
         session.figures["records_read_after_restart"] = read
 
 

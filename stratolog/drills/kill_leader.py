@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import write_findings
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import own_load
@@ -37,7 +37,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             cluster.wait_caught_up(victim, shard)
             load.wait_more(WRITES)
         seen = judge_load(session, cluster, shard, load, reports, int(before["applied_offset"]))
-        pause_s = judgement.failover_s(load.journal, killed_s, seen.claims, int(before["term"]))
-        session.find(judgement.failed_over(victim, successor, pause_s))
+        pause_s = write_findings.failover_s(load.journal, killed_s, seen.claims, int(before["term"]))
+        session.find(write_findings.failed_over(victim, successor, pause_s))
         if pause_s is not None:
             session.figures["kill_to_first_acknowledged_write_s"] = pause_s

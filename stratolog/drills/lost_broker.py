@@ -8,11 +8,11 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from schemas.topics import OM_LOG
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import write_findings
+from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import own_load
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import ReportTap
 from stratolog.local.processes import wait_until
@@ -47,11 +47,11 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             start_again = cluster.kill_broker(session, number)
         with session.step("go on writing with two brokers") as found:
             load.wait_more(WRITES)
-            pause_s = judgement.pause_after(load.journal, killed_s)
+            pause_s = write_findings.pause_after(load.journal, killed_s)
             session.figures["longest_pause_s"] = pause_s
             found(f"longest pause {pause_s:.2f} s")
             during = _in_sync(admin)
-        session.find(judgement.written_without(number, WRITES, during.get(shard, 0)))
+        session.find(write_findings.written_without(number, WRITES, during.get(shard, 0)))
         with session.step(
             f"start broker-{number} again, wait until every partition of {OM_LOG} has three replicas in sync"
         ) as found:
@@ -59,7 +59,7 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             back_s = time.monotonic()
             _await_in_sync(admin, NEEDED_BROKERS)
             session.figures["back_in_sync_s"] = time.monotonic() - back_s
-            session.find(judgement.in_sync(_in_sync(admin), NEEDED_BROKERS))
+            session.find(write_findings.in_sync(_in_sync(admin), NEEDED_BROKERS))
         with session.step("write on with three brokers"):
             load.wait_more(WRITES)
             cluster.wait_led()
@@ -76,11 +76,11 @@ def _in_sync(admin: AdminClient) -> dict[int, int]:
 
 
 def _await_in_sync(admin: AdminClient, number: int) -> None:
-    def all_in_sync() -> bool:
+    def are_all_in_sync() -> bool:
         found = _in_sync(admin)
         return bool(found) and min(found.values()) >= number
 
-    if not wait_until(all_in_sync, IN_SYNC_TIMEOUT_S):
+    if not wait_until(are_all_in_sync, IN_SYNC_TIMEOUT_S):
         raise StepFailed(f"not every partition of {OM_LOG} has {number} replicas in sync: {_in_sync(admin)}")
 
 

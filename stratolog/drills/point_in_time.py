@@ -17,11 +17,13 @@ from pathlib import Path
 from schemas.records.log import Batch, RequestBatch
 from stratolog.configuration import state_directory
 from stratolog.configuration.state_directory import ShardPosition
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import digest_findings
+from stratolog.drills.core.log_digest import total
+from stratolog.drills.core.log_survey import Digest, LogEntry
+from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.logview import Digest, LogEntry, survey, total
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.rebuild import FOLDER, bases_for, checkpoints_of, copy_base, rebuild
-from stratolog.drills.kit.report import CouldNotRun
 from stratolog.drills.kit.session import Session
 
 
@@ -76,9 +78,9 @@ def run(session: Session, cluster: Cluster, shards: Sequence[int], moment: Momen
             found(f"{began}, {rebuilt.applied} records took effect")
         if goal.known:
             digests = {"running": rebuilt.incremental, "scanned": rebuilt.scrubbed}
-            session.find(judgement.rebuilt_equal(digests, goal))
+            session.find(digest_findings.rebuilt_equal(digests, goal))
         else:
-            session.find(judgement.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
+            session.find(digest_findings.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
     state_directory.write_manifest(
         folder, cluster=settings.cluster, shards=settings.shards, as_of=str(moment),
         positions={

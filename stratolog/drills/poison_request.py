@@ -32,12 +32,13 @@ from schemas.records.messages import (
     SetDatanodeState,
 )
 from schemas.topics import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES, OM_REQUESTS
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import digest_findings, request_findings
+from stratolog.drills.core.log_digest import Sums, differing, unsigned
+from stratolog.drills.core.report import CouldNotRun, StepFailed
+from stratolog.drills.core.request_findings import Answered, Rejection, Standing
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.judgement import Answered, Rejection, Standing
 from stratolog.drills.kit.load import client_of, volume_name
-from stratolog.drills.kit.logview import Sums, differing, survey, unsigned
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import AnswerTap, RejectedTap, now_ms
 from stratolog.local.processes import wait_until
@@ -106,8 +107,13 @@ def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
             if others:
                 found(f"the nodes themselves changed rows meanwhile ({', '.join(sorted(others))}): once more")
                 return False
-    session.find(*(judgement.poison_refused(poison.name, poison.code, seen.get(poison.name)) for poison in poisons))
-    session.find(judgement.data_unchanged(digests, after), judgement.nothing_stopped(before, _standing(cluster, shard)))
+    session.find(
+        *(request_findings.poison_refused(poison.name, poison.code, seen.get(poison.name)) for poison in poisons)
+    )
+    session.find(
+        digest_findings.data_unchanged(digests, after),
+        request_findings.nothing_stopped(before, _standing(cluster, shard)),
+    )
     return True
 
 
@@ -158,11 +164,11 @@ def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
     offsets: dict[str, int] = {}
 
     def produce(poison: Poison) -> None:
-        def delivered(error: object, message: Message) -> None:
+        def on_delivered(error: object, message: Message) -> None:
             if error is None:
                 offsets[poison.name] = message.offset() or 0
 
-        producer.produce(OM_REQUESTS, poison.value, partition=shard, on_delivery=delivered)
+        producer.produce(OM_REQUESTS, poison.value, partition=shard, on_delivery=on_delivered)
 
     try:
         for poison in poisons:
@@ -181,7 +187,7 @@ def _outcomes(
     """Wait until each record was rejected or answered; return what became of each, those apart of which nothing did."""
     found: dict[str, Rejection | Answered] = {}
 
-    def complete() -> bool:
+    def is_complete() -> bool:
         rejections = rejected.rejected()
         for poison in poisons:
             rejection = rejections.get((shard, offsets[poison.name]))
@@ -191,7 +197,7 @@ def _outcomes(
                 found[poison.name] = Answered(code=response.status, message=response.message)
         return len(found) == len(poisons)
 
-    wait_until(complete, TIMEOUT_S)
+    wait_until(is_complete, TIMEOUT_S)
     return found
 
 
@@ -227,7 +233,7 @@ def _write_something(session: Session, cluster: Cluster, shard: int) -> None:
             client.create_volume(volume)
             client.delete_volume(volume)
         except StratologError as error:
-            session.find(judgement.still_writes(str(error)))
+            session.find(request_findings.still_writes(str(error)))
         else:
             session.restored.append(f"{volume} is deleted")
-            session.find(judgement.still_writes(None))
+            session.find(request_findings.still_writes(None))

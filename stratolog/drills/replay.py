@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stratolog.cluster.spark_oracle import open_oracle
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import digest_findings
+from stratolog.drills.core.log_digest import Sums, unsigned
+from stratolog.drills.core.log_survey import Digest, Survey
+from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.logview import Digest, Sums, Survey, survey, unsigned
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.rebuild import (
     Rebuilt,
     TakenCheckpoint,
@@ -26,7 +29,6 @@ from stratolog.drills.kit.rebuild import (
     rebuild,
     scratch,
 )
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap
 
@@ -99,16 +101,16 @@ def _judge(
     """Compare with the log, and with the live replicas as far as their digest at that index is to be had."""
     if goal.known:
         digests = {"running": rebuilt.incremental, "scanned": rebuilt.scrubbed}
-        session.find(judgement.rebuilt_equal(digests, goal))
+        session.find(digest_findings.rebuilt_equal(digests, goal))
     else:
-        session.find(judgement.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
-    session.find(judgement.no_evidence(rebuilt.evidence), judgement.rules_agree(seen.rules_differ))
+        session.find(digest_findings.scan_equal(rebuilt.incremental, rebuilt.scrubbed))
+    session.find(digest_findings.no_evidence(rebuilt.evidence), digest_findings.rules_agree(seen.rules_differ))
     with session.step(f"look for the live replicas' digests at index {goal.index}") as found:
         live = live_digests(cluster, shard, goal)
         silent = [name for name in cluster.names if name not in live]
         found(", ".join(sorted(live)) or "none has reported there, and none stands there: not compared")
     if live or everybody:
-        session.find(judgement.live_equal(live, rebuilt.scrubbed, goal.families, silent))
+        session.find(digest_findings.live_equal(live, rebuilt.scrubbed, goal.families, silent))
 
 
 def live_digests(cluster: Cluster, shard: int, goal: Digest) -> dict[str, Sums]:
@@ -132,4 +134,4 @@ def _ask_the_oracle(session: Session, cluster: Cluster, shard: int, goal: Digest
         with open_oracle(cluster.settings, lambda _: None) as oracle:
             computed = oracle(shard, goal.offset)
         found(f"{computed.rows} rows")
-    session.find(judgement.oracle_equal(computed.digest, computed.index, goal))
+    session.find(digest_findings.oracle_equal(computed.digest, computed.index, goal))

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from om_processors.execution.service import OM_FAMILIES
 from schemas import result_codes as codes
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import version_findings
+from stratolog.drills.core.log_digest import differing, slot_of
+from stratolog.drills.core.version_findings import DifferingRow, Mixed
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.judgement import Mixed
-from stratolog.drills.kit.logview import differing, slot_of
 from stratolog.drills.kit.rebuild import scratch
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.two_versions import NEXT, THIS, MixedShard, mixed_shard, some_requests
@@ -53,7 +53,9 @@ def run(session: Session, cluster: Cluster) -> None:
                     found(f"{seen.requests} requests, {seen.refused} refused by the leader")
                 where = f"{direction.name} ({ODD} has {direction.versions[ODD]})"
                 session.find(
-                    judgement.late_diverges(where, ODD, seen) if late else judgement.leader_side_holds(where, seen)
+                    version_findings.late_diverges(where, ODD, seen)
+                    if late
+                    else version_findings.leader_side_holds(where, seen)
                 )
                 if late:
                     session.figures[f"rows_diverged_{direction.name.replace(' ', '_')}"] = len(seen.rows)
@@ -79,11 +81,11 @@ def mixed(folder: Path, direction: Direction, *, late: bool) -> Mixed:
         )  # fmt: skip
 
 
-def _differing_rows(shard: MixedShard, name: str) -> list[tuple[str, int, str]]:
-    """Return (column family, slot, key in words) of the rows in which a node differs from the leader."""
+def _differing_rows(shard: MixedShard, name: str) -> list[DifferingRow]:
+    """Return the rows in which a node differs from the leader."""
     mine, theirs = shard.rows(name), shard.rows(shard.leader_name)
     keys = sorted(row for row in mine.keys() | theirs.keys() if mine.get(row) != theirs.get(row))
-    return [(cf, slot_of(OM_FAMILIES.names, cf, key), _words(key)) for cf, key in keys]
+    return [DifferingRow(cf, slot_of(OM_FAMILIES.names, cf, key), _words(key)) for cf, key in keys]
 
 
 def _words(key: bytes) -> str:

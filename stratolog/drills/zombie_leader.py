@@ -14,13 +14,14 @@ import httpx
 
 from producers.errors import StratologError
 from schemas.records.messages import Response, SetBucketProperty
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import leader_findings
+from stratolog.drills.core.leader_findings import Read
+from stratolog.drills.core.log_survey import VoidRecord
+from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.aftermath import judge_load
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.judgement import Read
 from stratolog.drills.kit.load import BUCKET, DEADLINE_MS, Load, own_load
-from stratolog.drills.kit.logview import VoidRecord, survey
-from stratolog.drills.kit.report import CouldNotRun
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import AnswerTap, ReportTap
 
@@ -59,15 +60,15 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
             if frozen.appended:
                 break
         seen = judge_load(session, cluster, shard, load, reports, since)
-        session.find(judgement.answers_right(answers.answers(), seen.calls, seen.late_calls))
+        session.find(leader_findings.answers_right(answers.answers(), seen.calls, seen.late_calls))
         session.figures["times_frozen"] = attempt
         if not frozen.appended:
             raise CouldNotRun(
                 f"frozen {ATTEMPTS} times, the leader appended nothing after it woke, so there was nothing to void: try again"
             )
         session.find(
-            judgement.stale_is_void(seen.void, stale_term=frozen.term, claimed_offset=frozen.claimed_offset),
-            judgement.stepped_down(frozen.name, frozen.successor),
+            leader_findings.stale_is_void(seen.void, stale_term=frozen.term, claimed_offset=frozen.claimed_offset),
+            leader_findings.stepped_down(frozen.name, frozen.successor),
         )
         session.figures["void_records"] = len(frozen.appended)
 
@@ -97,7 +98,7 @@ def _freeze_and_wake(session: Session, cluster: Cluster, shard: int, load: Load,
         cluster.wait_led()
         cluster.wait_caught_up(name, shard)
         failed = _failed(burst)
-    session.find(judgement.reads_right(reads, size), judgement.burst_answered(BURST, failed))
+    session.find(leader_findings.reads_right(reads, size), leader_findings.burst_answered(BURST, failed))
     with session.step("read from the log what it appended after it woke") as found:
         term, offset = int(before["term"]), int(before["applied_offset"])
         seen = survey(cluster.settings, shard, since=offset)

@@ -122,10 +122,10 @@ class KafkaCluster:
             {"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": RECONNECT_MS, "log_level": 0}
         )
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return self._serves(admin) or not all(process.is_running() for process in processes)
 
-        done = wait_until(settled, timeout_s)
+        done = wait_until(is_settled, timeout_s)
         for number, process in enumerate(processes, start=1):
             if not process.is_running():
                 raise Unavailable(f"Kafka broker {number} ended at its start:\n{log_tail(self.log_file(number))}")

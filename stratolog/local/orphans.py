@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stratolog.configuration.settings import CONFIG_VARIABLE
+from stratolog.configuration.loading import CONFIG_VARIABLE
 from stratolog.errors import UserError
 from stratolog.local.processes import Process
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState

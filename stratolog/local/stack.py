@@ -16,30 +16,35 @@ fails, what it started is stopped again.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from stratolog.configuration.cluster_secret import make_secret
-from stratolog.configuration.settings import CONFIG_VARIABLE, Settings, load_settings, without_variables
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
-from stratolog.errors import Unavailable, UsageError
+from stratolog.errors import Unavailable
 from stratolog.local import state as states
 from stratolog.local.contents import remove_contents, remove_if_empty, unreadable_file
-from stratolog.local.jars import kafka_jars, spark_jars
+from stratolog.local.effective_settings import effective_settings
+from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener, check_java
 from stratolog.local.orphans import find_orphans
-from stratolog.local.ports import WANTED, Moved, free_datanodes, with_free_ports
+from stratolog.local.ports import WANTED, Moved
 from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
+from stratolog.local.spawning import (
+    SOURCES,
+    audit_command,
+    audit_folder,
+    audit_health,
+    node_environment,
+    spawn_datanode,
+    spawn_node,
+)
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
+from stratolog.nodes.readiness import has_usable_pipeline, is_led
 
 Report = Callable[[str], None]
 """Told in words what is going on."""
@@ -49,10 +54,6 @@ AUDIT_TIMEOUT_S = 180.0
 DATANODES_TIMEOUT_S = 120.0
 STOP_NODES_TIMEOUT_S = 40.0
 STOP_BROKERS_TIMEOUT_S = 30.0
-HTTP_TIMEOUT_S = 2.0
-
-FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
-"""Settings that are built into the data: a stack's data directory refuses others."""
 
 
 def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: None) -> Settings:
@@ -65,7 +66,7 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
     with states.locked(settings.data_dir), states.writing(settings.data_dir):
         before = states.read_state(settings.data_dir) or StackState()
         try:
-            effective, moved = _effective_settings(settings, before)
+            effective, moved = effective_settings(settings, before)
         except BaseException:
             remove_if_empty(settings.data_dir)
             raise
@@ -118,61 +119,6 @@ def _stop(members: tuple[StackMember, ...]) -> None:
     stop_all(clients, STOP_NODES_TIMEOUT_S)
     stop_all(datanodes, STOP_NODES_TIMEOUT_S)
     stop_all([member.process for member in members if member.kind == BROKER], STOP_BROKERS_TIMEOUT_S)
-
-
-def _effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
-    """Return the settings with the addresses that the stack has or gets, and which of these are not as they should be."""
-    path = settings.data_dir / SETTINGS_FILE
-    if not path.exists():
-        return with_free_ports(settings)
-    stored = load_settings(path, environment={})
-    for name in FIXED:
-        if getattr(settings, name) != getattr(stored, name):
-            if name in settings.explicit:
-                raise UsageError(
-                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
-                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
-                    "('stratolog down --remove-data')"
-                )
-            settings = replace(settings, **{name: getattr(stored, name)})
-    names = ", ".join(node.name for node in stored.nodes)
-    if "nodes" in settings.explicit and [node.name for node in settings.nodes] != [node.name for node in stored.nodes]:
-        raise UsageError(
-            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' change "
-            "them, or use another data_dir"
-        )
-    if "nodes" not in settings.explicit:
-        settings = replace(settings, nodes=stored.nodes)
-    moved: list[Moved] = []
-    settings = _with_datanodes(settings, stored, moved, running=bool(before.running()))
-    if before.running():
-        return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes), tuple(moved)
-    return with_free_ports(settings)
-
-
-def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:
-    """Return the settings with the datanodes that the stack has, and those that are new.
-
-    One that has data stays, with its address while the stack runs. Raises UsageError if one is to go, or if a running stack that has
-    none is to get some: its nodes allocate blocks elsewhere.
-    """
-    if "datanodes" not in settings.explicit:
-        return replace(settings, datanodes=stored.datanodes, racks=stored.racks)
-    known = {node.name: node for node in stored.datanodes}
-    wanted = {node.name for node in settings.datanodes}
-    if gone := [name for name in known if name not in wanted]:
-        raise UsageError(
-            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold blocks; "
-            "'stratolog admin datanode decommission' first, or use another data_dir"
-        )
-    if running and wanted and not known:
-        raise UsageError(f"the stack in {settings.data_dir} runs without datanodes: 'stratolog down' first")
-    if not running:
-        return settings
-    taken = {port for node in stored.datanodes for port in (node.port, node.http_port)}
-    new = [node for node in settings.datanodes if node.name not in known]
-    free = {node.name: node for node in free_datanodes(settings, new, taken, moved)}
-    return replace(settings, datanodes=tuple(known.get(node.name) or free[node.name] for node in settings.datanodes))
 
 
 class _Start:
@@ -270,10 +216,10 @@ class _Start:
             return
         self._report("waiting for a pipeline of datanodes")
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return has_usable_pipeline(self._settings) or not all(one.process.is_running() for one in datanodes)
 
-        done = wait_until(settled, DATANODES_TIMEOUT_S)
+        done = wait_until(is_settled, DATANODES_TIMEOUT_S)
         for member in datanodes:
             if not member.process.is_running():
                 raise Unavailable(f"datanode {member.name} ended at its start:\n{log_tail(member.log)}")
@@ -288,10 +234,10 @@ class _Start:
         self._report("waiting for a leader of each shard")
         nodes = [member for member in self._new if member.kind == NODE]
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return is_led(self._settings) or not all(member.process.is_running() for member in nodes)
 
-        done = wait_until(settled, NODES_TIMEOUT_S)
+        done = wait_until(is_settled, NODES_TIMEOUT_S)
         for member in nodes:
             if not member.process.is_running():
                 raise Unavailable(f"node {member.name} ended at its start:\n{log_tail(member.log)}")
@@ -334,113 +280,3 @@ def topic_plan(settings: Settings) -> TopicPlan:
         durability=settings.durability,
         datanodes=bool(settings.datanodes),
     )
-
-
-def node_command(name: str) -> list[str]:
-    """Return the command of one Object Manager node's process."""
-    return [sys.executable, "-m", "stratolog", "node", "run", name]
-
-
-def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
-    """Start the process of one node, with the settings of the stack; return it at once."""
-    log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
-    process = spawn(node_command(name), log=log, detached=detached, env=environment)
-    return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
-
-
-def datanode_command(name: str) -> list[str]:
-    """Return the command of one datanode's process."""
-    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
-
-
-def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
-    """Start the process of one datanode, with the settings of the stack; return it at once."""
-    log = settings.data_dir / "logs" / f"{name}.log"
-    environment = node_environment(settings.data_dir / SETTINGS_FILE)
-    process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
-    address = settings.datanode(name).address
-    return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
-
-
-def node_environment(settings_file: Path) -> Mapping[str, str]:
-    """Return the environment of a process that takes its settings from ``settings_file`` alone."""
-    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
-
-
-def audit_folder(settings: Settings) -> Path:
-    """Return where the Spark audit of the local stack keeps its checkpoint, output and health."""
-    return settings.data_dir / "audit"
-
-
-def audit_command(settings: Settings) -> list[str]:
-    """Write the configuration of the Spark audit (``spark_streaming.config``) and return its process's command."""
-    folder = audit_folder(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "bootstrap_servers": settings.bootstrap_servers,
-        "work_dir": str(folder),
-        "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
-    }
-    path = folder / "audit.json"
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    return [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
-
-
-def audit_health(settings: Settings) -> dict[str, object]:
-    """Return what the running audit says of itself (``spark_streaming.jobs.health``); empty if nothing yet."""
-    try:
-        found = json.loads((audit_folder(settings) / "health.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def is_led(settings: Settings) -> bool:
-    """Say whether every node answers and every shard has exactly one leader, which all nodes know."""
-    statuses = [node_status(node.address) for node in settings.nodes]
-    for shard in range(settings.shards):
-        views = [_shard_view(status, shard) for status in statuses]
-        leaders = {view.get("leader") for view in views}
-        roles = [view.get("role") for view in views]
-        if len(leaders) != 1 or None in leaders or roles.count("leader") != 1:
-            return False
-    return True
-
-
-def has_usable_pipeline(settings: Settings) -> bool:
-    """Say whether every node sees a pipeline that takes blocks."""
-    views = [node_answer(node.address, "/v1/pipelines?consistency=stale") for node in settings.nodes]
-    return all(view is not None and any(one["usable"] for one in view["pipelines"]) for view in views)
-
-
-def _shard_view(status: Mapping[str, object] | None, shard: int) -> Mapping[str, object]:
-    shards = status.get("shards", []) if status else []
-    found = [view for view in shards if view["shard"] == shard] if isinstance(shards, list) else []
-    return found[0] if found else {}
-
-
-SOURCES = Path(__file__).resolve().parents[2]
-"""Where our packages are."""
-
-
-@cache
-def _http() -> httpx.Client:
-    """Return the process's one client: making one takes longer than asking with it."""
-    return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
-
-
-def node_status(address: str) -> dict[str, object] | None:
-    """Return a node's ``/status``, or None if it does not answer."""
-    return node_answer(address, "/status")
-
-
-def node_answer(address: str, path: str) -> dict[str, Any] | None:
-    """Return a node's answer to a GET, or None if it does not answer, or with an error."""
-    try:
-        answer = _http().get(f"http://{address}{path}")
-        answer.raise_for_status()
-        found = answer.json()
-    except (httpx.HTTPError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stratolog.configuration.settings import NAMES, Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import NAMES, Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
 
@@ -171,6 +172,14 @@ def running_state(data_dir: Path) -> StackState:
     if state is None or not state.running():
         raise Unavailable(f"no stack is running in {data_dir}: start one with 'stratolog up'")
     return state
+
+
+def member_of(settings: Settings, name: str) -> StackMember | None:
+    """Return a node of the local stack, running or not; raises Unavailable if there is no stack."""
+    known = read_state(settings.data_dir)
+    if known is None:
+        raise Unavailable(f"no stack is running in {settings.data_dir}: start one with 'stratolog up'")
+    return next((member for member in known.of(NODE) if member.name == name), None)
 
 
 def connected(settings: Settings) -> Settings:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, TopicMetadata
@@ -55,6 +56,13 @@ class TopicMismatch(UserError):
     """A topic exists with other settings or another number of partitions than the cluster needs."""
 
 
+class WantedTopic(NamedTuple):
+    """What a topic is to be: its number of partitions, and its settings."""
+
+    partitions: int
+    settings: Mapping[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
     """What the topics of one cluster are to be."""
@@ -66,8 +74,8 @@ class TopicPlan:
     datanodes: bool = False
     """Whether the cluster has datanodes, and so their topics."""
 
-    def topics(self) -> Mapping[str, tuple[int, Mapping[str, str]]]:
-        """Return for each topic its number of partitions and its settings."""
+    def topics(self) -> Mapping[str, WantedTopic]:
+        """Return what each topic is to be, by its name."""
         in_sync = {"min.insync.replicas": str(min_in_sync(self.replication_factor))}
         bounded = {
             "retention.ms": str(BOUNDED_RETENTION_MS),
@@ -75,18 +83,18 @@ class TopicPlan:
             **UNCOMPRESSED,
         }
         flush = {"flush.messages": "1" if self.durability == FSYNC else NEVER_FLUSH}
-        topics: dict[str, tuple[int, Mapping[str, str]]] = {
-            OM_LOG: (self.shards, {**LOG_SETTINGS, **in_sync, **flush}),
-            OM_REQUESTS: (self.shards, {**bounded, **REQUEST_SETTINGS}),
-            OM_RESPONSES: (self.response_partitions, bounded),
-            OM_AUDIT: (self.shards, bounded),
-            OM_VERDICTS: (self.shards, bounded),
-            OM_REJECTED: (1, bounded),
+        topics: dict[str, WantedTopic] = {
+            OM_LOG: WantedTopic(self.shards, {**LOG_SETTINGS, **in_sync, **flush}),
+            OM_REQUESTS: WantedTopic(self.shards, {**bounded, **REQUEST_SETTINGS}),
+            OM_RESPONSES: WantedTopic(self.response_partitions, bounded),
+            OM_AUDIT: WantedTopic(self.shards, bounded),
+            OM_VERDICTS: WantedTopic(self.shards, bounded),
+            OM_REJECTED: WantedTopic(1, bounded),
         }
         if self.datanodes:
             topics |= {
-                DN_LOG: (DN_LOG_PARTITIONS, {**LOG_SETTINGS, **in_sync, **flush}),
-                DN_HEARTBEATS: (
+                DN_LOG: WantedTopic(DN_LOG_PARTITIONS, {**LOG_SETTINGS, **in_sync, **flush}),
+                DN_HEARTBEATS: WantedTopic(
                     1,
                     {
                         "retention.ms": str(HEARTBEAT_RETENTION_MS),
@@ -95,7 +103,7 @@ class TopicPlan:
                         **UNCOMPRESSED,
                     },
                 ),
-                DN_AUDIT: (DN_LOG_PARTITIONS, bounded),
+                DN_AUDIT: WantedTopic(DN_LOG_PARTITIONS, bounded),
             }
         return topics
 
@@ -149,7 +157,7 @@ def _create_missing(admin: AdminClient, plan: TopicPlan) -> list[str]:
 def _await_leaders(admin: AdminClient, plan: TopicPlan) -> None:
     """Wait until every partition has a leader: a client that comes earlier sees unknown topics."""
 
-    def led() -> bool:
+    def are_led() -> bool:
         found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
         return all(
             name in found
@@ -158,7 +166,7 @@ def _await_leaders(admin: AdminClient, plan: TopicPlan) -> None:
             for name in plan.topics()
         )
 
-    if not wait_until(led, SETTLE_TIMEOUT_S):
+    if not wait_until(are_led, SETTLE_TIMEOUT_S):
         raise Unavailable(f"topics have no leaders after {SETTLE_TIMEOUT_S:.0f} s")
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.blocks.core.digests import container_digest
 from schemas.codecs.codec import decode, encode
 from schemas.records.datanode import BlockId, BlockReport, ContainerDigest, DeleteBlocks
@@ -19,10 +18,11 @@ from schemas.records.log import Barrier
 from schemas.records.messages import AuditReport
 from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT, DN_LOG
-from spark_streaming.config import config_from
-from spark_streaming.jobs.audit_batch import audit_once
+from spark_streaming.batch.audit_once import audit_once
+from spark_streaming.configuration.audit_config import config_from
 from spark_streaming.records.logs import PIPELINES
 from stratolog.local.jars import spark_jars
+from tests.support.checksums import checksums_of
 from tests.support.datanodes import CLUSTER, Block, Datanodes
 from tests.support.spark import spark
 from tests.support.stack import LocalKafka

@@ -28,9 +28,9 @@ from schemas.records.datanode import BlockReport
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Put
 from schemas.records.messages import AuditReport, Verdict
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming.config import AuditConfig, config_from
+from spark_streaming.batch.audit_once import audit_once
+from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
-from spark_streaming.jobs.audit_batch import audit_once
 from spark_streaming.records.logs import KNOWN_LOGS
 from stratolog.local.jars import spark_jars
 from tests.support.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex

@@ -15,11 +15,12 @@ from schemas.records.datanode import BlockReport
 from schemas.records.log import Merge, Operation, Put
 from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming import windows
 from spark_streaming.batch import oracle
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
+from spark_streaming.windows.samples import LOGGED, samples
+from spark_streaming.windows.sums import lags, windowed
 from tests.support import auditmodel
 from tests.support.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
 from tests.support.pipelinelog import PipelineLog, ordinary_pipeline
@@ -214,7 +215,7 @@ def test_the_oracle_computes_pipelines():
     ends = oracle.ends(effective, "barrier")
     found, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, ends)
     assert false == []
-    until = {shard: offset for shard, (offset, _) in ends.items()}
+    until = {shard: point.offset for shard, point in ends.items()}
     containers = oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, until)
     for shard, log in logs.items():
         assert found[shard].rows == len(log.rows)
@@ -267,7 +268,7 @@ def test_windows_count_what_is_in_the_log():
     log.batch(results=5)
     log.request_batch(requests=2)
     reports = raw_records({0: [encode(log.report(at, "om1")), encode(log.report(at, "om2", index=at.index - 2))]})
-    found = windows.windowed(windows.samples(raw_records({0: log.values}), reports), seconds=10).persist()
+    found = windowed(samples(raw_records({0: log.values}), reports), seconds=10).persist()
     rows = {(row.metric, row.kind, row.status): row for row in found.collect()}
     operations = {key[1]: row.total for key, row in rows.items() if key[0] == "operation"}
     assert operations == {"put": 2, "delete": 1, "merge": 1, "checkpoint": 0, "retry_row": 7}
@@ -276,14 +277,14 @@ def test_windows_count_what_is_in_the_log():
     sent_at_ms = [START_MS + 10 * n - 5 for n in (1, 2, 3) for _ in range({1: 2, 2: 3, 3: 5}[n])]
     assert requests.greatest == APPENDED_AT.timestamp() * 1000 - min(sent_at_ms)
     assert requests.mean == pytest.approx(APPENDED_AT.timestamp() * 1000 - sum(sent_at_ms) / 10)
-    assert rows["request", "CreateKey", windows.LOGGED]["count"] == 2
+    assert rows["request", "CreateKey", LOGGED]["count"] == 2
     assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""]["count"]) == (12, 4)
     assert rows["record", "Batch", ""].total == sum(len(log.values[n]) for n in (2, 3, 5))
     assert {key[1] for key in rows if key[0] == "record"} == {
         "LeaderClaim", "Genesis", "Batch", "Barrier", "RequestBatch",
     }  # fmt: skip
     assert rows["block", "commit", ""].total == rows["block", "delete", ""].total == 0
-    assert {row.node: row.lag for row in windows.lags(found).collect()} == {"om1": 7, "om2": 9}
+    assert {row.node: row.lag for row in lags(found).collect()} == {"om1": 7, "om2": 9}
     found.unpersist()
 
 
@@ -292,6 +293,6 @@ def test_windows_count_blocks():
     log.batch(log.put_block(1, 1, b"a"), log.put_block(1, 2, b"b"), log.put("containerTable", b"c", b"1"))
     log.batch(log.delete_block(1, 1))
     reports = raw_records({0: []}, log=DN_LOG)
-    found = windows.windowed(windows.samples(raw_records({0: log.values}, log=DN_LOG), reports), seconds=10).collect()
+    found = windowed(samples(raw_records({0: log.values}, log=DN_LOG), reports), seconds=10).collect()
     assert {row.log for row in found} == {DN_LOG}
     assert {row.kind: row.total for row in found if row.metric == "block"} == {"commit": 2, "delete": 1}

@@ -20,7 +20,6 @@ import pytest
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.copies import Copies
 from datanode_processors.repair.transfer import import_container
@@ -28,6 +27,7 @@ from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.records.datanode import BlockId, BlockRow, DeleteBlocks
 from schemas.stream_errors import DISK_FULL
 from tests.support.block_writing import BLOCKS, CELL, CONTAINER, content
+from tests.support.checksums import checksums_of
 from tests.support.pausing import pause
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]

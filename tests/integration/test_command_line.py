@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from om_processors.namespace.names import MAX_KEY_NAME_BYTES
 from producers import Client
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.requests.keys import fit_blocks, session_of
 from schemas.records.messages import CommitKey, CreateKey
 from schemas.sharding import shard_of
@@ -31,7 +31,7 @@ from stratolog.cluster import checks
 from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.processes import Process, free_ports, wait_until
-from stratolog.local.stack import node_status
+from stratolog.nodes.answers import node_status
 from tests.support.stack import TestStack
 
 pytestmark = pytest.mark.integration
@@ -256,17 +256,17 @@ def test_ingest_and_what_the_demo_asks(command: Command, tree: Path) -> None:
 
     held = [
         checks.check_spread(settings, report=print), checks.check_converged(settings),
-        *checks.check_listings(settings, tree, Placement()), *(checks.check_digests(settings, shard) for shard in range(2)),
+        *checks.check_listings(settings, tree, TreeLayout()), *(checks.check_digests(settings, shard) for shard in range(2)),
     ]  # fmt: skip
     assert [check for check in held if not check.holds] == []
 
     (tree / "a.txt").write_bytes(b"changed")
     (tree / "lib/b.py").unlink()
-    for check in checks.check_listings(settings, tree, Placement()):
+    for check in checks.check_listings(settings, tree, TreeLayout()):
         assert not check.holds
-        assert check.found.startswith("2 keys differ: ")
-        assert "a.txt is ListedKey(" in check.found
-        assert "lib/b.py is no file of the tree" in check.found
+        assert check.seen.startswith("2 keys differ: ")
+        assert "a.txt is ListedKey(" in check.seen
+        assert "lib/b.py is no file of the tree" in check.seen
 
 
 def test_without_an_audit_every_verdict_is_unknown(command: Command) -> None:
@@ -275,7 +275,7 @@ def test_without_an_audit_every_verdict_is_unknown(command: Command) -> None:
         found, latest = checks.await_verdicts(settings, reader, timeout_s=1.5)
     assert len(found) == len(settings.nodes) * settings.shards
     assert not any(check.holds for check in found)
-    assert all("unknown" in check.found for check in found)
+    assert all("unknown" in check.seen for check in found)
     assert latest.verdicts == {}
 
 

@@ -17,6 +17,7 @@ from schemas.records.datanode import BlockId, ReadBlock
 from schemas.records.messages import RetirePipeline, SetDatanodeState
 from schemas.stream_errors import CHECKSUM_MISMATCH
 from stratolog.cluster.connection import client_of
+from stratolog.configuration.node_configs import datanode_config
 from stratolog.local.processes import free_ports
 from tests.support.stack import TestStack
 
@@ -293,7 +294,7 @@ def test_datanodes_that_start_at_each_others_ports_are_found(stack: TestStack) -
         assert read(client, "after") == written["after"]
     # A member fetches what it lacks from the others, where they are now.
     stack.stop_datanode("dn1")
-    files = {path: path.read_bytes() for path in stack.settings.datanode_config("dn1").data_dir.rglob("*.block")}
+    files = {path: path.read_bytes() for path in datanode_config(stack.settings, "dn1").data_dir.rglob("*.block")}
     assert files
     for path in files:
         path.unlink()

@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from producers.blocks.core.topology import SHAPES, cross_rack_hops, spanning_tree
+from producers.blocks.core.topology import SHAPES, spanning_tree
 from stratolog.local.kafka import Listener
 from stratolog.local.processes import free_ports, spawn
 from tests.support import datanodes as support
 from tests.support.datanodes import Datanodes
 from tests.support.netns import Host, Network, ip, why_not
+from tests.support.racks import cross_rack_hops
 from tests.support.sdk.key_world import MIB
 from tests.support.stack import LocalKafka
 

@@ -23,7 +23,8 @@ from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CancelPrepare, Prepare, SetDatanodeState
 from schemas.records.rows import KeyInfo
 from stratolog.cli import build_app
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.drills import (
     corrupt_replica,
@@ -34,10 +35,10 @@ from stratolog.drills import (
     replay,
     zombie_leader,
 )
+from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import BUCKET, client_of, put_key, volume_name
-from stratolog.drills.kit.logview import survey
-from stratolog.drills.kit.report import COULD_NOT_RUN, FAILED, PASSED, DrillReport, StepFailed
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
 from stratolog.errors import EXIT_OK, EXIT_UNAVAILABLE, UsageError

@@ -69,7 +69,7 @@ BESIDE_OTHERS = """
     from stratolog.commands.audit import BATCH_JOB
     from stratolog.schemas import native
     from stratolog.schemas.codecs import codec
-    from stratolog.spark_streaming.session import PACKAGE_ROOT
+    from stratolog.spark_streaming.records.session import PACKAGE_ROOT
     print(json.dumps({{
         "foreign": [importlib.import_module(name).WHOSE for name in {ours}],
         "codec": [codec.compile_encoder.__module__, native.__name__],
@@ -199,7 +199,7 @@ def test_all_of_it_imports_beside_foreign_packages_of_the_same_names(beside_othe
     assert all(Path(where).is_relative_to(packages / "stratolog") for where in answer["from"])
     for job in ("audit_stream", "audit_batch"):
         module = f"stratolog.spark_streaming.jobs.{job}"
-        assert "stratolog.spark_streaming.jobs.config" in ran(
+        assert "stratolog.spark_streaming.configuration.audit_config" in ran(
             beside_others / "bin" / "python", "-m", module, "--help", cwd=beside_others
         )
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from schemas.codecs.codec import Undecodable, decode
+from schemas.codecs.codec import Undecodable, decode, decode_as, encode
 from schemas.column_families import OM_COLUMN_FAMILIES, RETRY_TABLE
+from schemas.records.datanode import BlockReport
 from schemas.records.log import Batch, Checkpoint, Delete, DigestBase, FeatureLevel, LeaderClaim, Merge, Put
 from schemas.records.log import Genesis as GenesisRecord
 from schemas.records.messages import AuditReport
 from spark_streaming.records.core.reading import GenesisFacts, Header
-from spark_streaming.verdicts.core.matching import LogRow, ReplicaReport
+from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport, ReportPlace
+from spark_streaming.verdicts.core.shard_state import KeptBarrier
+from spark_streaming.verdicts.state import report_from, report_value
 from tests.support.logbuilder import row_hash, slot_of
 
 
@@ -92,3 +95,50 @@ def report(record: AuditReport, offset: int = 0) -> ReplicaReport:
     found = {field.name: getattr(record, field.name) for field in fields(AuditReport)}
     del found["reported_at_ms"]
     return ReplicaReport(partition=record.shard, offset=offset, **found)
+
+
+class MatchingState:
+    """A ``MatchingStore`` on dicts; reports go through the bytes of Spark's state store."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self.barriers: dict[int, KeptBarrier] = {}
+        self.reports: dict[ReportPlace, tuple[int, bytes]] = {}
+        self.blocks: dict[tuple[int, str], bytes] = {}
+
+    def put_blocks(self, report: BlockReport) -> None:
+        """Keep a member's report of blocks under (barrier offset, node)."""
+        self.blocks[report.log_offset, report.datanode] = encode(report)
+
+    def get_blocks(self, offset: int, node: str) -> BlockReport:
+        """Return a kept report of blocks."""
+        return decode_as(BlockReport, self.blocks[offset, node])
+
+    def drop_blocks(self, offset: int, node: str) -> None:
+        """Forget a kept report of blocks."""
+        del self.blocks[offset, node]
+
+    def put_barrier(self, barrier: KeptBarrier) -> None:
+        """Keep a barrier under its offset."""
+        self.barriers[barrier.offset] = barrier
+
+    def get_barrier(self, offset: int) -> KeptBarrier:
+        """Return a kept barrier."""
+        return self.barriers[offset]
+
+    def drop_barrier(self, offset: int) -> None:
+        """Forget a kept barrier."""
+        del self.barriers[offset]
+
+    def put_report(self, report: ReplicaReport) -> None:
+        """Keep a report at its place."""
+        self.reports[report.place] = (report.offset, report_value(report))
+
+    def get_report(self, place: ReportPlace) -> ReplicaReport:
+        """Return a kept report."""
+        offset, value = self.reports[place]
+        return report_from(self._shard, offset, value)
+
+    def drop_report(self, place: ReportPlace) -> None:
+        """Forget a kept report."""
+        del self.reports[place]

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import block_row, container_key
@@ -31,6 +30,7 @@ from schemas.records.datanode import (
     SalvageBlock,
     WatchBlock,
 )
+from tests.support.checksums import checksums_of
 from tests.support.dict_transaction import DictTables
 
 CELL = 4096

@@ -30,7 +30,6 @@ import httpx
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import NewTopic
 
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
 from schemas import stream_errors
@@ -57,6 +56,7 @@ from schemas.topics import (
     UNCOMPRESSED,
 )
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
+from tests.support.checksums import checksums_of
 from tests.support.pausing import pause
 from tests.support.stack import LocalKafka
 from tests.support.streams import Client

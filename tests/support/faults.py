@@ -38,7 +38,7 @@ from schemas.result_codes import INDEX_MOVED
 from schemas.sharding import shard_of
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from stratolog.local.processes import wait_until
-from stratolog.local.stack import node_command, node_environment
+from stratolog.local.spawning import node_command, node_environment
 from tests.support.judged_log import JudgedLog, read_log, unsigned
 from tests.support.logbuilder import digest, signed
 from tests.support.stack import TestStack

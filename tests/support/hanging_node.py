@@ -14,7 +14,8 @@ from pathlib import Path
 from om_processors import node
 from replicated_db.core.ports import Write
 from replicated_db.shell.rocks import RocksStore
-from stratolog.configuration.settings import load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.node_configs import node_config
 
 POLL_S = 0.02
 
@@ -32,4 +33,4 @@ class HangingStore(RocksStore):
 
 if __name__ == "__main__":
     node.RocksStore = HangingStore  # type: ignore[attr-defined]
-    node.run(load_settings().node_config(sys.argv[1]))
+    node.run(node_config(load_settings(), sys.argv[1]))

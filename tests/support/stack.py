@@ -27,17 +27,11 @@ from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import QUICK_START_JVM, KafkaCluster, Listener, allocate_listeners, stop_brokers
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, stop_all, wait_until
-from stratolog.local.stack import (
-    datanode_command,
-    has_usable_pipeline,
-    is_led,
-    node_answer,
-    node_command,
-    node_environment,
-    node_status,
-    topic_plan,
-)
+from stratolog.local.spawning import datanode_command, node_command, node_environment
+from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
+from stratolog.nodes.answers import node_answer, node_status
+from stratolog.nodes.readiness import has_usable_pipeline, is_led
 from tests.support.pausing import pause
 
 DEFAULT_TIMEOUT_S = 60.0

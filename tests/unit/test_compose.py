@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from spark_streaming.config import config_from
-from stratolog.configuration.settings import load_settings
+from spark_streaming.configuration.audit_config import config_from
+from stratolog.configuration.loading import load_settings
 from stratolog.local.jars import KAFKA_VERSION, SPARK_VERSION
 from stratolog.local.kafka import KafkaCluster, Listener
 

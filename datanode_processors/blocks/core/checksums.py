@@ -56,12 +56,6 @@ def checksum_at(checksums: bytes | bytearray, cell: int) -> int:
     return found
 
 
-def checksums_of(data: bytes | bytearray | memoryview, cell_bytes: int) -> bytes:
-    """Return the packed checksums of a whole block's bytes."""
-    view = memoryview(data)
-    return b"".join(_CRC.pack(crc32c(view[at : at + cell_bytes])) for at in range(0, len(view), cell_bytes))
-
-
 def check_list(checksums: bytes | bytearray, length: int, cell_bytes: int) -> None:
     """Raise ValueError unless a packed list has exactly the checksums of ``length`` bytes."""
     expected = cell_count(length, cell_bytes) * CHECKSUM_BYTES

@@ -225,11 +225,7 @@ class StreamState:
 
     def child_refused(self, child: str, error: StreamError) -> BlockError:
         """Return what to tell upwards when a child has sent ERROR (rule 6)."""
-        if error.code in _OF_THE_BLOCK:
-            return BlockError(
-                error.code, error.message, offset=self.everyone, hint=error.hint, datanode=error.datanode or child
-            )
-        if error.code == stream_errors.DOWNSTREAM_FAILED:
+        if error.code in _OF_THE_BLOCK or error.code == stream_errors.DOWNSTREAM_FAILED:
             return BlockError(
                 error.code, error.message, offset=self.everyone, hint=error.hint, datanode=error.datanode or child
             )

@@ -83,12 +83,6 @@ def distance(one: str, other: str) -> int:
     return len(parts) + len(others) - 2 * shared
 
 
-def cross_rack_hops(routes: Sequence[Route], members: Sequence[Member]) -> int:
-    """Return how many hops of a tree go from one rack into another."""
-    racks = {member.datanode: _parts(member.rack) for member in members}
-    return sum(racks[route.datanode] != racks[child] for route in routes for child in route.children)
-
-
 def _parts(rack: str) -> tuple[str, ...]:
     return tuple(part for part in rack.split("/") if part)
 

@@ -22,11 +22,6 @@ def zeros(families: int) -> Sums:
     return np.zeros(families * BUCKETS, dtype=np.uint64)
 
 
-def grown(sums: Sums, families: int) -> Sums:
-    """Return sums that an auditor of fewer column families kept: the families that came since have no rows there."""
-    return sums if len(sums) >= families * BUCKETS else np.concatenate([sums, zeros(families)[len(sums) :]])
-
-
 def add_changes(sums: Sums, slot: Hashes, new: Hashes, prev: Hashes) -> None:
     """Add ``new - prev`` to each row's slot, in place; 0 stands for an absent row."""
     if len(slot):
@@ -55,6 +50,16 @@ def to_sparse(sums: Sums) -> tuple[list[int], list[int]]:
     """Return (slots, signed sums) of the sums other than 0."""
     slots = np.flatnonzero(sums)
     return slots.tolist(), sums[slots].view(np.int64).tolist()
+
+
+def to_bytes(sums: Sums) -> bytes:
+    """Return sums as little-endian unsigned 64-bit integers."""
+    return sums.astype("<u8").tobytes()
+
+
+def from_bytes(data: bytes) -> Sums:
+    """Restore sums; the array may be written to."""
+    return np.frombuffer(bytes(data), dtype="<u8").astype(np.uint64)
 
 
 def total(sums: Sums) -> str:

@@ -14,9 +14,6 @@ from typing import Protocol
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.digests import Hashes, Sums
 
-ALONE = "replicas:"
-"""Begins the basis of a verdict that rests on the replicas alone; what follows is the basis of the report."""
-
 
 class Vote(Protocol):
     """What is needed of a report."""
@@ -40,11 +37,6 @@ class Vote(Protocol):
     @property
     def flagged(self) -> bool:
         """Whether the replica has found a divergence."""
-
-
-def alone_basis(basis: str) -> str:
-    """Return the basis of a verdict on a report of ``basis`` that rests on the replicas alone."""
-    return ALONE + basis
 
 
 def agreed(reports: Iterable[Vote], families: int, members: int) -> Sums | None:

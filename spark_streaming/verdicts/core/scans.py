@@ -17,13 +17,10 @@ from dataclasses import dataclass, field
 
 from schemas.records.datanode import BlockReport, ContainerDigest
 from schemas.records.messages import ContainerDifference
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
 
 MAX_CONTAINERS = 64
 """Differing containers that a verdict names; it counts them all in its reason."""
-
-EQUAL = "equal"
-DIVERGED = "diverged"
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

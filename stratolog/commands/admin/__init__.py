@@ -1,1 +1,1 @@
-"""``stratolog admin``: members, modes, upgrades, loans, the fleet, and the flag of a stopped replica. Begin with ``admin.py``."""
+"""``stratolog admin``: members, modes, upgrades, loans, the fleet, and the flag of a stopped replica. Begin with ``group.py``."""

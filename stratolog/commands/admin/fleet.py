@@ -13,12 +13,13 @@ import typer
 
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.reach import check_log, check_nodes
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, notes, print_fleet, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import DatanodeArgument
+from stratolog.commands.common.output import console, notes, print_fleet, print_json
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
-from stratolog.local import stack
+from stratolog.nodes.answers import node_answer
 
 if TYPE_CHECKING:
     from schemas.records.messages import RequestBody
@@ -75,7 +76,7 @@ def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
         paths = [f"/v1/{what}?consistency=stale"]
     for path in paths:
         for node in settings.nodes:
-            answer = stack.node_answer(node.address, path)
+            answer = node_answer(node.address, path)
             if answer is not None:
                 found: list[dict[str, Any]] = answer[what]
                 return found

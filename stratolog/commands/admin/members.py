@@ -15,16 +15,17 @@ import typer
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import shard_views
 from stratolog.cluster.reach import check_brokers
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json, progress
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import NodeArgument
+from stratolog.commands.common.output import console, print_json, progress
 from stratolog.commands.common.waiting import waiting
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress, host_and_port, name
 from stratolog.errors import Unavailable, UsageError, UserError
-from stratolog.local import stack, state
-from stratolog.local.local_nodes import member_of
+from stratolog.local import spawning, stack, state
 from stratolog.local.processes import free_ports, log_tail, wait_until
-from stratolog.local.state import NODE, StackMember, StackState
+from stratolog.local.state import NODE, StackMember, StackState, member_of
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -130,7 +131,7 @@ def _start(settings: Settings, node: str, report: stack.Report) -> None:
     if member is not None and member.process.is_running():
         return
     report(f"node {node}")
-    started = stack.spawn_node(settings, node, detached=True)
+    started = spawning.spawn_node(settings, node, detached=True)
     others = tuple(other for other in _members(settings) if (other.kind, other.name) != (NODE, node))
     state.write_state(settings.data_dir, StackState(members=(*others, started)))
 
@@ -146,12 +147,12 @@ def _await_replay(settings: Settings, node: str, wanted: list[dict[str, Any]], r
     member = member_of(settings, node)
     assert member is not None  # noqa: S101 - it has just been started
 
-    def replayed() -> bool:
+    def is_replayed() -> bool:
         views = [shard_views(settings, one["shard"]).get(node, {}) for one in wanted]
         indexes = [view.get("applied_index", -1) for view in views]
         return all(found >= one["index"] for found, one in zip(indexes, wanted, strict=True))
 
-    done = wait_until(lambda: replayed() or not member.process.is_running(), REPLAY_TIMEOUT_S)
+    done = wait_until(lambda: is_replayed() or not member.process.is_running(), REPLAY_TIMEOUT_S)
     if not done or not member.process.is_running():
         what = "ended" if done else f"has not replayed the log after {REPLAY_TIMEOUT_S:.0f} s"
         raise Unavailable(f"node {node} {what}:\n{log_tail(member.log)}")

@@ -6,7 +6,7 @@ Each shard's log says it for itself (Mode records), so the command is given to e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -14,13 +14,11 @@ from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import check_shard, shard_views
 from stratolog.cluster.reach import check_nodes
 from stratolog.cluster.request_modes import request_types, set_modes
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json, print_table
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json, print_table
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError
-
-if TYPE_CHECKING:
-    pass
 
 ALL = "all"
 """In place of a request type: every one."""

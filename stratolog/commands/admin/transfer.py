@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from stratolog.cluster.leadership import check_shard, move
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import NodeArgument
+from stratolog.commands.common.output import console, print_json
 from stratolog.commands.common.waiting import waiting
 
 Shard = Annotated[int, typer.Argument(help="Shard, from 0.", min=0)]

@@ -13,6 +13,7 @@ base that was wrong, nobody could log the one that takes the flags away. This is
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,16 +21,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stratolog.cluster.leadership import check_shard
-from stratolog.commands.common.common import JsonOption, connected_settings_of, console, print_json
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json
 from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.extras import libraries_of
-from stratolog.local import stack, state
+from stratolog.local import state
+from stratolog.nodes.answers import node_answer, node_status
 
 if TYPE_CHECKING:
     from replicated_db.core.applying.replica import Replica
 
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDigest:
+    """A replica's digest at an index: its slots with a sum, and their signed sums."""
+
+    index: int
+    slots: list[int]
+    sums: list[int]
 
 
 def register(group: typer.Typer) -> None:
@@ -73,7 +85,7 @@ def unflag_replica(settings: Settings, node: str, shard: int, *, force: bool = F
     from replicated_db.core.errors import StopProcess
     from replicated_db.shell.rocks import RocksStore
 
-    if stack.node_status(settings.node(node).address) is not None:
+    if node_status(settings.node(node).address) is not None:
         raise UserError(f"{node} runs: stop it first, with 'stratolog admin stop-node {node}'")
     folder = _folder(settings, node, shard)
     if not folder.is_dir():
@@ -100,7 +112,7 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
         )
     members = replica.state.replicas or tuple(one.name for one in settings.nodes)
     said = {other: _digest_of(settings, other, shard) for other in members if other != node}
-    own = (index, *digests.slots())
+    own = MemberDigest(index, *digests.slots())
     agreeing = [other for other, theirs in said.items() if theirs == own]
     if len(agreeing) + 1 < len(members) // 2 + 1 and not force:
         others = ", ".join(f"{other}: {_in_words(theirs, index)}" for other, theirs in said.items())
@@ -114,14 +126,14 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
     return found
 
 
-def _digest_of(settings: Settings, node: str, shard: int) -> tuple[int, list[int], list[int]] | None:
-    """Return index, slots and sums of another member's replica; None if nobody can tell."""
+def _digest_of(settings: Settings, node: str, shard: int) -> MemberDigest | None:
+    """Return the digest of another member's replica; None if nobody can tell."""
     from replicated_db.core.errors import StopProcess
     from replicated_db.shell.rocks import RocksReader
 
     known = next((one for one in settings.nodes if one.name == node), None)
-    if known is not None and (answer := stack.node_answer(known.address, f"/v1/shards/{shard}/digest")) is not None:
-        return answer["index"], answer["slots"], answer["sums"]
+    if known is not None and (answer := node_answer(known.address, f"/v1/shards/{shard}/digest")) is not None:
+        return MemberDigest(answer["index"], answer["slots"], answer["sums"])
     folder = _folder(settings, node, shard)
     if not folder.is_dir():
         return None
@@ -129,17 +141,17 @@ def _digest_of(settings: Settings, node: str, shard: int) -> tuple[int, list[int
         reader = RocksReader(folder, _families().names)
         try:
             replica: Any = _replica(settings, node, shard, reader)
-            return (replica.position.index, *replica.digests.slots())
+            return MemberDigest(replica.position.index, *replica.digests.slots())
         finally:
             reader.close()
     except StopProcess:
         return None
 
 
-def _in_words(theirs: tuple[int, list[int], list[int]] | None, index: int) -> str:
+def _in_words(theirs: MemberDigest | None, index: int) -> str:
     if theirs is None:
         return "unknown"
-    return "other rows" if theirs[0] == index else f"at index {theirs[0]}"
+    return "other rows" if theirs.index == index else f"at index {theirs.index}"
 
 
 def _folder(settings: Settings, node: str, shard: int) -> Path:

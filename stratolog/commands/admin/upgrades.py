@@ -15,19 +15,14 @@ import typer
 
 from stratolog.cluster.connection import client_of
 from stratolog.cluster.leadership import shard_views
-from stratolog.commands.common.common import (
-    JsonOption,
-    connected_settings_of,
-    console,
-    print_json,
-    print_table,
-    progress,
-)
+from stratolog.commands.common.invocation import JsonOption, connected_settings_of
+from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import waiting
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.nodes.answers import node_status
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -106,12 +101,12 @@ def _in_force(settings: Settings) -> str | None:
 def _await_replicas(settings: Settings, shard: int, index: int) -> list[str]:
     behind: list[str] = []
 
-    def reached() -> bool:
+    def is_reached() -> bool:
         views = shard_views(settings, shard)
         behind[:] = [n.name for n in settings.nodes if views.get(n.name, {}).get("applied_index", -1) < index]
         return not behind
 
-    if not wait_until(reached, REPLICAS_TIMEOUT_S):
+    if not wait_until(is_reached, REPLICAS_TIMEOUT_S):
         raise Unavailable(
             f"shard {shard} is prepared at index {index}, but {', '.join(behind)} did not come to it in "
             f"{REPLICAS_TIMEOUT_S:.0f} s: start them and prepare again, or 'prepare --cancel'"
@@ -164,7 +159,7 @@ def finalize_shards(
     wanted = LATEST if level is None else level
     members = [(node.name, node.address) for node in settings.nodes]
     for name, address in [*members, *((node.name, node.http_address) for node in settings.datanodes)]:
-        status: Any = stack.node_status(address)
+        status: Any = node_status(address)
         if status is None:
             raise UserError(
                 f"{name} does not answer: every node and datanode must run software that knows feature level {wanted}"

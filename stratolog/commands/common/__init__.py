@@ -1,1 +1,1 @@
-"""What all commands share: options, output, tables, addresses, names and waiting. Begin with ``common.py``."""
+"""What all commands share: options, output, tables, addresses, names and waiting. Begin with ``output.py``."""

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local import state
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import typer
 
 from stratolog.cluster.reach import amiss, look
-from stratolog.commands.common.common import complain, notes, printed
+from stratolog.commands.common.output import complain, notes, printed
 from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_INTERRUPTED
 

@@ -1,1 +1,1 @@
-"""``stratolog sh`` and ``key``: volumes, buckets, keys and bytes, with Ozone's words. Begin with ``sh.py``."""
+"""``stratolog sh`` and ``key``: volumes, buckets, keys and bytes, with Ozone's words. Begin with ``group.py``."""

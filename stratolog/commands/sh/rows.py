@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from stratolog.commands.common.addresses import shown_size
-from stratolog.commands.common.common import console, print_json, print_table
+from stratolog.commands.common.output import console, print_json, print_table
 
 if TYPE_CHECKING:
     from producers.reads.read_views import View

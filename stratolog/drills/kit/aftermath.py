@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import digest_findings, write_findings
+from stratolog.drills.core.log_survey import Survey
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.load import Load, listed, usage
-from stratolog.drills.kit.logview import Survey, survey
+from stratolog.drills.kit.log_reading import survey
 from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 
@@ -33,14 +34,14 @@ def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, repor
         listings = {name: listed(cluster, name, load.volume) for name in cluster.names}
         counters = {name: usage(cluster, name, load.volume) for name in cluster.names}
     session.find(
-        judgement.nothing_lost(load.journal, listings),
-        judgement.nothing_invented(load.journal, listings),
-        judgement.applied_once(seen.calls, seen.late_calls, listings, counters),
-        judgement.digests_equal(
+        write_findings.nothing_lost(load.journal, listings),
+        write_findings.nothing_invented(load.journal, listings),
+        write_findings.applied_once(seen.calls, seen.late_calls, listings, counters),
+        digest_findings.digests_equal(
             cluster.names, {name: sums_of(report) for name, report in barrier.items()}, seen.digest_here(),
             basis=INCREMENTAL,
         ),
-        judgement.rules_agree(seen.rules_differ),
+        digest_findings.rules_agree(seen.rules_differ),
     )  # fmt: skip
     session.figures["acknowledged_writes"] = len(load.journal.acknowledged)
     return seen

@@ -15,14 +15,17 @@ from typing import Any, TypeVar
 import httpx
 
 from stratolog.configuration.settings import Settings
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.errors import Unavailable
-from stratolog.local import stack, state
+from stratolog.local import spawning, state
 from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener
 from stratolog.local.processes import Process, log_tail, wait_until
 from stratolog.local.state import AUDIT, BROKER, NODE, StackMember, StackState
+from stratolog.nodes import readiness
+from stratolog.nodes.answers import node_status
+from stratolog.nodes.core.leaders import Status, View, leader_of, view_of, views_in
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -71,7 +74,7 @@ class Cluster:
             raise CouldNotRun(
                 f"not running: {names}; a drill begins on a whole stack: 'stratolog up' starts what is missing"
             )
-        if not wait_until(lambda: stack.is_led(self.settings), ANSWER_TIMEOUT_S):
+        if not wait_until(lambda: readiness.is_led(self.settings), ANSWER_TIMEOUT_S):
             raise CouldNotRun("not every shard has a leader that all nodes know: see 'stratolog status'")
         flagged = [name for name in self.names for view in self.views(name) if view.get("flagged")]
         if flagged:
@@ -81,20 +84,20 @@ class Cluster:
 
     # -- what nodes say ------------------------------------------------------------------------------------------------
 
-    def views(self, name: str) -> list[dict[str, Any]]:
+    def views(self, name: str) -> list[View]:
         """Return what a node says of its shards; empty if it does not answer."""
-        status: Any = stack.node_status(self.settings.node(name).address)
-        return list((status or {}).get("shards", []))
+        return views_in(self._status(name))
 
-    def view(self, name: str, shard: int) -> dict[str, Any]:
+    def view(self, name: str, shard: int) -> View:
         """Return what a node says of a shard; empty if it does not answer."""
-        return next((view for view in self.views(name) if view["shard"] == shard), {})
+        return view_of(self._status(name), shard)
 
     def leader(self, shard: int, *, other_than: str = "") -> str | None:
         """Return the node that says that it leads the shard, None if there is not exactly one."""
-        asked = [name for name in self.names if name != other_than]
-        found = [name for name in asked if self.view(name, shard).get("role") == "leader"]
-        return found[0] if len(found) == 1 else None
+        return leader_of({name: self._status(name) for name in self.names if name != other_than}, shard)
+
+    def _status(self, name: str) -> Status:
+        return node_status(self.settings.node(name).address)
 
     def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **parameters: Any) -> dict[str, Any]:
         """GET from a node; raises StepFailed if it does not answer with 200."""
@@ -128,7 +131,7 @@ class Cluster:
         """Wait until each shard has one leader that the nodes named (all of them) know."""
         chosen = tuple(node for node in self.settings.nodes if names is None or node.name in names)
         view = replace(self.settings, nodes=chosen)
-        self.wait("one leader for each shard, known to all", lambda: stack.is_led(view))
+        self.wait("one leader for each shard, known to all", lambda: readiness.is_led(view))
 
     def wait_caught_up(self, name: str, shard: int) -> int:
         """Wait until a node has read as far as the shard's leader had when this was called; return that offset."""
@@ -142,14 +145,14 @@ class Cluster:
     def kill(self, session: Session, name: str) -> Callable[[], None]:
         """SIGKILL a node; return what starts it again, which happens at the end of the drill at the latest."""
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._started(name))
+        start_again = session.touching(f"process {process.pid} of {name}: SIGKILL", lambda: self._start_again(name))
         process.kill()
         return start_again
 
     def stop(self, session: Session, name: str) -> Callable[[], None]:
         """SIGTERM a node and wait for its end; return what starts it again."""
         process = self.member(NODE, name).process
-        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._started(name))
+        start_again = session.touching(f"process {process.pid} of {name}: SIGTERM", lambda: self._start_again(name))
         process.stop(STOP_TIMEOUT_S)
         return start_again
 
@@ -166,15 +169,15 @@ class Cluster:
             old = self.member(NODE, name)
             if old.process.is_running():
                 return old.process
-            started = stack.spawn_node(self.settings, name, detached=self.detached)
+            started = spawning.spawn_node(self.settings, name, detached=self.detached)
             self._replace(started)
         address, process = started.address, started.process
-        answers = wait_until(lambda: stack.node_status(address) is not None or not process.is_running(), WAIT_TIMEOUT_S)
+        answers = wait_until(lambda: node_status(address) is not None or not process.is_running(), WAIT_TIMEOUT_S)
         if not answers or not process.is_running():
             raise Unavailable(f"node {name} does not come up again:\n{log_tail(started.log)}")
         return process
 
-    def _started(self, name: str) -> str:
+    def _start_again(self, name: str) -> str:
         return f"{name} was started again, as process {self.start(name).pid}"
 
     # -- brokers -------------------------------------------------------------------------------------------------------
@@ -183,12 +186,12 @@ class Cluster:
         """SIGKILL a broker (numbers count from 1); return what starts it again."""
         process = self.member(BROKER, f"broker-{number}").process
         start_again = session.touching(
-            f"process {process.pid} of broker-{number}: SIGKILL", lambda: self._broker_started(number)
+            f"process {process.pid} of broker-{number}: SIGKILL", lambda: self._start_broker_again(number)
         )
         process.kill()
         return start_again
 
-    def _broker_started(self, number: int) -> str:
+    def _start_broker_again(self, number: int) -> str:
         self.start_broker(number)
         return f"broker-{number} was started again"
 

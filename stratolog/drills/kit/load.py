@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -21,8 +20,9 @@ from producers.requests.keys import fit_blocks, session_of
 from schemas.records.messages import CommitKey, CreateKey, DeleteKey
 from schemas.sharding import shard_of
 from stratolog.configuration.settings import Settings
+from stratolog.drills.core.journal import Journal, Write
+from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.report import StepFailed
 from stratolog.drills.kit.session import Session
 from stratolog.local.processes import wait_until
 
@@ -36,25 +36,6 @@ DEADLINE_MS = 120_000
 WAIT_S = 120.0
 REMOVE_IN_FLIGHT = 200
 PAGE_ENTRIES = 1_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """A key whose commit was acknowledged: at ``acknowledged_s`` of the monotonic clock, with managed index ``index``."""
-
-    key: str
-    size: int
-    index: int
-    acknowledged_s: float
-
-
-@dataclass(slots=True)
-class Journal:
-    """What a load has tried (key -> size) and what was acknowledged (by key); ``failures`` say why the others were not."""
-
-    tried: dict[str, int] = field(default_factory=dict)
-    acknowledged: dict[str, Write] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
 
 
 def volume_name(drill: str, shard: int, shards: int) -> str:

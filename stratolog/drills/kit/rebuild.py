@@ -21,8 +21,8 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.shell.rocks import RocksStore
 from stratolog.cluster.shard_log import read_entries, topic_id
 from stratolog.configuration.settings import Settings
-from stratolog.drills.kit.logview import Sums, unsigned
-from stratolog.drills.kit.report import CouldNotRun, StepFailed
+from stratolog.drills.core.log_digest import Sums, unsigned
+from stratolog.drills.core.report import CouldNotRun, StepFailed
 from stratolog.drills.kit.session import Session
 
 NODE_NAME = "drill"

@@ -17,7 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from producers.errors import StratologError
-from stratolog.drills.kit.report import CouldNotRun, DrillReport, DrillStep, Finding, StepFailed, verdict_of
+from stratolog.cluster.core.findings import Finding
+from stratolog.drills.core.report import CouldNotRun, DrillReport, DrillStep, StepFailed, verdict_of
 from stratolog.errors import UserError
 from stratolog.local.state import DRILL_LOCK_FILE
 

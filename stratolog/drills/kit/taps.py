@@ -14,7 +14,7 @@ from schemas.codecs.codec import decode_as
 from schemas.codecs.envelopes import responses_in
 from schemas.records.messages import AuditReport, Rejected, Response
 from schemas.topics import OM_AUDIT, OM_REJECTED, OM_RESPONSES
-from stratolog.drills.kit.logview import Sums, unsigned
+from stratolog.drills.core.log_digest import Sums, unsigned
 from stratolog.errors import Unavailable
 
 CONTACT_TIMEOUT_S = 10.0

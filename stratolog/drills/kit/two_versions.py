@@ -45,8 +45,8 @@ from schemas.records.messages import (
     Response,
     SetRequestMode,
 )
-from stratolog.drills.kit.logview import Sums, unsigned
-from stratolog.drills.kit.report import StepFailed
+from stratolog.drills.core.log_digest import Sums, unsigned
+from stratolog.drills.core.report import StepFailed
 from stratolog.drills.kit.taps import now_ms
 
 CLUSTER = "drill"

@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.records.messages import AuditReport, Verdict
-from spark_streaming.verdicts.core.matching import Core, Finding, KeptBarrier, MatchingLimits, ShardAudit
-from spark_streaming.verdicts.state import MatchingState, core_from, core_row
-from tests.support.auditmodel import log_rows, report
+from spark_streaming.verdicts.core.matching import ShardAudit
+from spark_streaming.verdicts.core.shard_state import AuditState, Finding, KeptBarrier, MatchingLimits
+from spark_streaming.verdicts.state import state_from, state_row
+from tests.support.auditmodel import MatchingState, log_rows, report
 from tests.support.logbuilder import LogBuilder
 
 LIMITS = MatchingLimits(report_timeout_ms=1000)
 
 
 class Auditor:
-    """A ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
+    """A ShardAudit whose state goes through its stored form between micro-batches, as in Spark."""
 
     def __init__(self, limits: MatchingLimits = LIMITS, shard: int = 0) -> None:
         self.shard = shard
@@ -28,9 +29,9 @@ class Auditor:
         self.findings: list[Finding] = []
 
     def audit(self) -> ShardAudit:
-        core: Core = core_from(self.row, len(OM_COLUMN_FAMILIES))
+        state: AuditState = state_from(self.row, len(OM_COLUMN_FAMILIES))
         return ShardAudit(
-            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, core=core, store=self.store
+            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, state=state, store=self.store
         )
 
     def take(self, values: list[bytes], reports: list[AuditReport] | None = None, now_ms: int = 0) -> list[Verdict]:
@@ -47,7 +48,7 @@ class Auditor:
         return self.keep(audit, list(audit.expire(now_ms)))
 
     def keep(self, audit: ShardAudit, found: Sequence[Finding]) -> list[Verdict]:
-        self.row = core_row(audit.core)
+        self.row = state_row(audit.state)
         self.findings += found
         return [finding for finding in found if isinstance(finding, Verdict)]
 

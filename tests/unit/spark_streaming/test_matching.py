@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,8 +11,11 @@ import pytest
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
+from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.matching import MatchingLimits
+from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
+from spark_streaming.verdicts.core.shard_state import LogStanding, MatchingLimits, Waiting
+from spark_streaming.verdicts.state import state_from, state_row
 from tests.support.audit.shard_auditor import LIMITS, Auditor, simple_log, told
 from tests.support.auditmodel import log_rows, report
 from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
@@ -328,3 +331,38 @@ def test_a_feature_level_that_the_auditor_does_not_know_ends_the_audit():
     verdicts = Auditor().take(log.values)
     assert {v.verdict for v in verdicts} == {"diverged"}
     assert all(f"feature level {LATEST + 1}" in v.reason for v in verdicts)
+
+
+def standing_after(kinds: Sequence[str]) -> LogStanding:
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    for kind in kinds:
+        state.pass_record(kind)
+    return state.standing
+
+
+def test_what_the_log_alone_says_of_the_rows():
+    assert standing_after([BATCH, DIGEST_BASE]) is LogStanding.SUMMED
+    assert standing_after([REQUEST_BATCH, BATCH, REQUEST_BATCH]) is LogStanding.BLIND
+    assert standing_after([REQUEST_BATCH, DIGEST_BASE]) is LogStanding.SUMMED
+
+
+def test_a_broken_log_stays_broken():
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    state.pass_record(REQUEST_BATCH)
+    state.break_log(LogBroken(7, "why"))
+    state.pass_record(DIGEST_BASE)
+    assert state.standing is LogStanding.BROKEN
+    assert state_from(state_row(state), len(OM_COLUMN_FAMILIES)).standing is LogStanding.BROKEN
+    assert (state.broken_at, state.broken_reason) == (7, "why")
+
+
+def test_where_the_barrier_of_a_report_lies():
+    state = state_from(None, len(OM_COLUMN_FAMILIES))
+    state.position = replace(state.position, next_offset=10)
+    state.waiting[5] = Waiting(deadline_ms=None, index=1, missing=set())
+    assert [place_of(state, at) for at in (4, 5, 10)] == [BarrierPlace.PASSED, BarrierPlace.KEPT, BarrierPlace.AHEAD]
+    state.break_log(LogBroken(9, "why"))
+    places = [place_of(state, at) for at in (5, 8, 9, 10)]
+    assert places == [
+        BarrierPlace.KEPT, BarrierPlace.PASSED, BarrierPlace.BEHIND_BREAK, BarrierPlace.BEHIND_BREAK,
+    ]  # fmt: skip

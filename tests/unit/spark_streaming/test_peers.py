@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 from schemas.column_families import OM_COLUMN_FAMILIES
 from spark_streaming.verdicts.core.digests import from_sparse
-from spark_streaming.verdicts.core.matching import MatchingLimits
 from spark_streaming.verdicts.core.peers import agreed
-from spark_streaming.verdicts.state import core_from, core_row
+from spark_streaming.verdicts.core.shard_state import MatchingLimits
 from tests.support.audit.shard_auditor import Auditor, simple_log, told
 from tests.support.auditmodel import report
 from tests.support.logbuilder import LogBuilder, Rows, digest, signed
@@ -149,19 +147,6 @@ def test_a_dropped_barrier_leaves_nothing_behind():
     verdicts = auditor.take(log.values)
     assert ("om1", "unknown", ALONE) in told(verdicts)
     assert not auditor.store.reports
-
-
-def test_state_of_before_late_validation_is_read():
-    log = simple_log()
-    log.barrier()
-    auditor = Auditor()
-    auditor.take(log.values)
-    assert auditor.row is not None
-    document = json.loads(auditor.row[0])
-    del document["blind"]
-    document["waiting"] = [one[:4] for one in document["waiting"]]
-    core = core_from((json.dumps(document), auditor.row[1]), FAMILIES)
-    assert core_row(core) == auditor.row
 
 
 def test_agreement():

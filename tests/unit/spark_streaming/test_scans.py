@@ -15,10 +15,11 @@ from schemas.column_families import DN_COLUMN_FAMILIES
 from schemas.records.datanode import BlockReport, ContainerDigest
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG
-from spark_streaming.verdicts.core.matching import Finding, MatchingLimits, ShardAudit
+from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.scans import MAX_CONTAINERS, against_log, among_members
-from spark_streaming.verdicts.state import MatchingState, core_from, core_row
-from tests.support.auditmodel import log_rows
+from spark_streaming.verdicts.core.shard_state import Finding, MatchingLimits
+from spark_streaming.verdicts.state import state_from, state_row
+from tests.support.auditmodel import MatchingState, log_rows
 from tests.support.logbuilder import At
 from tests.support.pipelinelog import MEMBERS, PipelineLog, cells, ordinary_pipeline
 
@@ -130,7 +131,7 @@ def test_equal_means_equal(found: dict[int, int], expected: dict[int, int]):
 
 
 class Auditor:
-    """A pipeline's ShardAudit whose core goes through its stored form between micro-batches, as in Spark."""
+    """A pipeline's ShardAudit whose state goes through its stored form between micro-batches, as in Spark."""
 
     def __init__(self, log: PipelineLog, limits: MatchingLimits) -> None:
         self.log, self.limits = log, limits
@@ -149,14 +150,14 @@ class Auditor:
         return self.keep(audit, list(audit.expire(now_ms)))
 
     def audit(self) -> ShardAudit:
-        core = core_from(self.row, len(DN_COLUMN_FAMILIES))
+        state = state_from(self.row, len(DN_COLUMN_FAMILIES))
         return ShardAudit(
-            log=DN_LOG, shard=self.log.shard, families=DN_COLUMN_FAMILIES, limits=self.limits, core=core,
+            log=DN_LOG, shard=self.log.shard, families=DN_COLUMN_FAMILIES, limits=self.limits, state=state,
             store=self.store,
         )  # fmt: skip
 
     def keep(self, audit: ShardAudit, found: list[Finding]) -> list[Verdict]:
-        self.row = core_row(audit.core)
+        self.row = state_row(audit.state)
         verdicts = [one for one in found if isinstance(one, Verdict)]
         assert {one.log for one in verdicts} <= {DN_LOG}
         return [one for one in verdicts if one.basis == BLOCKS]

@@ -17,7 +17,7 @@ import pytest
 
 from producers.errors import NotConnected, OutcomeUnknown, RequestFailed
 from stratolog.cli import exit_code_of
-from stratolog.configuration.settings import load_settings
+from stratolog.configuration.loading import load_settings
 from stratolog.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,

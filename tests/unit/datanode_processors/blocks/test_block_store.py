@@ -14,9 +14,9 @@ from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
+from tests.support.checksums import checksums_of
 
 CELL = 4096
 DATA = os.urandom(10 * CELL + 100)

@@ -9,7 +9,6 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_service import (
     CLOSED,
@@ -48,6 +47,7 @@ from schemas.records.datanode import (
     StreamError,
     WriteChunk,
 )
+from tests.support.checksums import checksums_of
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
 CELL = 512

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import proposals as limits_of
 from datanode_processors.pipeline.core.block_service import DN_FAMILIES, PARTITIONS, BlockService
@@ -21,6 +20,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockCommitted, Member, OpenPipeline, PutBlock
+from tests.support.checksums import checksums_of
 
 WAIT_S = 20.0
 OPENING = OpenPipeline(

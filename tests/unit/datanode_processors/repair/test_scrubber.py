@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import cell_count, checksums_of
+from datanode_processors.blocks.core.checksums import cell_count
 from datanode_processors.blocks.core.digests import container_digest
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.scrubber import (
@@ -24,12 +24,11 @@ from datanode_processors.repair.scrubber import (
     bad_cells,
     read_checksums,
     read_cursor,
-    repair_cells,
-    verify_block,
     write_cursor,
 )
 from schemas.records.datanode import BlockRow
-from schemas.stream_errors import CHECKSUM_MISMATCH, OVERLOADED
+from schemas.stream_errors import OVERLOADED
+from tests.support.checksums import checksums_of
 
 CELL = 512
 FAST = 1 << 40
@@ -74,17 +73,19 @@ class Disk:
             if after is None or (0, 1, local_id) > after:
                 yield 0, 1, local_id, row_of(data)
 
-    def fetch_from(self, data: bytes):
-        def fetch(offset: int, length: int) -> Iterator[tuple[int, bytes]]:
-            for at in range(offset, offset + length, 100):
-                yield at, data[at : min(at + 100, offset + length)]
-
-        return fetch
-
     def repair(self, partition: int, container_id: int, local_id: int, bad: list[int]) -> None:
         self.told.append((partition, container_id, local_id, bad))
-        data = self.blocks[local_id]
-        assert repair_cells(self.store, container_id, local_id, row_of(data), bad, self.fetch_from(data)) == []
+        self.write_cells(local_id, bad)
+
+    def write_cells(self, local_id: int, cells: Iterable[int], length: int | None = None) -> None:
+        """Write what belongs into cells, as a repair does, up to ``length``."""
+        data = self.blocks[local_id][:length]
+        wanted = sorted(cells)
+        offset = min([self.store.written_length(1, local_id), *(cell * CELL for cell in wanted)])
+        with self.store.open_writer(1, local_id, offset, CELL, repair=True) as writer:
+            for cell in wanted:
+                writer.write(cell * CELL, data[cell * CELL : (cell + 1) * CELL])
+            writer.sync()
 
     def scrubber(self, **more: float) -> Scrubber:
         return Scrubber(
@@ -123,7 +124,7 @@ def test_flipped_bits_are_found_and_repaired(disk: Disk):
     for local_id, data in disk.blocks.items():
         assert disk.path(local_id).read_bytes() == data
         assert disk.store.checksums(1, local_id, len(data)) == row_of(data).checksums
-        verify_block(disk.store, 1, local_id, row_of(data))
+        assert bad_cells(disk.store, 1, local_id, row_of(data), no_wait) == []
     assert scrubber.counts.bad_cells == 3
     scrubber.scrub_round()
     assert len(disk.told) == 2
@@ -152,8 +153,7 @@ def test_the_store_no_longer_vouches_for_what_was_found_bad(disk: Disk):
     scrubber = Scrubber(disk.store, disk.committed, lambda *_: None, cursor_file=disk.folder / "cursor")
     scrubber.scrub_block(0, 1, 2, row_of(disk.blocks[2]))
     assert disk.store.checksums(1, 2, CELL) != row_of(disk.blocks[2], CELL).checksums
-    with pytest.raises(BlockError, match=CHECKSUM_MISMATCH):
-        verify_block(disk.store, 1, 2, row_of(disk.blocks[2]))
+    assert bad_cells(disk.store, 1, 2, row_of(disk.blocks[2]), no_wait) == [0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -179,7 +179,8 @@ def test_whatever_is_damaged_missing_or_too_much_is_made_good(
         != content[cell * CELL : min((cell + 1) * CELL, committed)]
     ]
     assert bad_cells(disk.store, 1, 1, row, no_wait) == wrong
-    assert repair_cells(disk.store, 1, 1, row, wrong, disk.fetch_from(content)) == []
+    disk.write_cells(1, wrong, committed)
+    assert bad_cells(disk.store, 1, 1, row, no_wait) == []
     assert disk.path(1).read_bytes()[:committed] == content[:committed]
     assert disk.store.checksums(1, 1, committed, CELL) == row.checksums
 
@@ -193,34 +194,12 @@ def test_a_block_that_is_gone_is_fetched_whole(disk: Disk):
     assert disk.path(3).read_bytes() == data
 
 
-def test_a_peer_with_wrong_or_few_bytes_repairs_nothing(disk: Disk):
-    data = disk.blocks[3]
-    disk.damage(3, 0)
-    damaged = disk.path(3).read_bytes()
-    for peer in (bytes(len(data)), b"", data[:10]):
-        assert repair_cells(disk.store, 1, 3, row_of(data), [0], disk.fetch_from(peer)) == [0]
-        assert disk.path(3).read_bytes() == damaged
-
-
-def test_a_cell_that_cannot_be_had_keeps_out_those_behind_the_end(disk: Disk):
-    data = disk.blocks[3]
-    os.truncate(disk.path(3), 2 * CELL)
-    disk.store = BlockStore(disk.folder)
-    peer = data[: 3 * CELL] + bytes(CELL) + data[4 * CELL :]
-    row = row_of(data)
-    left = repair_cells(disk.store, 1, 3, row, range(2, 10), disk.fetch_from(peer))
-    assert left == list(range(3, 10))
-    assert disk.path(3).read_bytes() == data[: 3 * CELL]
-    assert repair_cells(disk.store, 1, 3, row, left, disk.fetch_from(data)) == []
-    assert disk.path(3).read_bytes() == data
-
-
 def test_a_block_that_is_being_written_is_repaired_later(disk: Disk):
     data = disk.blocks[3]
     disk.damage(3, 0)
     with disk.store.open_writer(1, 3, len(data), CELL):
         with pytest.raises(BlockError, match=OVERLOADED):
-            repair_cells(disk.store, 1, 3, row_of(data), [0], disk.fetch_from(data))
+            disk.write_cells(3, [0])
         scrubber = disk.scrubber()
         scrubber.scrub_round()
         assert scrubber.counts.errors == 1
@@ -228,14 +207,6 @@ def test_a_block_that_is_being_written_is_repaired_later(disk: Disk):
     scrubber.scrub_round()
     assert disk.told == [(0, 1, 3, [0])]
     assert disk.path(3).read_bytes() == data
-
-
-def test_a_repair_is_fsynced_even_without_a_policy(disk: Disk):
-    store = BlockStore(disk.folder, fsync="never")
-    disk.damage(1, 0)
-    data = disk.blocks[1]
-    assert repair_cells(store, 1, 1, row_of(data), [0], disk.fetch_from(data)) == []
-    assert store.fsyncs.files == 1
 
 
 def test_it_goes_on_where_it_was_stopped(disk: Disk):

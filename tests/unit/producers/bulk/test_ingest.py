@@ -8,7 +8,7 @@ import pytest
 from om_processors.errors import OMError
 from producers.bulk.ingest import NAMED_FAILURES, Progress, ingest
 from producers.bulk.listing import actual_listing, differences, expected_listing
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from producers.client import Client
 from producers.errors import OutcomeUnknown, RequestFailed
 from producers.reads.reads import Reads
@@ -82,11 +82,11 @@ def test_a_second_run_is_harmless(client, cluster, tree):
 
 
 def test_volumes_and_buckets_are_those_of_the_rule(client, cluster, tree):
-    placement = Placement(prefix="mine", volumes=3)
-    summary = ingest(client, tree, placement=placement)
+    layout = TreeLayout(prefix="mine", volumes=3)
+    summary = ingest(client, tree, layout=layout)
     assert set(summary.places) == set(cluster.buckets)
     assert all(volume.startswith("mine-") for volume in cluster.volumes)
-    assert differences(expected_listing(tree, placement), listed(cluster, placement=placement)) == []
+    assert differences(expected_listing(tree, layout), listed(cluster, layout=layout)) == []
     assert listed(cluster) == {}
 
 

@@ -8,10 +8,10 @@ import pytest
 from producers.bulk.ingest import ingest_contents
 from producers.bulk.listing import SHA256
 from producers.bulk.read_back import read_back
-from producers.bulk.tree_layout import Placement
+from producers.bulk.tree_layout import TreeLayout
 from tests.support.sdk.datanodes import KIB, World
 
-PLACEMENT = Placement(prefix="tree", volumes=1)
+LAYOUT = TreeLayout(prefix="tree", volumes=1)
 SIZES = {"a.txt": 0, "b.bin": 1, "lib/c.bin": 300 * KIB, "lib/deep/d.bin": 2200 * KIB, "left/e.bin": 10}
 
 
@@ -33,7 +33,7 @@ def tree(tmp_path):
 
 
 def test_every_file_is_on_each_replica(world, tree):
-    summary = ingest_contents(world.client, tree, placement=PLACEMENT, writers=3, leave_out=["left"])
+    summary = ingest_contents(world.client, tree, layout=LAYOUT, writers=3, leave_out=["left"])
     taken = {name: size for name, size in SIZES.items() if not name.startswith("left/")}
     assert (summary.keys, summary.failed_files, summary.bytes) == (len(taken), 0, sum(taken.values()))
     assert summary.requests_per_second * summary.seconds == pytest.approx(2 * len(taken), rel=0.2), "not files/s"
@@ -41,18 +41,18 @@ def test_every_file_is_on_each_replica(world, tree):
     assert {key: info.metadata[SHA256] for key, info in listed.items()} == {
         name: hashlib.sha256((tree / name).read_bytes()).hexdigest() for name in taken
     }
-    found = read_back(world.client, PLACEMENT, readers=3)
+    found = read_back(world.client, LAYOUT, readers=3)
     with_bytes = [size for size in taken.values() if size]
     assert (found.keys, found.replicas, found.bytes) == (len(taken), 3 * len(with_bytes), 3 * sum(with_bytes))
     assert (found.wrong_replicas, found.fewest_replicas) == (0, 3)
 
 
 def test_a_damaged_replica_is_named_though_others_would_do(world, tree):
-    ingest_contents(world.client, tree, placement=PLACEMENT, writers=2)
+    ingest_contents(world.client, tree, layout=LAYOUT, writers=2)
     damaged = next(info for (_, _, key), info in world.cluster.keys.items() if key == "lib/c.bin")
     [block] = damaged.blocks
     world.members(int(block.pipeline.removeprefix("pipeline-")))[1].blocks.damage(block, 1000, b"damage")
-    found = read_back(world.client, PLACEMENT)
+    found = read_back(world.client, LAYOUT)
     [wrong] = found.wrong
     assert found.wrong_replicas == 1
     assert (wrong.path, wrong.replica) == (f"/{damaged.volume}/{damaged.bucket}/lib/c.bin", 1)
@@ -69,7 +69,7 @@ def test_a_file_that_changes_after_it_was_hashed_is_not_committed(world, tree, m
 
     client_open = world.client.open
     monkeypatch.setattr(world.client, "open", open_changed)
-    summary = ingest_contents(world.client, tree, placement=PLACEMENT, writers=1)
+    summary = ingest_contents(world.client, tree, layout=LAYOUT, writers=1)
     [failure] = summary.failures
     assert (failure.relative_path, failure.message) == ("b.bin", "b.bin changed while it was read")
     assert "b.bin" not in {key for _, _, key in world.cluster.keys}
@@ -80,4 +80,4 @@ def test_illegal_numbers_are_refused(world, tree, writers):
     with pytest.raises(ValueError, match=f"writers must be at least 1, not {writers}"):
         ingest_contents(world.client, tree, writers=writers)
     with pytest.raises(ValueError, match=f"readers must be at least 1, not {writers}"):
-        read_back(world.client, PLACEMENT, readers=writers)
+        read_back(world.client, LAYOUT, readers=writers)

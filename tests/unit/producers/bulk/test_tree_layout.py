@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.bulk.tree_layout import MAX_VOLUMES, Placement, bucket_of
+from producers.bulk.tree_layout import MAX_VOLUMES, TreeLayout, bucket_of
 from schemas.sharding import shard_of
 
 LEGAL = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
@@ -16,11 +16,11 @@ PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 
 @given(path=PATHS)
 def test_every_path_has_a_legal_place_and_always_the_same(path):
-    volume, bucket = Placement().place(path)
+    volume, bucket = TreeLayout().bucket_for(path)
     assert LEGAL.fullmatch(volume)
     assert LEGAL.fullmatch(bucket)
-    assert (volume, bucket) == Placement().place(path)
-    assert volume in Placement().volume_names()
+    assert (volume, bucket) == TreeLayout().bucket_for(path)
+    assert volume in TreeLayout().volume_names()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_every_path_has_a_legal_place_and_always_the_same(path):
     ],
 )
 def test_the_first_part_names_the_bucket(path, bucket):
-    assert Placement().place(path)[1] == bucket
+    assert TreeLayout().bucket_for(path)[1] == bucket
 
 
 @pytest.mark.parametrize("part", ["Lib", "python3.11", "a", "__pycache__", "ünïcode", "...", "root", "x" * 300])
@@ -49,38 +49,38 @@ def test_parts_that_look_alike_have_buckets_of_their_own():
 
 
 def test_files_of_one_directory_stay_together():
-    assert len({Placement().place(f"a/b/{number}.py") for number in range(100)}) == 1
+    assert len({TreeLayout().bucket_for(f"a/b/{number}.py") for number in range(100)}) == 1
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
 def test_the_volumes_of_the_default_rule_reach_every_shard(shards):
-    assert {shard_of(volume, shards) for volume in Placement().volume_names()} == set(range(shards))
+    assert {shard_of(volume, shards) for volume in TreeLayout().volume_names()} == set(range(shards))
 
 
 def test_directories_spread_over_all_volumes():
-    placement = Placement()
-    places = {placement.place(f"package/{number}/x.py")[0] for number in range(500)}
-    assert places == set(placement.volume_names())
+    layout = TreeLayout()
+    places = {layout.bucket_for(f"package/{number}/x.py")[0] for number in range(500)}
+    assert places == set(layout.volume_names())
 
 
 @pytest.mark.parametrize("path", ["", "/etc/passwd"])
 def test_what_is_no_relative_path_is_refused(path):
     with pytest.raises(ValueError, match="not the relative path"):
-        Placement().place(path)
+        TreeLayout().bucket_for(path)
 
 
 @pytest.mark.parametrize("prefix", ["", "-a", "a-", "A", "a b", "x" * 59])
 def test_an_illegal_prefix_is_refused_by_name(prefix):
     with pytest.raises(ValueError, match="prefix"):
-        Placement(prefix=prefix)
+        TreeLayout(prefix=prefix)
 
 
 @pytest.mark.parametrize("volumes", [0, MAX_VOLUMES + 1])
 def test_an_illegal_number_of_volumes_is_refused(volumes):
     with pytest.raises(ValueError, match=str(volumes)):
-        Placement(volumes=volumes)
+        TreeLayout(volumes=volumes)
 
 
 def test_the_longest_legal_prefix_gives_legal_volumes():
-    placement = Placement(prefix="x" * 58, volumes=MAX_VOLUMES)
-    assert all(LEGAL.fullmatch(volume) for volume in placement.volume_names())
+    layout = TreeLayout(prefix="x" * 58, volumes=MAX_VOLUMES)
+    assert all(LEGAL.fullmatch(volume) for volume in layout.volume_names())

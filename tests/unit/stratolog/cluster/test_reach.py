@@ -21,7 +21,8 @@ from stratolog.cluster.reach import (
     check_nodes,
     listening,
 )
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable
 from stratolog.local.processes import Process, free_ports
 from stratolog.local.state import StackMember, StackState, write_state

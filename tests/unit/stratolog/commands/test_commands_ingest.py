@@ -54,9 +54,9 @@ def test_many_places_are_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_bucket_takes_every_file() -> None:
     rule = OneBucket(volume="vol1", bucket="bucket1")
-    assert {rule.place(path) for path in ("a", "a/b", "Ünder/x y", "root/z")} == {("vol1", "bucket1")}
+    assert {rule.bucket_for(path) for path in ("a", "a/b", "Ünder/x y", "root/z")} == {("vol1", "bucket1")}
     for wrong in ("", "/a"):
         with pytest.raises(ValueError, match="relative path"):
-            rule.place(wrong)
+            rule.bucket_for(wrong)
     with pytest.raises(UnicodeEncodeError):
-        rule.place("\udcff")
+        rule.bucket_for("\udcff")

@@ -17,7 +17,8 @@ import typer
 
 from stratolog.commands.common import waiting
 from stratolog.commands.common.waiting import interruptible, waits_told
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import EXIT_INTERRUPTED
 from stratolog.local.processes import wait_until
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from stratolog.configuration.cluster_secret import make_secret, read_secret
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.node_configs import node_config
+from stratolog.configuration.settings import Settings
 from stratolog.errors import UsageError
 
 TEXT = "0123456789abcdef" * 4
@@ -70,7 +72,7 @@ def test_it_has_a_size(tmp_path: Path, text: str, said: str):
 
 def test_without_one_a_node_is_told_what_to_do(tmp_path: Path):
     settings = Settings(data_dir=tmp_path)
-    for configure in (lambda: settings.node_config("om1"), settings.secret):
+    for configure in (lambda: node_config(settings, "om1"), settings.secret):
         with pytest.raises(UsageError) as error:
             configure()
         assert str(error.value).startswith(
@@ -95,7 +97,7 @@ def test_the_settings_name_its_file_and_never_hold_it(tmp_path: Path):
     assert 'cluster_secret_file = "/run/secrets/s"' in elsewhere.to_toml()
     secret = settings.secret_file.read_text().strip()
     assert secret not in text
-    assert secret not in repr(settings.node_config("om1"))
+    assert secret not in repr(node_config(settings, "om1"))
     (tmp_path / "stack.toml").write_text(text)
     assert load_settings(tmp_path / "stack.toml", environment={}).secret_file == settings.secret_file
     given = load_settings(environment={"STRATOLOG_CLUSTER_SECRET_FILE": "/run/secrets/s"})

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from producers.requests.caller import default_caller
+from stratolog.configuration.loading import load_settings
 from stratolog.configuration.places import project_directory, stack_directory, user_name, working_directory
-from stratolog.configuration.settings import load_settings
 from stratolog.errors import UsageError
 from stratolog.local import jars
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stratolog.configuration.cluster_secret import make_secret
-from stratolog.configuration.settings import DEFAULT_NODES, NAMES, Settings, load_settings, without_variables
+from stratolog.configuration.loading import load_settings, without_variables
+from stratolog.configuration.node_configs import node_config
+from stratolog.configuration.settings import DEFAULT_NODES, NAMES, Settings
 from stratolog.configuration.settings_values import DatanodeAddress, NodeAddress
 from stratolog.errors import UsageError
 
@@ -255,7 +257,7 @@ def test_options_of_the_command_line_are_checked_and_explicit() -> None:
 def test_a_node_config_is_made_of_the_settings(tmp_path: Path) -> None:
     settings = load_settings(environment={"STRATOLOG_SHARDS": "4", "STRATOLOG_DATA_DIR": str(tmp_path)})
     make_secret(settings.secret_file)
-    config = settings.node_config("om2")
+    config = node_config(settings, "om2")
     assert (config.node, config.address, config.shards) == ("om2", "127.0.0.1:9872", 4)
     assert config.replicas == ("om1", "om2", "om3")
     assert config.data_dir == settings.node_folder("om2") == tmp_path / "nodes" / "om2"
@@ -264,7 +266,7 @@ def test_a_node_config_is_made_of_the_settings(tmp_path: Path) -> None:
 
 def test_an_unknown_node_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="no node 'om4' in the setting 'nodes'; there is: om1, om2, om3"):
-        load_settings(environment={}).node_config("om4")
+        node_config(load_settings(environment={}), "om4")
 
 
 def test_a_child_process_gets_no_variables_of_ours() -> None:

@@ -21,9 +21,9 @@ from schemas.sharding import shard_of
 from stratolog.cli import build_app
 from stratolog.configuration.settings import Settings
 from stratolog.configuration.state_directory import ShardPosition, is_state, read_manifest, write_manifest
-from stratolog.drills.kit.logview import LogEntry
+from stratolog.drills.core.log_survey import LogEntry
+from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.rebuild import TakenCheckpoint, bases_for, checkpoints_of
-from stratolog.drills.kit.report import CouldNotRun
 from stratolog.drills.point_in_time import Moment, time_of
 from stratolog.errors import EXIT_OK
 from tests.support.logbuilder import ordinary_log

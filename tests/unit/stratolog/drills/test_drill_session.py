@@ -11,17 +11,9 @@ from pathlib import Path
 import pytest
 
 from producers.errors import OutcomeUnknown
+from stratolog.cluster.core.findings import Finding
+from stratolog.drills.core.report import COULD_NOT_RUN, FAILED, PASSED, CouldNotRun, DrillStep, StepFailed, verdict_of
 from stratolog.drills.kit import registry
-from stratolog.drills.kit.report import (
-    COULD_NOT_RUN,
-    FAILED,
-    PASSED,
-    CouldNotRun,
-    DrillStep,
-    Finding,
-    StepFailed,
-    verdict_of,
-)
 from stratolog.drills.kit.session import Session, run
 from stratolog.errors import Unavailable, UsageError
 
@@ -69,7 +61,7 @@ def test_steps_and_findings_are_told_in_order_and_end_in_the_report(tmp_path: Pa
     report = run("x", 1, drill, data_dir=tmp_path, session=Session(told.append, begun.append))
     assert begun == ["look"]
     assert [type(item) for item in told] == [DrillStep, Finding]
-    assert (report.verdict, report.passed, report.shard) == (PASSED, True, 1)
+    assert (report.verdict, report.has_passed, report.shard) == (PASSED, True, 1)
     assert [(step.text, step.found) for step in report.steps] == [("look", "three")]
     assert json.loads(json.dumps(report.as_json()))["figures"] == {"seconds": 1.5}
 
@@ -151,7 +143,7 @@ def test_one_drill_at_a_time(tmp_path: Path) -> None:
         inner.append(run("inner", 0, lambda s: s.find(YES), data_dir=tmp_path).reason)
         session.find(YES)
 
-    assert run("outer", 0, outer, data_dir=tmp_path).passed
+    assert run("outer", 0, outer, data_dir=tmp_path).has_passed
     assert inner == [f"another drill runs on the stack in {tmp_path}"]
 
 

@@ -11,9 +11,9 @@ from schemas import result_codes as codes
 from schemas.records.messages import CreateBucket, CreateKey, CreateVolume
 from stratolog.configuration.settings import Settings
 from stratolog.drills import rolling_upgrade
-from stratolog.drills.kit import judgement
+from stratolog.drills.core import version_findings
+from stratolog.drills.core.report import PASSED
 from stratolog.drills.kit.cluster import Cluster
-from stratolog.drills.kit.report import PASSED
 from stratolog.drills.kit.session import run
 from stratolog.drills.kit.two_versions import NEXT, THIS, mixed_shard
 from stratolog.drills.rolling_upgrade import DIRECTIONS, ODD, Direction, mixed
@@ -49,8 +49,10 @@ def test_equal_versions_do_not_diverge_in_either_mode(tmp_path: Path) -> None:
         same = Direction(name=version, versions=dict.fromkeys(("om1", "om2", ODD), version))
         for late in (True, False):
             seen = mixed(tmp_path / f"{version}-{late}", same, late=late)
-            assert judgement.leader_side_holds(version, seen).holds
-            assert not judgement.late_diverges(version, ODD, seen).holds, "a drill that shows nothing does not pass"
+            assert version_findings.leader_side_holds(version, seen).holds
+            assert not version_findings.late_diverges(version, ODD, seen).holds, (
+                "a drill that shows nothing does not pass"
+            )
 
 
 def test_the_versions_differ_in_what_they_say_they_do(tmp_path: Path) -> None:
@@ -66,16 +68,16 @@ def test_the_versions_differ_in_what_they_say_they_do(tmp_path: Path) -> None:
 
 def test_what_a_mixed_shard_is_judged_by(tmp_path: Path) -> None:
     late = mixed(tmp_path / "late", DIRECTIONS[0], late=True)
-    assert judgement.late_diverges("x", ODD, late).holds
+    assert version_findings.late_diverges("x", ODD, late).holds
     for wrong in (
         replace(late, odd=("om2",)), replace(late, rows=()), replace(late, rows=late.rows[:1]),
         replace(late, first_index=None), replace(late, scanned=False),
     ):  # fmt: skip
-        assert not judgement.late_diverges("x", ODD, wrong).holds
+        assert not version_findings.late_diverges("x", ODD, wrong).holds
     led = mixed(tmp_path / "led", DIRECTIONS[0], late=False)
-    assert judgement.leader_side_holds("x", led).holds
+    assert version_findings.leader_side_holds("x", led).holds
     for wrong in (
         replace(led, odd=(ODD,)), replace(led, rows=late.rows), replace(led, first_index=3), replace(led, requests=0),
         replace(led, evidence=(ODD,)), replace(led, scanned=False),
     ):  # fmt: skip
-        assert not judgement.leader_side_holds("x", wrong).holds
+        assert not version_findings.leader_side_holds("x", wrong).holds

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import UserError
 from stratolog.local import stack
 from stratolog.local.orphans import find_orphans

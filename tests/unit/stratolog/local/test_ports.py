@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from stratolog.commands.stack import _print_moved
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import DatanodeAddress
 from stratolog.errors import Unavailable
 from stratolog.local.ports import Moved, with_free_ports

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stratolog.configuration.settings import Settings, load_settings
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import Process
 from stratolog.local.state import (

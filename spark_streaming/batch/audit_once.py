@@ -1,0 +1,85 @@
+"""The audit of all logs to their current ends: the passes of the streaming operator, the oracle, one result.
+
+The barrier to judge at is the last one of a first pass over the topics; further passes, which read only what is new, wait up to
+``report_timeout_ms`` for its reports.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from spark_streaming.batch import oracle
+from spark_streaming.batch.block_reports import judge_blocks
+from spark_streaming.batch.core.computed import LogPoint
+from spark_streaming.batch.core.gathering import GatheredVerdicts, LogPartition, PartitionFacts
+from spark_streaming.batch.core.results import Json, partition_result, whole_result
+from spark_streaming.batch.core.stored_bytes import no_blocks
+from spark_streaming.batch.log_view import LogView, open_view
+from spark_streaming.configuration.audit_config import AuditConfig
+from spark_streaming.records.logs import existing
+from spark_streaming.verdicts.query import start
+from spark_streaming.verdicts.sinks import FindingSink
+
+PAUSE_SECONDS = 0.5
+"""Between passes that wait for reports."""
+
+
+def audit_once(session: SparkSession, config: AuditConfig) -> Json:
+    """Audit to the topics' current end; return the result (:mod:`results`). ``config.work_dir`` is written to."""
+    gathered = GatheredVerdicts()
+    config.work_dir.mkdir(parents=True, exist_ok=True)
+    checkpoint = Path(tempfile.mkdtemp(prefix="audit-once-", dir=config.work_dir))
+    once = replace(config, work_dir=checkpoint, logs=existing(config.bootstrap_servers, config.logs))
+    sink = FindingSink(
+        bootstrap_servers=config.bootstrap_servers, topic=None, output_dir=None, on_written=gathered.on_written
+    )
+    views: list[LogView] = []
+    try:
+        start(session, once, sink, once=True).awaitTermination()
+        gathered.fixed = True
+        views += [open_view(session, config.bootstrap_servers, log) for log in once.logs]
+        gathered.replicas = {
+            LogPartition(view.log.name, shard): fact.replicas for view in views for shard, fact in view.facts.items()
+        }
+        deadline = time.monotonic() + config.report_timeout_ms / 1000
+        while not gathered.is_settled() and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)
+            start(session, once, sink, once=True).awaitTermination()
+        results = {view.log.name: _log_results(session, config, view, gathered) for view in views}
+    finally:
+        for view in views:
+            view.effective.unpersist()
+        shutil.rmtree(checkpoint, ignore_errors=True)
+    return whole_result(
+        [entry for view in views if view.log.every_partition for entry in results[view.log.name]],
+        [entry for view in views if not view.log.every_partition for entry in results[view.log.name]],
+        shards_wanted=any(view.log.every_partition for view in views),
+        blocks_required=config.require_blocks,
+    )
+
+
+def _log_results(session: SparkSession, config: AuditConfig, view: LogView, gathered: GatheredVerdicts) -> list[Json]:
+    """Return what is found of each partition of a log."""
+    until = {
+        partition.shard: LogPoint(barrier.offset, barrier.index)
+        for partition, barrier in gathered.barriers.items()
+        if partition.log == view.log.name
+        and not view.facts.get(partition.shard, PartitionFacts()).is_late(barrier.offset)
+    }
+    computed, counters = oracle.check(view.records, view.log.column_families, view.effective, until)
+    blocks = judge_blocks(session, config.bootstrap_servers, view)
+    results = []
+    for shard in view.partitions():
+        fact = view.facts.get(shard, PartitionFacts())
+        partition = LogPartition(view.log.name, shard)
+        entry = partition_result(partition, gathered, computed.get(shard), counters, fact)
+        if not view.log.every_partition:
+            entry["blocks"] = blocks.get(shard) or no_blocks(fact.replicas)
+        results.append(entry)
+    return results

@@ -1,0 +1,121 @@
+"""What the passes over the topics have found: barriers, what the log says of its partitions, verdicts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from schemas.records.messages import Verdict
+from spark_streaming.records.core.reading import GENESIS
+from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.core.words import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
+
+
+class LogPartition(NamedTuple):
+    """A partition of a log, by the log's name: a shard, or a pipeline."""
+
+    log: str
+    shard: int
+
+
+class VerdictKey(NamedTuple):
+    """What a verdict is about; a later one on the same replaces it."""
+
+    partition: LogPartition
+    node: str
+    basis: str
+
+
+class FactRow(NamedTuple):
+    """A Genesis or Members record that counts, or where and why a log is ``broken``; ``shards`` is Genesis' own."""
+
+    shard: int
+    offset: int
+    kind: str | None
+    shards: int
+    replicas: tuple[str, ...]
+    broken: str | None
+
+
+@dataclass(slots=True)
+class PartitionFacts:
+    """What a partition's Genesis and its last Members record say, and how its log is broken, if it is."""
+
+    shards: int = 0
+    replicas: list[str] = field(default_factory=list)
+    broken: str | None = None
+    late_from: int | None = None
+    """Offset of its first RequestBatch: from there on the oracle cannot compute it."""
+
+    def is_late(self, offset: int) -> bool:
+        """Say whether a RequestBatch lies before ``offset``."""
+        return self.late_from is not None and self.late_from < offset
+
+
+def facts_from(rows: Iterable[FactRow], late_from: Mapping[int, int]) -> dict[int, PartitionFacts]:
+    """Return the facts of each partition from its rows, in the order of offsets, and its first RequestBatch's offset."""
+    found: dict[int, PartitionFacts] = {}
+    for row in rows:
+        fact = found.setdefault(row.shard, PartitionFacts())
+        if row.broken is not None:
+            fact.broken = f"offset {row.offset}: {row.broken}"
+            continue
+        fact.replicas = list(row.replicas)
+        if row.kind == GENESIS:
+            fact.shards = row.shards
+    for shard, offset in late_from.items():
+        found.setdefault(shard, PartitionFacts()).late_from = offset
+    return found
+
+
+@dataclass(slots=True)
+class GatheredVerdicts:
+    """What the passes have found: the barriers to judge at, and verdicts.
+
+    While ``fixed`` is false the last barrier of a shard replaces the one before it; then it is the one to judge.
+    """
+
+    barriers: dict[LogPartition, LogBarrier] = field(default_factory=dict)
+    verdicts: dict[VerdictKey, Verdict] = field(default_factory=dict)
+    replicas: dict[LogPartition, list[str]] = field(default_factory=dict)
+    fixed: bool = False
+
+    def on_written(self, _batch_id: int, verdicts: list[Verdict], barriers: list[LogBarrier]) -> None:
+        """Take a micro-batch."""
+        if not self.fixed:
+            for barrier in sorted(barriers, key=lambda barrier: barrier.offset):
+                self.barriers[LogPartition(barrier.log, barrier.shard)] = barrier
+        for verdict in verdicts:
+            if verdict.basis.endswith(BLOCKS):
+                continue  # among the members alone; here the log's rows are asked
+            key = VerdictKey(LogPartition(verdict.log, verdict.shard), verdict.node, verdict.basis)
+            known = self.verdicts.get(key)
+            last = self.barriers.get(key.partition)
+            is_past = last is not None and verdict.barrier_offset > last.offset and verdict.basis != LOG
+            if not is_past and (known is None or verdict.barrier_offset >= known.barrier_offset):
+                self.verdicts[key] = verdict
+
+    def judged(self, partition: LogPartition, node: str) -> Verdict | None:
+        """Return what counts for a replica: the worst verdict at the barrier; a broken log before it counts too."""
+        last = self.barriers[partition].offset if partition in self.barriers else -1
+        found = [
+            verdict
+            for key, verdict in self.verdicts.items()
+            if key.partition == partition
+            and key.node in (node, "")
+            and (verdict.barrier_offset == last or key.basis == LOG)
+        ]
+        rank = {DIVERGED: 0, UNKNOWN: 1, EQUAL: 2}
+        # Of equally bad ones the one that rests on a scrub says more.
+        return min(
+            found, key=lambda verdict: (rank[verdict.verdict], not verdict.basis.endswith(SCRUBBED)), default=None
+        )
+
+    def is_settled(self) -> bool:
+        """Say whether every replica has a verdict at the barrier of its shard."""
+        return all(
+            (verdict := self.judged(partition, node)) is not None and verdict.verdict != UNKNOWN
+            for partition, nodes in self.replicas.items()
+            for node in nodes
+        )

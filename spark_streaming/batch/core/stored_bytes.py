@@ -1,0 +1,75 @@
+"""What the members of a pipeline say of their stored bytes, against what the log's rows give. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from schemas.records.datanode import BlockReport
+from spark_streaming.verdicts.core.scans import ScanVerdict, against_log
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
+
+Json = dict[str, Any]
+
+
+class ScanHead(NamedTuple):
+    """A BlockReport without its containers: whose it is, after which offset of the log, and where it lies in its own topic."""
+
+    shard: int
+    offset: int
+    node: str
+    log_offset: int
+
+
+def newest_scans(heads: Iterable[ScanHead], members: Mapping[int, set[str]]) -> list[tuple[int, int]]:
+    """Return (partition, offset) of the reports to compare, from heads in the order of their offsets.
+
+    Of each partition those at the newest offset of the log that a majority of its members has reported; if none has a majority's
+    reports, those at the newest offset of all. A member's later report on the same offset replaces the earlier one.
+    """
+    latest: dict[int, dict[int, dict[str, int]]] = {}
+    for head in heads:
+        if head.node in members.get(head.shard, ()):
+            latest.setdefault(head.shard, {}).setdefault(head.log_offset, {})[head.node] = head.offset
+    wanted: list[tuple[int, int]] = []
+    for shard, scans in latest.items():
+        majority = len(members[shard]) // 2 + 1
+        at = max(scans, key=lambda offset: (len(scans[offset]) >= majority, offset))
+        wanted += [(shard, offset) for offset in scans[at].values()]
+    return wanted
+
+
+def blocks_result(
+    members: Sequence[str], at: int, index: int, reports: Sequence[BlockReport], expected: Mapping[int, int]
+) -> Json:
+    """Judge the members' reports at offset ``at``, where the log's index is ``index`` and its rows give ``expected``."""
+    found = {report.datanode: report for report in reports}
+    judged = [_member_result(node, _judge(found.get(node), index, expected)) for node in members]
+    return {"log_offset": at, "index": index, "containers": len(expected), "members": judged}
+
+
+def no_blocks(members: Sequence[str]) -> Json:
+    """Return the result of a pipeline of which no member has reported."""
+    unknown = ScanVerdict(verdict=UNKNOWN, reason="no member has reported its stored bytes yet")
+    judged = [_member_result(node, unknown) for node in members]
+    return {"log_offset": None, "index": None, "containers": None, "members": judged}
+
+
+def are_blocks_ok(entry: Json, *, required: bool) -> bool:
+    """Say whether no member's bytes are ``diverged``; if ``required``, whether all are ``equal``."""
+    verdicts = [member["verdict"] for member in entry["blocks"]["members"]]
+    return all(verdict == EQUAL if required else verdict != DIVERGED for verdict in verdicts)
+
+
+def _judge(report: BlockReport | None, index: int, expected: Mapping[int, int]) -> ScanVerdict:
+    if report is None:
+        return ScanVerdict(verdict=UNKNOWN, reason="no report of its stored bytes at that index")
+    if report.index != index:
+        return ScanVerdict(verdict=UNKNOWN, reason=f"names index {report.index}, at that offset the log's is {index}")
+    return against_log(report, expected)
+
+
+def _member_result(node: str, said: ScanVerdict) -> Json:
+    containers = [asdict(one) | {"blocks": [key.hex() for key in one.blocks]} for one in said.containers]
+    return {"node": node, "verdict": said.verdict, "reason": said.reason, "containers": containers}

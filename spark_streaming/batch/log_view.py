@@ -1,0 +1,44 @@
+"""A log as the oracle reads it, from its beginning to its current end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_streaming.batch import oracle
+from spark_streaming.batch.core.gathering import FactRow, PartitionFacts, facts_from
+from spark_streaming.records import sources
+from spark_streaming.records.core.reading import GENESIS, MEMBERS
+from spark_streaming.records.logs import AuditedLog
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogView:
+    """Raw records of a log, what counts of them (persisted), and what they say of each partition."""
+
+    log: AuditedLog
+    records: DataFrame
+    effective: DataFrame
+    facts: dict[int, PartitionFacts]
+
+    def partitions(self) -> list[int]:
+        """Return the partitions to be judged: those that the log names, and of shards all that Genesis counts."""
+        shards = max((fact.shards for fact in self.facts.values()), default=0) if self.log.every_partition else 0
+        return sorted(set(range(shards)) | set(self.facts))
+
+
+def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) -> LogView:
+    """Read a log to its current end; close the view with ``effective.unpersist()``."""
+    records = sources.bounded(session, sources.log_source(bootstrap_servers, [log]))
+    effective = oracle.effective_records(records).persist()
+    return LogView(log=log, records=records, effective=effective, facts=_facts(effective))
+
+
+def _facts(effective: DataFrame) -> dict[int, PartitionFacts]:
+    told = effective.where(f"kind in ('{GENESIS}', '{MEMBERS}') or broken is not null").orderBy("offset")
+    rows = [
+        FactRow(row.shard, row.offset, row.kind, row.shards, tuple(row.replicas or ()), row.broken)
+        for row in told.collect()
+    ]
+    return facts_from(rows, oracle.first_logged_requests(effective))

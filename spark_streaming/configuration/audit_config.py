@@ -1,0 +1,133 @@
+"""Configuration of the jobs: one frozen object from a JSON file; an unknown or missing name is an error.
+
+Example::
+
+    {"bootstrap_servers": "127.0.0.1:9092", "jars_dir": "/path/to/jars", "work_dir": "/path/to/work"}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from schemas.topics import OM_VERDICTS
+from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
+from spark_streaming.records.session import SparkSettings
+from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
+from spark_streaming.verdicts.core.shard_state import MatchingLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig:
+    """What an audit job needs to know.
+
+    ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Under ``work_dir`` go checkpoint,
+    Parquet output, temporary and health files. ``report_timeout_ms``: how long a barrier waits for a replica's report
+    before ``unknown``, ``scan_timeout_ms`` how long a scan of stored bytes waits for the other members. ``logs``: what is audited, in
+    JSON a list of objects with the fields of AuditedLog; of all but the first only those whose topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: of the batch job, whether
+    all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of throughput.
+    """
+
+    bootstrap_servers: str
+    work_dir: Path
+    jars_dir: Path | None = None
+    jars: tuple[Path, ...] = ()
+    logs: tuple[AuditedLog, ...] = KNOWN_LOGS
+    verdicts_topic: str = OM_VERDICTS
+    report_timeout_ms: int = 10_000
+    scan_timeout_ms: int = 600_000
+    trigger_ms: int = 2_000
+    records_per_trigger: int = RECORDS_PER_TRIGGER
+    reports_per_trigger: int = REPORTS_PER_TRIGGER
+    shuffle_partitions: int = 2
+    master: str = "local[2]"
+    driver_memory: str = "1g"
+    require_blocks: bool = False
+    windows: bool = False
+    window_seconds: int = 10
+    windows_trigger_ms: int = 5_000
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where the audit's query keeps its offsets and state; the name changes with the layout of the state (``verdicts.state``)."""
+        return self.work_dir / "checkpoint-2"
+
+    @property
+    def output_dir(self) -> Path:
+        """Where Parquet goes: ``verdicts``, ``barriers``, ``windows``."""
+        return self.work_dir / "output"
+
+    @property
+    def health_file(self) -> Path:
+        """JSON for a parent that waits for the job to be ready."""
+        return self.work_dir / "health.json"
+
+    @property
+    def limits(self) -> MatchingLimits:
+        """Limits of a shard's audit."""
+        return MatchingLimits(report_timeout_ms=self.report_timeout_ms, scan_timeout_ms=self.scan_timeout_ms)
+
+    def spark(self) -> SparkSettings:
+        """Return the session's settings; raises ValueError if no jar is named."""
+        jars = self.jars or tuple(sorted(self.jars_dir.glob("*.jar")) if self.jars_dir else ())
+        if not jars:
+            raise ValueError(f"no Spark jars: neither 'jars' nor a *.jar in 'jars_dir' ({self.jars_dir})")
+        return SparkSettings(
+            jars=jars,
+            work_dir=self.work_dir / "spark",
+            master=self.master,
+            shuffle_partitions=self.shuffle_partitions,
+            driver_memory=self.driver_memory,
+        )
+
+
+_PATHS = ("work_dir", "jars_dir")
+_POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger", "shuffle_partitions",
+             "window_seconds", "windows_trigger_ms")  # fmt: skip
+
+
+def config_from(values: Mapping[str, Any]) -> AuditConfig:
+    """Return a configuration from plain values; raises ValueError naming what is unknown, missing or wrong."""
+    known = {field.name: field for field in fields(AuditConfig)}
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ValueError(f"unknown settings: {', '.join(unknown)}")
+    missing = [n for n, f in known.items() if f.default is MISSING and n not in values]
+    if missing:
+        raise ValueError(f"missing settings: {', '.join(missing)}")
+    typed = dict(values)
+    for name in _PATHS:
+        if typed.get(name) is not None:
+            typed[name] = Path(typed[name])
+    typed["jars"] = tuple(map(Path, typed.get("jars", ())))
+    if "logs" in typed:
+        typed["logs"] = tuple(map(_audited_log, typed["logs"]))
+    if not typed.get("logs", KNOWN_LOGS):
+        raise ValueError("logs must name at least one log")
+    config = AuditConfig(**typed)
+    for name in _POSITIVE:
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a positive integer, not {value!r}")
+    return config
+
+
+def _audited_log(values: Mapping[str, Any]) -> AuditedLog:
+    try:
+        return AuditedLog(**{**values, "column_families": tuple(values["column_families"])})
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"logs: {values!r} is no log: {error}") from error
+
+
+def load_config(path: Path) -> AuditConfig:
+    """Read a configuration from a JSON file; raises OSError or ValueError naming the file."""
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
+        return config_from(values)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -1,0 +1,177 @@
+"""What the audit of a shard remembers between micro-batches, and the limits of it. Pure.
+
+The log stands in one of three states (:class:`LogStanding`)::
+
+    SUMMED --RequestBatch--> BLIND --DigestBase--> SUMMED      either --the log breaks its contract--> BROKEN, for ever
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from schemas.records.datanode import BlockReport
+from schemas.records.messages import Verdict
+from spark_streaming.records.core.reading import DIGEST_BASE, REQUEST_BATCH, AuditPosition, LogBroken
+from spark_streaming.verdicts.core.digests import Sums
+from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
+
+KEPT_BARRIERS = 256
+"""Barriers whose sums are kept for reports to come: over four minutes at one a second, 14 KiB each."""
+
+EARLY_REPORTS = 1024
+"""Reports kept until their barrier is read."""
+
+KEPT_SCANS = 4
+"""Scans of stored bytes whose reports are kept until all members have reported."""
+
+
+class LogStanding(Enum):
+    """What the log alone says of a shard's rows."""
+
+    SUMMED = "summed"
+    """Its claims give the sums of all rows."""
+    BLIND = "blind"
+    """It holds a RequestBatch: every replica has derived its rows itself, until a DigestBase."""
+    BROKEN = "broken"
+    """It breaks its contract: nothing can be derived from there on."""
+
+
+AFTER_RECORD: Mapping[tuple[LogStanding, str], LogStanding] = {
+    (LogStanding.SUMMED, REQUEST_BATCH): LogStanding.BLIND,
+    (LogStanding.BLIND, DIGEST_BASE): LogStanding.SUMMED,
+}
+"""Where a counting record leads; a record that is not listed changes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KeptBarrier:
+    """What the log says at a barrier; of a ``blind`` one, ``sums`` are what a majority of the replicas has reported."""
+
+    offset: int
+    index: int
+    chain: bytes
+    sums: Sums
+    blind: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LogBarrier:
+    """A barrier as it leaves the audit, with its log; ``sums`` is None where late validation keeps the log from saying them."""
+
+    log: str
+    shard: int
+    offset: int
+    index: int
+    chain: bytes
+    sums: Sums | None
+
+
+Finding = Verdict | KeptBarrier
+"""What the audit puts out: verdicts, and the log's own digest at each barrier."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Waiting:
+    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they were judged unknown.
+
+    At a blind barrier ``held`` are the reports kept until enough of them agree; ``voters`` is None once they did.
+    """
+
+    deadline_ms: int | None
+    index: int
+    missing: set[ReportKey]
+    voters: int | None = None
+    held: set[ReportKey] = field(default_factory=set)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Say whether what is missing has to be judged unknown now."""
+        return self.deadline_ms is not None and self.deadline_ms <= now_ms
+
+
+@dataclass(slots=True, kw_only=True)
+class Scan:
+    """A scan of stored bytes: who has reported, and when it is judged without the others."""
+
+    deadline_ms: int
+    reported: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True, kw_only=True)
+class AuditState:
+    """The small part of a shard's state, loaded and stored with every micro-batch.
+
+    ``early`` gives for each kept report its deadline, None once judged unknown. ``broken_at`` and ``broken_reason`` say where
+    and why the log is BROKEN.
+    """
+
+    position: AuditPosition
+    sums: Sums
+    waiting: dict[int, Waiting] = field(default_factory=dict)
+    early: dict[ReportPlace, int | None] = field(default_factory=dict)
+    scans: dict[int, Scan] = field(default_factory=dict)
+    standing: LogStanding = LogStanding.SUMMED
+    broken_at: int | None = None
+    broken_reason: str = ""
+
+    def pass_record(self, kind: str) -> None:
+        """Take the standing that a counting record of ``kind`` leads to."""
+        self.standing = AFTER_RECORD.get((self.standing, kind), self.standing)
+
+    def break_log(self, broken: LogBroken) -> None:
+        """Remember where and why the log breaks its contract."""
+        self.standing, self.broken_at, self.broken_reason = LogStanding.BROKEN, broken.offset, broken.reason
+
+    def next_deadline_ms(self) -> int | None:
+        """Return when something has to be judged without waiting any longer, None if never."""
+        deadlines = [w.deadline_ms for w in self.waiting.values() if w.deadline_ms is not None]
+        deadlines += [deadline for deadline in self.early.values() if deadline is not None]
+        deadlines += [scan.deadline_ms for scan in self.scans.values()]
+        return min(deadlines, default=None)
+
+
+class MatchingStore(Protocol):
+    """Where kept barriers and reports lie: Spark's state store, or a dict."""
+
+    def put_barrier(self, barrier: KeptBarrier) -> None:
+        """Keep a barrier under its offset."""
+
+    def get_barrier(self, offset: int) -> KeptBarrier:
+        """Return a kept barrier."""
+
+    def drop_barrier(self, offset: int) -> None:
+        """Forget a kept barrier."""
+
+    def put_report(self, report: ReplicaReport) -> None:
+        """Keep a report at its place."""
+
+    def get_report(self, place: ReportPlace) -> ReplicaReport:
+        """Return a kept report."""
+
+    def drop_report(self, place: ReportPlace) -> None:
+        """Forget a kept report."""
+
+    def put_blocks(self, report: BlockReport) -> None:
+        """Keep a member's report of blocks under (barrier offset, node)."""
+
+    def get_blocks(self, offset: int, node: str) -> BlockReport:
+        """Return a kept report of blocks."""
+
+    def drop_blocks(self, offset: int, node: str) -> None:
+        """Forget a kept report of blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchingLimits:
+    """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier.
+
+    ``scan_timeout_ms`` counts from the first report of stored bytes: reading a disk takes one member longer than another.
+    """
+
+    report_timeout_ms: int = 10_000
+    scan_timeout_ms: int = 600_000
+    kept_scans: int = KEPT_SCANS
+    kept_barriers: int = KEPT_BARRIERS
+    early_reports: int = EARLY_REPORTS

@@ -1,0 +1,37 @@
+"""The audit's streaming query, as both jobs start it."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_streaming.configuration.audit_config import AuditConfig
+from spark_streaming.records import sources
+from spark_streaming.records.logs import existing
+from spark_streaming.records.transforms import audit_rows
+from spark_streaming.verdicts.audit import audit
+from spark_streaming.verdicts.sinks import FindingSink
+
+
+def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> DataFrame:
+    """Return the stream of findings over the configured topics."""
+    servers = config.bootstrap_servers
+    logs = existing(servers, config.logs)
+    rows = audit_rows(
+        sources.stream(session, sources.log_source(servers, logs), per_trigger=config.records_per_trigger),
+        sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
+        logs,
+    )
+    return audit(rows, logs, config.limits, timers=timers)
+
+
+def start(session: SparkSession, config: AuditConfig, sink: FindingSink, *, once: bool) -> StreamingQuery:
+    """Start the audit; with ``once`` it ends at the topics' current end, else it runs until stopped."""
+    # A query keeps the number of its first start in its checkpoint.
+    session.conf.set("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
+    rows = findings(session, config, timers=not once)
+    writer = rows.writeStream.queryName("audit").outputMode("update").foreachBatch(sink)
+    writer = writer.option("checkpointLocation", str(config.checkpoint_dir.resolve()))
+    if once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{config.trigger_ms} milliseconds").start()

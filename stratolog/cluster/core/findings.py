@@ -1,0 +1,14 @@
+"""What a look at a cluster has found out. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A question, whether the answer is yes, and what was seen."""
+
+    question: str
+    holds: bool
+    seen: str

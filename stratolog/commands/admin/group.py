@@ -1,0 +1,34 @@
+"""``stratolog admin``: what an operator does after a divergence, and to single nodes of the local stack.
+
+A repair goes: find the wrong replica (``stratolog audit --once``, ``debug digest``), stop its node, ``admin rebuild`` it, start
+it again. If the *log's* claims were wrong, its digest sums stay wrong after the replicas are right: ``admin digest-base`` logs
+new ones, from the batch oracle (design, section 3).
+"""
+
+from __future__ import annotations
+
+import typer
+
+from stratolog.commands.admin import fleet, members, modes, transfer, unflag, upgrades
+from stratolog.commands.admin.digest_base import digest_base
+from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
+from stratolog.commands.admin.secret import make_cluster_secret
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(
+        no_args_is_help=True, help="Leaders, members, datanodes, upgrades, repairs; single nodes of the local stack."
+    )
+    group.command("digest-base")(digest_base)
+    group.command("rebuild")(rebuild)
+    group.command("stop-node")(stop_node)
+    group.command("start-node")(start_node)
+    group.command("make-secret")(make_cluster_secret)
+    unflag.register(group)
+    transfer.register(group)
+    members.register(group)
+    upgrades.register(group)
+    modes.register(group)
+    fleet.register(group)
+    app.add_typer(group, name="admin")

@@ -1,0 +1,81 @@
+"""``stratolog sh volume|bucket|key ...``: the object store from the shell, in the way of ``ozone sh``.
+
+Addresses and sizes are those of ``stratolog.commands.common.addresses``. Writing commands say what they did, and with ``--json``
+at which position, so that a later read with ``--consistency session --session SHARD:INDEX`` sees it; listings with
+``--json`` are one object a line. What a server refuses is printed with its code, exit status 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stratolog.commands.common.invocation import Invocation
+from stratolog.commands.sh import key_bytes
+from stratolog.commands.sh.buckets import (
+    bucket_info,
+    clear_bucket_quota,
+    create_bucket,
+    delete_bucket,
+    list_buckets,
+    set_bucket_quota,
+    update_bucket,
+)
+from stratolog.commands.sh.keys import create_key, delete_key, key_info, list_keys, rename_key
+from stratolog.commands.sh.volumes import (
+    clear_volume_quota,
+    create_volume,
+    delete_volume,
+    list_volumes,
+    set_volume_quota,
+    update_volume,
+    volume_info,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the groups."""
+    shell = typer.Typer(no_args_is_help=True, help="Volumes, buckets and keys, in the way of 'ozone sh'.")
+    shell.callback()(_shell)
+    groups: Mapping[str, Mapping[str, Any]] = {
+        "volume": {
+            "create": create_volume, "info": volume_info, "list": list_volumes, "delete": delete_volume,
+            "update": update_volume, "set-quota": set_volume_quota, "clear-quota": clear_volume_quota,
+        },
+        "bucket": {
+            "create": create_bucket, "info": bucket_info, "list": list_buckets, "delete": delete_bucket,
+            "update": update_bucket, "set-quota": set_bucket_quota, "clear-quota": clear_bucket_quota,
+        },
+        "key": {
+            "create": create_key, "info": key_info, "list": list_keys, "delete": delete_key, "rename": rename_key,
+        },
+    }  # fmt: skip
+    for name, commands in groups.items():
+        group = typer.Typer(no_args_is_help=True, help=f"{name.capitalize()}s.")
+        for verb, command in commands.items():
+            group.command(verb)(command)
+        # As Ozone spells them.
+        for alias, verb in (("setquota", "set-quota"), ("clrquota", "clear-quota")):
+            if verb in commands:
+                group.command(alias, hidden=True)(commands[verb])
+        if name == "key":
+            key_bytes.register(group)
+        shell.add_typer(group, name=name)
+    app.add_typer(shell, name="sh")
+
+
+def _shell(
+    context: typer.Context, *,
+    at: Annotated[
+        Path | None,
+        typer.Option(
+            "--at", file_okay=False, exists=True, metavar="DIR",
+            help="Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the running stack.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    context.obj = replace(context.ensure_object(Invocation), at=at)

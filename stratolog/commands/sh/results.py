@@ -1,0 +1,54 @@
+"""What commands of ``stratolog sh`` have in common: quotas that are given or not, what was done, listings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from stratolog.commands.common.addresses import Address
+from stratolog.commands.common.output import console, notes, print_json
+from stratolog.commands.sh.rows import print_rows
+from stratolog.errors import UsageError
+
+if TYPE_CHECKING:
+    from producers.client import Client
+
+NO_QUOTA = -1
+"""The value of a quota that means none (``schemas.records.messages.UNLIMITED``)."""
+
+QUOTAS = ("quota_in_bytes", "quota_in_namespace")
+
+
+def quota_or_unlimited(given: int | None) -> int:
+    """Return the quota to be written: no quota if none is given."""
+    return NO_QUOTA if given is None else given
+
+
+def check_quota_given(*quotas: object) -> None:
+    """Raise UsageError if a command about quotas was given none."""
+    if all(quota is None for quota in quotas):
+        raise UsageError("which quota? give --space-quota or --namespace-quota, or both")
+
+
+def print_done(what: str, address: Address, client: Client, as_json: bool) -> None:
+    """Say what was done, and where in the log."""
+    if as_json:
+        positions = {str(shard): index for shard, index in client.positions.items()}
+        print_json({"done": what, "address": str(address), "positions": positions})
+    else:
+        console.print(f"{what} {address}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_list(title: str, columns: tuple[str, ...], found: Iterable[Any], length: int | None, as_json: bool) -> None:
+    """Print the first ``length`` rows (None: all) as they come, and say if there are more."""
+    rows = iter(found)
+    shown = islice(rows, length)
+    if as_json:
+        for row in shown:
+            print_json(asdict(row))
+    else:
+        print_rows(title, columns, shown)
+    if length is not None and next(rows, None) is not None:
+        notes.print("there are more: give --length, --all or --start", highlight=False)

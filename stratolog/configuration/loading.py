@@ -1,0 +1,99 @@
+"""Where settings come from: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
+
+The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
+(``stratolog.configuration.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's
+variable is its name in capitals: ``bootstrap_servers`` is ``STRATOLOG_BOOTSTRAP_SERVERS``.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stratolog.configuration.places import (
+    DEFAULT_FILE,
+    expanded,
+    is_homeless,
+    project_directory,
+    stack_directory,
+    working_directory,
+)
+from stratolog.configuration.settings import PREFIX, Settings, read_setting
+from stratolog.errors import UsageError
+
+CONFIG_VARIABLE = "STRATOLOG_CONFIG"
+
+
+def load_settings(path: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings from ``path`` (or where the module's docstring says) and the environment.
+
+    Raises UsageError naming what is wrong and where.
+    """
+    variables = os.environ if environment is None else environment
+    here = working_directory()
+    named = path or (Path(variables[CONFIG_VARIABLE]) if variables.get(CONFIG_VARIABLE) else None)
+    root = here if named else project_directory(here)
+    in_file = _from_file(expanded(named) if named else _default_file(root))
+    in_environment = _from_environment(variables)
+    given = in_file | in_environment
+    settings = replace(Settings(), **given, explicit=frozenset(given))
+    if "data_dir" in in_environment:
+        root = here
+    elif "data_dir" not in in_file and named:
+        root = stack_directory(here)
+    # Absolute from here on: a process that is started later may have another working directory.
+    return replace(
+        settings,
+        data_dir=_absolute("data_dir", root, settings.data_dir),
+        cache_dir=_cache_dir(here, settings.cache_dir),
+        cluster_secret_file=None
+        if (file := settings.cluster_secret_file) is None
+        else _absolute("cluster_secret_file", root, file),
+    )
+
+
+def _absolute(name: str, root: Path, path: Path) -> Path:
+    found = expanded(path)
+    if is_homeless(found):
+        raise UsageError(f"setting '{name}': no home directory is known for {found}: give an absolute path")
+    return root / found
+
+
+def _cache_dir(root: Path, path: Path) -> Path:
+    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
+    found = expanded(path)
+    return found if is_homeless(found) else root / found
+
+
+def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without ``STRATOLOG_*``, for a process that takes its settings from a file alone."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+
+
+def _default_file(root: Path) -> Path | None:
+    """Return the project's settings file, None if it has none."""
+    return root / DEFAULT_FILE if os.path.isfile(root / DEFAULT_FILE) else None
+
+
+def _from_file(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"settings file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"settings file {path} is not TOML: {error}") from error
+    return {name: read_setting(name, value, str(path)) for name, value in content.items()}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    given = {}
+    for variable, value in environment.items():
+        if variable.startswith(PREFIX) and variable != CONFIG_VARIABLE:
+            given[variable.removeprefix(PREFIX).lower()] = read_setting(variable, value, "the environment")
+    return given

@@ -1,0 +1,71 @@
+"""What nodes and datanodes are started with, as the settings say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stratolog.configuration.settings import Settings
+
+if TYPE_CHECKING:
+    from datanode_processors.config import DatanodeConfig
+    from om_processors.config import NodeConfig
+
+
+def node_config(settings: Settings, name: str) -> NodeConfig:
+    """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+    from om_processors.config import NodeConfig
+
+    own = settings.node(name)
+    return NodeConfig(
+        node=own.name,
+        cluster=settings.cluster,
+        address_host=own.host,
+        address_port=own.port,
+        bootstrap_servers=settings.bootstrap_servers,
+        shards=settings.shards,
+        replicas=tuple(node.name for node in settings.nodes),
+        data_dir=settings.node_folder(own.name),
+        pipelines=settings.pipelines,
+        datanodes=tuple(node.name for node in settings.datanodes),
+        datanode_timeout_ms=settings.datanode_timeout_ms,
+        open_key_expire_threshold_ms=settings.open_key_expire_threshold_ms,
+        block_bytes=settings.block_bytes,
+        container_bytes=settings.container_bytes,
+        session_timeout_ms=settings.session_timeout_ms,
+        max_queued_requests=settings.max_queued_requests,
+        watchdog_ms=settings.watchdog_ms,
+        barrier_interval_ms=settings.barrier_interval_ms,
+        scrub_interval_ms=settings.scrub_interval_ms,
+        late_flush_interval_ms=settings.late_flush_interval_ms,
+        secret=settings.secret(),
+        http_hosts=settings.own_hosts(),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        write_audit=settings.write_audit,
+    )
+
+
+def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
+    """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+    from datanode_processors.config import DatanodeConfig
+
+    own = settings.datanode(name)
+    return DatanodeConfig(
+        node=own.name,
+        cluster=settings.cluster,
+        host=own.host,
+        port=own.port,
+        http_port=own.http_port,
+        bootstrap_servers=settings.bootstrap_servers,
+        data_dir=settings.data_dir / "datanodes" / own.name,
+        rack=settings.rack_of(own.name),
+        fsync=settings.datanode_fsync,
+        reserve_bytes=settings.datanode_reserve_bytes,
+        barrier_interval_ms=settings.barrier_interval_ms,
+        scrub_interval_ms=settings.scrub_interval_ms,
+        container_bytes=settings.container_bytes,
+        secret=settings.secret(),
+        http_hosts=settings.own_hosts(),
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+    )

@@ -1,0 +1,118 @@
+"""Findings on what a load has written, and on who took it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from stratolog.cluster.core.findings import Finding
+from stratolog.drills.core.journal import Journal, Write
+from stratolog.drills.core.log_survey import Claim, Recorded
+from stratolog.drills.core.wording import named
+
+
+def nothing_lost(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
+    """Judge each node's listing (key -> size): all that was acknowledged is there, as it was written."""
+    wrong = [
+        f"{node}: {key} has {listing.get(key, 'no')} bytes, {write.size} were acknowledged"
+        for node, listing in listings.items()
+        for key, write in journal.acknowledged.items()
+        if listing.get(key) != write.size
+    ]
+    seen = f"{len(journal.acknowledged)} acknowledged keys on {', '.join(listings)}"
+    return Finding(
+        question="every acknowledged write is on every replica",
+        holds=not wrong and bool(journal.acknowledged) and bool(listings),
+        seen=named(wrong) if wrong else seen,
+    )
+
+
+def nothing_invented(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
+    """Judge that nodes have nothing but what was tried, and all of them the same."""
+    wrong = [
+        f"{node}: {key}"
+        for node, listing in listings.items()
+        for key, size in listing.items()
+        if journal.tried.get(key) != size
+    ]
+    if not wrong and len({tuple(sorted(listing.items())) for listing in listings.values()}) > 1:
+        wrong = ["the replicas list different keys"]
+    unknown = len(journal.tried) - len(journal.acknowledged)
+    return Finding(
+        question="the replicas hold nothing that was not written, and the same keys",
+        holds=not wrong,
+        seen=named(wrong) if wrong else f"{unknown} writes without an acknowledgement, {len(journal.failures)} failed",
+    )
+
+
+def applied_once(
+    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int], listings: Mapping[str, Mapping[str, int]],
+    counters: Mapping[str, Mapping[str, int]],
+) -> Finding:  # fmt: skip
+    """Judge from the log's results and the replicas' counters that no call had two effects.
+
+    A call that was logged for late validation may be in the log twice: there only the rows tell, and counters are rows.
+    """
+    twice = [call.hex() for call, found in calls.items() if sum(result.recorded for result in found) > 1]
+    wrong = [f"call {call} has several results in the log" for call in twice]
+    for node, listing in listings.items():
+        expected = {"used_bytes": sum(listing.values()), "used_namespace": len(listing)}
+        if counters.get(node) != expected:
+            wrong.append(f"{node} counts {counters.get(node)}, its keys give {expected}")
+    late = f", {len(late_calls)} validated late" if late_calls else ""
+    return Finding(
+        question="no write was applied twice",
+        holds=not wrong and bool(calls or late_calls),
+        seen=named(wrong)
+        if wrong
+        else f"{len(calls)} calls with one result each{late}, counters equal to the keys listed",
+    )
+
+
+def failover_s(journal: Journal, fault_s: float, claims: Sequence[Claim], old_term: int) -> float | None:
+    """Return seconds from a fault to the first acknowledgement of a write that a later leader executed; None if there is none."""
+    later = [claim for claim in claims if claim.term > old_term]
+    if not later:
+        return None
+    moments = [write.acknowledged_s for write in by_later_leader(journal, later[0])]
+    return min(moments) - fault_s if moments else None
+
+
+def by_later_leader(journal: Journal, claim: Claim) -> list[Write]:
+    """Return the acknowledged writes that were executed under a claim or a later one."""
+    return [write for write in journal.acknowledged.values() if write.index > claim.index_before]
+
+
+def failed_over(victim: str, successor: str, pause_s: float | None) -> Finding:
+    """Judge that another node than the victim led and acknowledged writes, ``pause_s`` after the fault."""
+    seen = "no write was acknowledged by a later leader" if pause_s is None else f"{pause_s:.2f} s after the kill"
+    return Finding(
+        question="another node leads and acknowledges writes",
+        holds=pause_s is not None and successor != victim,
+        seen=f"{successor} leads after {victim}; {seen}",
+    )
+
+
+def pause_after(journal: Journal, fault_s: float) -> float:
+    """Return the longest time between two acknowledgements, from the last one before the fault on, in seconds."""
+    moments = sorted(write.acknowledged_s for write in journal.acknowledged.values())
+    before = [moment for moment in moments if moment <= fault_s][-1:] or [fault_s]
+    after = [moment for moment in moments if moment > fault_s]
+    return max((later - earlier for earlier, later in pairwise([*before, *after])), default=0.0)
+
+
+def written_without(broker: int, writes: int, in_sync: int) -> Finding:
+    """Judge that writes went on while a broker was missing from the log's replicas in sync."""
+    return Finding(
+        question="writes go on without the broker", holds=in_sync == 2,
+        seen=f"{writes} more writes acknowledged, {in_sync} replicas of the log in sync without broker-{broker}",
+    )  # fmt: skip
+
+
+def in_sync(found: Mapping[int, int], wanted: int) -> Finding:
+    """Judge the number of replicas in sync of each partition."""
+    behind = [f"partition {number}: {count}" for number, count in found.items() if count < wanted]
+    return Finding(
+        question="the broker's replicas are in sync again", holds=not behind and bool(found),
+        seen=named(behind) or f"{wanted} replicas of each of {len(found)} partitions",
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+"""Settings of a stack that is about to start: what its data directory has fixed, and addresses that are free."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stratolog.configuration.loading import load_settings
+from stratolog.configuration.settings import Settings
+from stratolog.errors import UsageError
+from stratolog.local.ports import Moved, free_datanodes, with_free_ports
+from stratolog.local.state import SETTINGS_FILE, StackState
+
+FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
+"""Settings that are built into the data: a stack's data directory refuses others."""
+
+
+def effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
+    """Return the settings with the addresses that the stack has or gets, and which of these are not as they should be."""
+    path = settings.data_dir / SETTINGS_FILE
+    if not path.exists():
+        return with_free_ports(settings)
+    stored = load_settings(path, environment={})
+    for name in FIXED:
+        if getattr(settings, name) != getattr(stored, name):
+            if name in settings.explicit:
+                raise UsageError(
+                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
+                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
+                    "('stratolog down --remove-data')"
+                )
+            settings = replace(settings, **{name: getattr(stored, name)})
+    names = ", ".join(node.name for node in stored.nodes)
+    if "nodes" in settings.explicit and [node.name for node in settings.nodes] != [node.name for node in stored.nodes]:
+        raise UsageError(
+            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' change "
+            "them, or use another data_dir"
+        )
+    if "nodes" not in settings.explicit:
+        settings = replace(settings, nodes=stored.nodes)
+    moved: list[Moved] = []
+    settings = _with_datanodes(settings, stored, moved, running=bool(before.running()))
+    if before.running():
+        return replace(settings, bootstrap_servers=stored.bootstrap_servers, nodes=stored.nodes), tuple(moved)
+    return with_free_ports(settings)
+
+
+def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:
+    """Return the settings with the datanodes that the stack has, and those that are new.
+
+    One that has data stays, with its address while the stack runs. Raises UsageError if one is to go, or if a running stack that has
+    none is to get some: its nodes allocate blocks elsewhere.
+    """
+    if "datanodes" not in settings.explicit:
+        return replace(settings, datanodes=stored.datanodes, racks=stored.racks)
+    known = {node.name: node for node in stored.datanodes}
+    wanted = {node.name for node in settings.datanodes}
+    if gone := [name for name in known if name not in wanted]:
+        raise UsageError(
+            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold blocks; "
+            "'stratolog admin datanode decommission' first, or use another data_dir"
+        )
+    if running and wanted and not known:
+        raise UsageError(f"the stack in {settings.data_dir} runs without datanodes: 'stratolog down' first")
+    if not running:
+        return settings
+    taken = {port for node in stored.datanodes for port in (node.port, node.http_port)}
+    new = [node for node in settings.datanodes if node.name not in known]
+    free = {node.name: node for node in free_datanodes(settings, new, taken, moved)}
+    return replace(settings, datanodes=tuple(known.get(node.name) or free[node.name] for node in settings.datanodes))

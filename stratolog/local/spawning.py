@@ -1,0 +1,79 @@
+"""Processes of nodes, datanodes and the Spark audit: their commands, their environment, their start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from stratolog.configuration.loading import CONFIG_VARIABLE, without_variables
+from stratolog.configuration.settings import Settings
+from stratolog.local.jars import spark_jars
+from stratolog.local.processes import spawn
+from stratolog.local.state import DATANODE, NODE, SETTINGS_FILE, StackMember
+
+
+def node_command(name: str) -> list[str]:
+    """Return the command of one Object Manager node's process."""
+    return [sys.executable, "-m", "stratolog", "node", "run", name]
+
+
+def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
+    """Start the process of one node, with the settings of the stack; return it at once."""
+    log = settings.data_dir / "logs" / f"{name}.log"
+    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    process = spawn(node_command(name), log=log, detached=detached, env=environment)
+    return StackMember(kind=NODE, name=name, address=settings.node(name).address, log=log, process=process, extra={})
+
+
+def datanode_command(name: str) -> list[str]:
+    """Return the command of one datanode's process."""
+    return [sys.executable, "-m", "stratolog", "datanode", "run", name]
+
+
+def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
+    """Start the process of one datanode, with the settings of the stack; return it at once."""
+    log = settings.data_dir / "logs" / f"{name}.log"
+    environment = node_environment(settings.data_dir / SETTINGS_FILE)
+    process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
+    address = settings.datanode(name).address
+    return StackMember(kind=DATANODE, name=name, address=address, log=log, process=process, extra={})
+
+
+def node_environment(settings_file: Path) -> Mapping[str, str]:
+    """Return the environment of a process that takes its settings from ``settings_file`` alone."""
+    return {**without_variables(os.environ), CONFIG_VARIABLE: str(settings_file)}
+
+
+def audit_folder(settings: Settings) -> Path:
+    """Return where the Spark audit of the local stack keeps its checkpoint, output and health."""
+    return settings.data_dir / "audit"
+
+
+def audit_command(settings: Settings) -> list[str]:
+    """Write the configuration of the Spark audit (``spark_streaming.configuration.audit_config``) and return its process's command."""
+    folder = audit_folder(settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "work_dir": str(folder),
+        "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
+    }
+    path = folder / "audit.json"
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    return [sys.executable, "-m", "spark_streaming.jobs.audit_stream", "--config", str(path)]
+
+
+def audit_health(settings: Settings) -> dict[str, object]:
+    """Return what the running audit says of itself (``spark_streaming.jobs.health``); empty if nothing yet."""
+    try:
+        found = json.loads((audit_folder(settings) / "health.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+SOURCES = Path(__file__).resolve().parents[2]
+"""Where our packages are."""

@@ -1,0 +1,39 @@
+"""What nodes and datanodes answer over HTTP."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import httpx
+
+from stratolog.configuration.settings import Settings
+
+HTTP_TIMEOUT_S = 2.0
+
+
+@cache
+def _http() -> httpx.Client:
+    """Return the process's one client: making one takes longer than asking with it."""
+    return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
+
+
+def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
+    """Return the ``/status`` of each Object Manager node by its name, None of one that does not answer."""
+    return {node.name: node_status(node.address) for node in settings.nodes}
+
+
+def node_status(address: str) -> dict[str, Any] | None:
+    """Return a node's ``/status``, or None if it does not answer."""
+    return node_answer(address, "/status")
+
+
+def node_answer(address: str, path: str) -> dict[str, Any] | None:
+    """Return a node's answer to a GET, or None if it does not answer, or with an error."""
+    try:
+        answer = _http().get(f"http://{address}{path}")
+        answer.raise_for_status()
+        found = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
