@@ -28,6 +28,7 @@ from replicated_db.core.leading.leader import (
     Proposal,
     Reply,
     Service,
+    Wait,
     claim_for,
 )
 from replicated_db.core.log.log_reads import read_log
@@ -375,51 +376,30 @@ class LeaderLoop:
         elapsed_ms = self._clock.elapsed_ms()
         if leader.is_stale(elapsed_ms):
             self._append(appender, leader.seal())
-        at_once: list[Reply] = []
-        if leader.state.late or leader.late_pending:
-            proposals = self._execute_or_log(leader, appender, proposals, elapsed_ms, at_once)
-        else:
-            self._held = ()
-            for number, proposal in enumerate(proposals):
-                if proposal.begins_batch:  # it may change the modes of those behind it
-                    rest = self._execute_or_log(leader, appender, proposals[number:], elapsed_ms, at_once)
-                    proposals = [*proposals[:number], *rest]
-                    break
-                if not leader.has_room():
-                    self._append(appender, leader.seal())
-                if (reply := leader.execute(proposal, elapsed_ms)) is not None:
-                    at_once.append(reply)
-        self.requests += len(proposals)
-        if at_once:
-            self._outbox.reply(at_once)
+        taken = self._offer(leader, appender, proposals, elapsed_ms)
+        self.requests += taken
         if leader.in_flight == 0 or leader.building >= PIPELINE_BATCH or not leader.has_room():
             self._append(appender, leader.seal())
-        if not proposals and leader.in_flight:
+        if not taken and leader.in_flight:
             self._poll(leader, appender, REPORT_WAIT_S)
 
-    def _execute_or_log(
-        self, leader: Leader, appender: Appender, proposals: Sequence[Proposal], elapsed_ms: int, at_once: list[Reply]
-    ) -> Sequence[Proposal]:
-        """Execute or log proposals, each in the mode of its type; return those that were taken and hold back the others.
-
-        Logged requests go right behind executed ones; to execute again, the logged ones must have settled first. What begins a batch
-        waits until all before it have: it may have to compare what the rows have come to.
-        """
+    def _offer(self, leader: Leader, appender: Appender, proposals: Sequence[Proposal], elapsed_ms: int) -> int:
+        """Have the leader take proposals; return how many it took, and hold back the others until what is in flight has settled."""
+        at_once: list[Reply] = []
+        taken = len(proposals)
         for number, proposal in enumerate(proposals):
-            late = leader.is_late(proposal)
-            if not leader.has_room() or (
-                leader.executed_building if late else proposal.begins_batch and leader.building
-            ):
+            while (said := leader.take(proposal, elapsed_ms)) is Wait.SEAL:
                 self._append(appender, leader.seal())
-            if not late and (leader.late_pending or (proposal.begins_batch and not leader.settled)):
+            if isinstance(said, Reply):
+                at_once.append(said)
+            elif said is Wait.SETTLE:
                 self._append(appender, leader.seal())
-                self._held = proposals[number:]
-                return proposals[:number]
-            reply = leader.log(proposal, elapsed_ms) if late else leader.execute(proposal, elapsed_ms)
-            if reply is not None:
-                at_once.append(reply)
-        self._held = ()
-        return proposals
+                taken = number
+                break
+        self._held = proposals[taken:]
+        if at_once:
+            self._outbox.reply(at_once)
+        return taken
 
     def _drain(self, leader: Leader, appender: Appender) -> bool:
         """Seal and settle what was taken; return whether nothing is left."""

@@ -117,11 +117,6 @@ class Transaction:
             raise Refused(f"a second checkpoint {name!r} in one transaction")
         self.checkpoint_name = name
 
-    @property
-    def acts_on_log(self) -> bool:
-        """Whether it asks for more than operations: a checkpoint, or a record of its own before the batch."""
-        return self.checkpoint_name is not None or self.control_operation is not None
-
     def digest_base(self, slots: list[int], sums: list[int], basis: str, *, forced: bool = False) -> None:
         """Ask for a DigestBase right before this batch, whose first request this must be.
 
