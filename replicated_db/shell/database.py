@@ -30,7 +30,8 @@ from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, OffsetOutO
 from replicated_db.core.tables.column_families import Families, families
 from replicated_db.core.tables.merge import MergeOperator
 from replicated_db.core.tables.overlay import Overlay
-from replicated_db.shell.leader_loop import LeaderLoop, UnfitToLead, take_queued
+from replicated_db.shell.claiming import UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop, take_queued
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.records.log import Checkpoint, Delete, Merge, Operation, Put, RequestPosition
 
@@ -260,7 +261,7 @@ class ReplicatedDatabase:
                     else:
                         self._loop.lead(self._following)
                 except LogUnavailable as error:
-                    self._patience.bear(error, self._clock.elapsed_ms() / 1000)
+                    self._patience.on_failure(error, self._clock.elapsed_ms() / 1000)
                     self._closing.wait(FOLLOW_WAIT_S)
                 except UnfitToLead:
                     self._closing.wait(FOLLOW_WAIT_S)
@@ -270,7 +271,7 @@ class ReplicatedDatabase:
 
     def _follow(self) -> None:
         entries = read_log(self._log, self.replica.read_offset + 1, READ_LIMIT, FOLLOW_WAIT_S)
-        self._patience.read()
+        self._patience.on_answer()
         for entry in entries:
             outcome = self.replica.offer(entry.offset, entry.value)
             self._submissions.publish(self.replica, outcome)

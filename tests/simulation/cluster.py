@@ -27,8 +27,10 @@ from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange, Wr
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.core.tables.digests import Digests
 from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
-from replicated_db.shell.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.read_index import NotLeading, ReadIndex
 from replicated_db.shell.startup import check_replica
 from schemas.codecs.codec import encode
 from schemas.records.log import RequestPosition
@@ -410,7 +412,7 @@ class Node:
             return
         key, evidence = f"0/{sender}".encode(), outcome.evidence or replica.evidence
         if evidence is None:
-            self.follower.hear(key, {"flagged": b"0"}, b"")
+            self.follower.on_report(key, {"flagged": b"0"}, b"")
         else:
             report = replica.report("evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
-            self.follower.hear(key, {"flagged": b"1"}, encode(report))
+            self.follower.on_report(key, {"flagged": b"1"}, encode(report))

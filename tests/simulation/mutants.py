@@ -23,7 +23,8 @@ from replicated_db.core.log import reading
 from replicated_db.core.log.reading import Reading, judge
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.overlay import Overlay
-from replicated_db.shell.leader_loop import LeaderLoop, ReadIndex
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.read_index import ReadIndex
 from schemas.codecs.codec import decode
 from tests.simulation.cluster import Node
 

@@ -124,7 +124,7 @@ class OperationsBuilder:
             judgement = judge_call(proposal, self.get, batch.timestamp_ms)
         client_id = proposal.client_id
         if client_id:
-            self._answered.hear(client_id, proposal.answered_below)
+            self._answered.on_request(client_id, proposal.answered_below)
         if judgement is not RUN:
             response = self._service.refuse(proposal, judgement.refusal, judgement.message, index)
             batch.answer(proposal, response, index, recorded=False)

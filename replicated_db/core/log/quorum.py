@@ -33,7 +33,7 @@ class Quorum:
     members: frozenset[str]
     latest: dict[str, AuditReport] = field(default_factory=dict)
 
-    def hear(self, report: AuditReport) -> None:
+    def on_report(self, report: AuditReport) -> None:
         """Take a member's report; one of a stranger is ignored."""
         if report.node in self.members:
             self.latest[report.node] = report

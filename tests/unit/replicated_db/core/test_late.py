@@ -378,7 +378,7 @@ def test_a_flusher_and_an_applier_on_two_threads():
     replica = shard.nodes["n2"].replica
     replica.lock, replica.late._writing = threading.RLock(), threading.Lock()
     filled = threading.Event()
-    replica.late.filled = filled.set
+    replica.late.on_filled = filled.set
     stop = threading.Event()
 
     def flusher() -> None:

@@ -71,18 +71,18 @@ def test_a_position_before_the_first_record_is_none(log: CutOff):
 
 def test_patience_ends():
     patience = EndPatience()
-    patience.bear(EndBehind("old end"), 100)
-    patience.bear(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
-    patience.bear(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
+    patience.on_failure(EndBehind("old end"), 100)
+    patience.on_failure(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
+    patience.on_failure(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
     with pytest.raises(AheadOfLog, match="old end; it has been so for 30 s"):
-        patience.bear(EndBehind("old end"), 101 + END_BEHIND_WAIT_S)
+        patience.on_failure(EndBehind("old end"), 101 + END_BEHIND_WAIT_S)
 
 
 def test_patience_begins_anew_once_the_log_has_answered():
     patience = EndPatience()
-    patience.bear(EndBehind("old end"), 100)
-    patience.read()
-    patience.bear(EndBehind("old end"), 1000)
+    patience.on_failure(EndBehind("old end"), 100)
+    patience.on_answer()
+    patience.on_failure(EndBehind("old end"), 1000)
 
 
 def start(name: str, log: CutOff, clock: ManualClock, seed: int) -> ReplicatedDatabase:

@@ -35,7 +35,7 @@ class Hearing:
         )
 
     def hear(self, key: Any, headers: Any, value: Any) -> None:
-        self.follower._guard(self.follower.hear, key, headers, value)
+        self.follower._guard(self.follower.on_report, key, headers, value)
 
 
 class Nobody:
