@@ -19,6 +19,7 @@ from om_processors.leading.gateway import Gateway, resume_offset
 from om_processors.leading.intake import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import LeaderLimits, Proposal, Reply
@@ -414,5 +415,5 @@ class Node:
         if evidence is None:
             self.follower.on_report(key, {"flagged": b"0"}, b"")
         else:
-            report = replica.report("evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
+            report = audit_report(replica.identity, "evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
             self.follower.on_report(key, {"flagged": b"1"}, encode(report))

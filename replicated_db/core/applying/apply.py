@@ -21,8 +21,9 @@ from replicated_db.core.errors import BrokenLog
 from replicated_db.core.execution.retry import CLIENT_BYTES, rows_of
 from replicated_db.core.execution.transaction import CHECKPOINT_NAME
 from replicated_db.core.ports import StoreView
-from replicated_db.core.tables.column_families import BUCKETS, RETRY, Families
+from replicated_db.core.tables.column_families import RETRY, Families
 from replicated_db.core.tables.digests import SIGN
+from schemas.column_families import BUCKETS
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
 
 
@@ -81,7 +82,7 @@ class _Planner:
         if value is not None:
             delta += xxh64_intdigest(value, key_hash)
         self.rows[row] = value
-        slot = self.families.positions[cf] * BUCKETS + (key_hash & 255)
+        slot = self.families.positions[cf] * BUCKETS + (key_hash % BUCKETS)
         self.deltas[slot] = self.deltas.get(slot, 0) + delta
 
     def merge(self, number: int, merge: Merge) -> None:

@@ -16,9 +16,10 @@ from xxhash import xxh64_intdigest
 
 from replicated_db.core.errors import DigestsDiffer, NotSettled, Refused
 from replicated_db.core.execution.shard_state import ControlOperation, ShardState
-from replicated_db.core.tables.column_families import BUCKETS, Families
+from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.digests import SIGN
 from replicated_db.core.tables.overlay import Overlay, merge_ordered
+from schemas.column_families import BUCKETS
 from schemas.records.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
 
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -15,7 +15,8 @@ from hashlib import sha256
 
 from xxhash import xxh64_intdigest
 
-from replicated_db.core.tables.column_families import BUCKETS, Families
+from replicated_db.core.tables.column_families import Families
+from schemas.column_families import BUCKETS
 
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
@@ -30,6 +31,13 @@ def row_hash(families: Families, cf: str, key: bytes, value: bytes | None) -> in
     if value is None:
         return None
     return (xxh64_intdigest(value, xxh64_intdigest(key, families.seeds[cf])) ^ SIGN) - SIGN
+
+
+def row_hash_in(families: Families, cf: str, key: bytes, value: bytes, bucket: int) -> int | None:
+    """Return the signed hash of a row if it lies in digest bucket ``bucket``, else None."""
+    if xxh64_intdigest(key, families.seeds[cf]) % BUCKETS != bucket:
+        return None
+    return row_hash(families, cf, key, value)
 
 
 def next_chain(chain: bytes, value: bytes) -> bytes:
@@ -52,7 +60,7 @@ class Digests:
         """Count a live row (used by scans; apply adds differences itself)."""
         key_hash = xxh64_intdigest(key, self._families.seeds[cf])
         row = self.sums[self._families.positions[cf]]
-        bucket = key_hash & 255
+        bucket = key_hash % BUCKETS
         row[bucket] = (row[bucket] + xxh64_intdigest(value, key_hash)) & MASK
 
     def change(self, deltas: Mapping[int, int]) -> set[int]:

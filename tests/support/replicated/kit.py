@@ -283,5 +283,14 @@ def assert_sound(replica: Replica) -> None:
     assert reopened.evidence == replica.evidence
 
 
+def prune(replica: Replica) -> None:
+    """Have a replica forget dead expiry rows now, as it does with a write of its own."""
+    with replica.lock:
+        replica.flush()
+        replica._pruning.due_ms = 0
+        if writes := replica._pruning.writes(replica.position.timestamp_ms, replica.store):
+            replica.store.write(writes)
+
+
 def effective_records(node: Node) -> list[Offered]:
     return [outcome for outcome in node.outcomes if outcome.reading in (Reading.COUNTS, Reading.VALID_CLAIM)]

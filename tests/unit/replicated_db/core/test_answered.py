@@ -16,7 +16,7 @@ from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
 from replicated_db.core.tables.overlay import Overlay
 from schemas import features
 from schemas.records.log import Put
-from tests.support.replicated.kit import FAMILIES, Shard, add, assert_sound, propose, put, rows
+from tests.support.replicated.kit import FAMILIES, Shard, add, assert_sound, propose, prune, put, rows
 
 CLIENT, OTHER = b"c" * 16, b"d" * 16
 
@@ -145,7 +145,7 @@ def test_a_floor_goes_ten_minutes_after_its_last_change(shard: Shard):
     shard.catch_up()
     for node in shard.nodes.values():
         for _ in range(20):
-            node.replica.prune()
+            prune(node.replica)
         assert prunable(node.store, shard.replica.position.timestamp_ms - RETENTION_MS) == []
         assert all(
             int.from_bytes(key[:8], "big") > shard.replica.position.timestamp_ms - RETENTION_MS

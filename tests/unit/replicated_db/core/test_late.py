@@ -21,7 +21,7 @@ from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.table_cache import TableCache
 from schemas.codecs.codec import encode
 from schemas.records.log import LateRequest, Mode, RequestBatch
-from tests.support.replicated.kit import FAMILIES, HASH, START_MS, Shard, add, assert_sound, propose, put, rows
+from tests.support.replicated.kit import FAMILIES, HASH, START_MS, Shard, add, assert_sound, propose, prune, put, rows
 
 
 class TextExecutor:
@@ -270,7 +270,7 @@ def test_old_retry_rows_go_on_all_replicas_alike():
     for n in range(4):
         shard.logged(b"put k %d" % n)
         shard.settle()
-        shard.nodes["n1"].replica.prune()
+        prune(shard.nodes["n1"].replica)
     shard.catch_up()
     for node in shard.nodes.values():
         node.replica.flush()
