@@ -28,9 +28,8 @@ from replicated_db.core.applying.identity import Identity, check_genesis
 from replicated_db.core.applying.late import Executor
 from replicated_db.core.applying.late_apply import MAX_CACHED_ROWS, LateApply
 from replicated_db.core.applying.pruning import ExpiryPruning
-from replicated_db.core.applying.stored_state import state_key, stored_state
+from replicated_db.core.applying.stored_state import local_rows, state_key, stored_state
 from replicated_db.core.errors import AheadOfLog, BrokenLog
-from replicated_db.core.execution.retry import expiry_row, floors_row
 from replicated_db.core.execution.shard_state import state_after
 from replicated_db.core.log.position import (
     ANCHOR_KEY,
@@ -47,7 +46,7 @@ from replicated_db.core.log.position import (
 )
 from replicated_db.core.log.reading import Reading, advance, judge
 from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
-from replicated_db.core.tables.column_families import RETRY_EXPIRY, TRANSACTION_INFO, Families
+from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
 from replicated_db.core.tables.digests import Digests, digest_of_rows
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
 from schemas.records.log import (
@@ -169,7 +168,7 @@ class Replica:
             if offset != self.read_offset + 1:
                 raise AheadOfLog(f"offset {offset} follows {self.read_offset}: part of the log was missed")
             if record is None:
-                record = self._decode(offset, value)
+                record = _decoded(self.identity.shard, offset, value)
             reading = judge(self.position, record)
             if not reading.takes_effect:
                 self.records_void += 1
@@ -200,17 +199,6 @@ class Replica:
         raise AheadOfLog(
             f"shard {self.identity.shard}: the leader's record at {offset} was read here but did not count"
         )
-
-    def _decode(self, offset: int, value: bytes) -> LogRecord:
-        try:
-            record: LogRecord = decode(value)
-        except Undecodable as error:
-            raise BrokenLog(f"shard {self.identity.shard}, offset {offset}: {error}") from error
-        if not isinstance(record, LogRecord):
-            raise BrokenLog(
-                f"shard {self.identity.shard}, offset {offset}: a {type(record).__name__} does not belong in a log"
-            )
-        return record
 
     def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Offered:
         position = advance(self.position, record, offset, value, chain)
@@ -252,11 +240,7 @@ class Replica:
         plan = plan_batch(self.families, self.store, batch)
         if plan.checkpoint is not None:
             self.store.checkpoint(plan.checkpoint)
-        writes: list[Write] = [(cf, key, value) for (cf, key), value in plan.rows.items()]
-        if plan.retry_keys:
-            writes.append((RETRY_EXPIRY, *expiry_row(batch, plan.retry_keys)))
-        if plan.floor_keys:
-            writes.append((RETRY_EXPIRY, *floors_row(batch, plan.floor_keys)))
+        writes = plan.writes(batch)
         for family in self.digests.change(plan.deltas):
             key = DIGEST_PREFIX + self.families.names[family].encode()
             writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
@@ -307,15 +291,7 @@ class Replica:
 
     def _local_rows(self) -> list[Write]:
         """Return the replica's own rows as of the last record applied: what a batch writes beside its rows."""
-        names = enumerate(self.families.names)
-        rows: list[Write] = [
-            (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), self.digests.pack(family)) for family, name in names
-        ]
-        rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, self.position.key_index()))
-        rows.append((TRANSACTION_INFO, POSITION_KEY, self.position.encode()))
-        if self.request_position is not None:
-            rows.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(self.request_position)))
-        return rows
+        return local_rows(self.families, self.digests, self.position, self.request_position)
 
     # -- the write -------------------------------------------------------------------------------------------------
 
@@ -375,6 +351,16 @@ class Replica:
         with self.lock:
             self.flush()
             return self.position, self.digests.copy(), self.store.snapshot()
+
+
+def _decoded(shard: int, offset: int, value: bytes) -> LogRecord:
+    try:
+        record: LogRecord = decode(value)
+    except Undecodable as error:
+        raise BrokenLog(f"shard {shard}, offset {offset}: {error}") from error
+    if not isinstance(record, LogRecord):
+        raise BrokenLog(f"shard {shard}, offset {offset}: a {type(record).__name__} does not belong in a log")
+    return record
 
 
 def _all_rows(
