@@ -111,7 +111,7 @@ class Claimer:
 
     def _log_end(self) -> int:
         self._on_turn(ANSWER_WAIT_S)
-        end = self.log.bounds()[1]
+        end = self.log.bounds().end
         self._on_turn(0.0)
         return end
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -61,7 +61,7 @@ from schemas.records.log import (
 )
 from schemas.records.messages import AuditReport, Evidence
 
-__all__ = ["Identity", "KnownMembers", "Offered", "Replica"]
+__all__ = ["Identity", "KnownMembers", "Offered", "Replica", "ReplicaSnapshot"]
 
 SCAN_STEP_ROWS = 200
 """A scrub that shares a process with a leader pauses after so many rows (a fraction of a millisecond)."""
@@ -92,6 +92,14 @@ class KnownMembers:
 
     offset: int
     names: tuple[str, ...]
+
+
+class ReplicaSnapshot(NamedTuple):
+    """One moment of a replica: its position, a copy of its incremental digests, and its rows (close the snapshot)."""
+
+    position: Position
+    digests: Digests
+    rows: StoreSnapshot
 
 
 class Replica:
@@ -346,11 +354,11 @@ class Replica:
         """Return the digest of a full scan of ``view``: the scrub. ``pause`` is called after each SCAN_STEP_ROWS rows."""
         return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
 
-    def snapshot(self) -> tuple[Position, Digests, StoreSnapshot]:
-        """Return one moment's position, incremental digests and a snapshot (close it)."""
+    def snapshot(self) -> ReplicaSnapshot:
+        """Return this moment; close its rows."""
         with self.lock:
             self.flush()
-            return self.position, self.digests.copy(), self.store.snapshot()
+            return ReplicaSnapshot(self.position, self.digests.copy(), self.store.snapshot())
 
 
 def _decoded(shard: int, offset: int, value: bytes) -> LogRecord:

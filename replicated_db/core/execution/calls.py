@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired, retry_key
@@ -135,6 +135,13 @@ class RunLimits:
     shortens: bool = True
 
 
+class RunRefusal(NamedTuple):
+    """Why what a run has come to is not logged."""
+
+    refusal: Refusal
+    message: str
+
+
 def run_call(
     runner: CallRunner[R], request: R, transaction: Transaction, timestamp_ms: int, limits: RunLimits, first: bool
 ) -> Executed:
@@ -154,24 +161,23 @@ def run_call(
         raise
     except Exception as error:
         text = error_text(error) if limits.shortens else f"{type(error).__name__}: {error}"
-        refused = Refusal.FAILED, text
+        refused = RunRefusal(Refusal.FAILED, text)
     return Executed(response=runner.refuse(request, *refused, transaction.index), keep=False)
 
 
-def unloggable(
-    executed: Executed, transaction: Transaction, limits: RunLimits, first: bool
-) -> tuple[Refusal, str] | None:
+def unloggable(executed: Executed, transaction: Transaction, limits: RunLimits, first: bool) -> RunRefusal | None:
     """Say why what has been made of a request is not logged, None if it is: its kind, its size, its place in the batch."""
     response = executed.response
     if type(response) is not bytes:
-        return Refusal.FAILED, f"its response is a {type(response).__name__}"
+        return RunRefusal(Refusal.FAILED, f"its response is a {type(response).__name__}")
     if not executed.keep:
         if limits.refusal_bytes is not None and len(response) > limits.refusal_bytes:
-            return Refusal.FAILED, f"its answer takes {len(response)} bytes; at most {limits.refusal_bytes}"
+            text = f"its answer takes {len(response)} bytes; at most {limits.refusal_bytes}"
+            return RunRefusal(Refusal.FAILED, text)
         return None
     size_bytes = transaction.size_bytes + len(response)
     if size_bytes > limits.kept_bytes:
-        return Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}"
+        return RunRefusal(Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}")
     if not first and (transaction.control_operation is not None or transaction.checkpoint_name is not None):
-        return Refusal.FAILED, "it may only begin a batch"
+        return RunRefusal(Refusal.FAILED, "it may only begin a batch")
     return None

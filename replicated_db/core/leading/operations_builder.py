@@ -18,11 +18,12 @@ from replicated_db.core.execution.folding import BatchOperations
 from replicated_db.core.execution.retry import Get, retry_key
 from replicated_db.core.execution.service import Proposal, Reply, Service
 from replicated_db.core.execution.shard_state import ControlOperation, ShardState
-from replicated_db.core.execution.transaction import Slots, Transaction
+from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.builder import Header, SealedRecord
 from replicated_db.core.leading.in_flight import RecordsInFlight
 from replicated_db.core.leading.phases import LeaderEvent, LeaderPhase
 from replicated_db.core.tables.column_families import RETRY
+from replicated_db.core.tables.digests import DigestSlots
 from replicated_db.core.tables.overlay import Overlay
 from schemas import features
 from schemas.records.log import Batch, Checkpoint, CountingRecord, RequestPosition, Result
@@ -203,7 +204,7 @@ class OperationsBuilder:
             batch.keep(transaction)
         return executed.response
 
-    def _own_slots(self) -> Slots | None:
+    def _own_slots(self) -> DigestSlots | None:
         """Return the digests of the last index, None if batches are on their way to them."""
         batch, replica = self.batch, self._replica
         with replica.lock:

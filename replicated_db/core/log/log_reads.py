@@ -30,7 +30,7 @@ def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry
     try:
         return log.read(offset, limit, wait_s)
     except OffsetOutOfRange as error:
-        low, _ = log.bounds()
+        low = log.bounds().first
         if offset < low:
             raise AheadOfLog(
                 f"{error}: the log's first record is {low}; this replica needs a checkpoint from a peer"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
@@ -45,6 +46,13 @@ def next_chain(chain: bytes, value: bytes) -> bytes:
     chained = sha256(chain)
     chained.update(value)  # not joined: a record may be megabytes
     return chained.digest()
+
+
+class DigestSlots(NamedTuple):
+    """A digest as it is on the wire: the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
+
+    numbers: list[int]
+    sums: list[int]
 
 
 class Digests:
@@ -87,7 +95,7 @@ class Digests:
         """Restore a family's sums from :meth:`pack`'s bytes."""
         self.sums[position] = list(_ROW.unpack(data))
 
-    def slots(self) -> tuple[list[int], list[int]]:
+    def slots(self) -> DigestSlots:
         """Return the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
         numbers: list[int] = []
         sums: list[int] = []
@@ -96,7 +104,7 @@ class Digests:
                 if value:
                     numbers.append(position * BUCKETS + bucket)
                     sums.append((value ^ SIGN) - SIGN)
-        return numbers, sums
+        return DigestSlots(numbers, sums)
 
     def total(self) -> int:
         """Return the sum over all slots mod 2^64: the one figure that people compare."""
