@@ -108,7 +108,7 @@ class Bench:
 
     def _execute(self, proposals: list[Proposal]) -> None:
         for proposal in proposals:
-            if self.leader.execute(proposal, 0) is not None:
+            if self.leader.take(proposal, 0) is not None:
                 raise RuntimeError("a fresh request was answered as a repeated one")
 
 

@@ -136,16 +136,16 @@ class OMNode:
             cluster=config.cluster,
             replicas=config.replicas,
             hint=lambda: replica.request_position,
-            settled=partial(self._settled, shard),
+            on_settled=partial(self._on_settled, shard),
         )  # fmt: skip
 
     def _applied(self, replica: Replica, outcome: Offered) -> None:
         """Count the requests of a batch that this node wrote as leader, whoever applies it here."""
         shard, batch = replica.identity.shard, outcome.record
-        if isinstance(batch, Batch) and self.loops[shard].claimed(batch.nonce):
+        if isinstance(batch, Batch) and self.loops[shard].has_claimed(batch.nonce):
             self.metrics[shard].count(batch, self.clock.wall_ms())
 
-    def _settled(self, shard: int, effective: Effective) -> None:
+    def _on_settled(self, shard: int, effective: Effective) -> None:
         """Take a batch whose answers have left."""
         if isinstance(effective.record, RequestBatch):
             self.metrics[shard].count_late(effective, self.clock.wall_ms())

@@ -35,8 +35,9 @@ from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import LeaderLimits
 from replicated_db.core.ports import Clock, LogUnavailable
+from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.kafka.kafka_log import KafkaLog
-from replicated_db.shell.leader_loop import LeaderLoop, Publisher, UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
 from replicated_db.shell.system import SystemIds
 from schemas import stream_errors as codes

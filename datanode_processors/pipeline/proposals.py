@@ -21,7 +21,7 @@ from datanode_processors.pipeline.core.block_service import BlockService
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import Executed, Proposal, Refusal, Reply
-from replicated_db.core.ports import Appender, DeliveryReport, Entry, Log
+from replicated_db.core.ports import Appender, DeliveryReport, Entry, Log, LogBounds
 from replicated_db.shell.leader_loop import Publisher, take_queued
 from schemas import stream_errors as codes
 from schemas.codecs.codec import decode
@@ -176,7 +176,7 @@ class HandedOver:
         """Return the topic's identity."""
         return self._log.topic_id()
 
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> LogBounds:
         """Return first and end offset."""
         return self._log.bounds()
 

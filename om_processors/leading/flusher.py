@@ -23,7 +23,7 @@ class Flusher:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="flusher", daemon=True)
         for replica in self._replicas:
-            replica.late.filled = self._filled.set
+            replica.late.on_filled = self._filled.set
 
     def start(self) -> None:
         """Begin to watch."""

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from replicated_db.core.ports import LogUnavailable
-from replicated_db.shell.leader_loop import LeaderLoop, UnfitToLead
+from replicated_db.shell.claiming import UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 
 MAX_FAILING_S = 30.0

@@ -18,7 +18,8 @@ from om_processors.config import NodeConfig
 from om_processors.errors import OMError
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import AheadOfLog
-from replicated_db.shell.leader_loop import LeaderLoop, NotLeading
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.read_index import NotLeading
 from schemas.privilege import AUTHORIZATION
 from schemas.result_codes import INVALID_REQUEST
 

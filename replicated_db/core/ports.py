@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Write = tuple[str, bytes, bytes | None]
 """Column family, key, new value (None = remove the row)."""
@@ -101,14 +101,21 @@ ANSWER_WAIT_S = 10.0
 """How long a log may take to answer before LogUnavailable, unless the caller says how long."""
 
 
+class LogBounds(NamedTuple):
+    """Where a log begins and ends: the first offset kept, and the next one to be written."""
+
+    first: int
+    end: int
+
+
 class Log(Protocol):
     """One shard's log: a partition. Methods raise LogUnavailable while the brokers cannot answer."""
 
     def topic_id(self) -> str:
         """Return the identity of the topic's incarnation; a recreated topic has another."""
 
-    def bounds(self) -> tuple[int, int]:
-        """Return (first offset kept, end offset = the next to be written)."""
+    def bounds(self) -> LogBounds:
+        """Return where the log begins and ends, as the broker that answers knows it."""
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         """Return up to ``limit`` entries from ``offset`` on, in order; empty if none comes within ``wait_s``.

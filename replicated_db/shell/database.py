@@ -17,6 +17,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from xxhash import xxh3_128_digest
 
@@ -30,7 +31,8 @@ from replicated_db.core.ports import Clock, Ids, Log, LogUnavailable, OffsetOutO
 from replicated_db.core.tables.column_families import Families, families
 from replicated_db.core.tables.merge import MergeOperator
 from replicated_db.core.tables.overlay import Overlay
-from replicated_db.shell.leader_loop import LeaderLoop, UnfitToLead, take_queued
+from replicated_db.shell.claiming import UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop, take_queued
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.records.log import Checkpoint, Delete, Merge, Operation, Put, RequestPosition
 
@@ -46,6 +48,13 @@ class SubmissionUnknown(Exception):
     """The database was closed, or the submission expired, before its answer was known."""
 
 
+class _Submission(NamedTuple):
+    """A submission without an answer yet."""
+
+    proposal: Proposal
+    future: Future[int]
+
+
 class _Submissions:
     """Pending submissions: the intake, the outbox and the service of a database in one place."""
 
@@ -54,7 +63,7 @@ class _Submissions:
         self._client_id = ids.nonce()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._pending: dict[bytes, tuple[Proposal, Future[int]]] = {}
+        self._pending: dict[bytes, _Submission] = {}
         self._queue: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
         self._closed = False
 
@@ -74,7 +83,7 @@ class _Submissions:
                 first_sent_at_ms=self._clock.wall_ms(), request_type="submit", body=operations, reply_to=None,
                 begins_batch=any(isinstance(operation, Checkpoint) for operation in operations),
             )  # fmt: skip
-            self._pending[call_id] = proposal, future
+            self._pending[call_id] = _Submission(proposal, future)
             self._queue.put(proposal)
         return future
 
@@ -82,8 +91,8 @@ class _Submissions:
         """Queue everything pending once more: a new claim begins, retry rows absorb what was done."""
         with self._lock:
             self._queue = queue.SimpleQueue()
-            for proposal, _ in self._pending.values():
-                self._queue.put(proposal)
+            for submission in self._pending.values():
+                self._queue.put(submission.proposal)
         return self
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
@@ -97,9 +106,10 @@ class _Submissions:
         """Resolve the futures of answered submissions."""
         for reply in replies:
             with self._lock:
-                _, future = self._pending.pop(reply.proposal.call_id, (None, None))
-            if future is None:
+                submission = self._pending.pop(reply.proposal.call_id, None)
+            if submission is None:
                 continue
+            future = submission.future
             kind, text = reply.response[:1], reply.response[1:]
             if kind == b"i":
                 future.set_result(int(text))
@@ -260,7 +270,7 @@ class ReplicatedDatabase:
                     else:
                         self._loop.lead(self._following)
                 except LogUnavailable as error:
-                    self._patience.bear(error, self._clock.elapsed_ms() / 1000)
+                    self._patience.on_failure(error, self._clock.elapsed_ms() / 1000)
                     self._closing.wait(FOLLOW_WAIT_S)
                 except UnfitToLead:
                     self._closing.wait(FOLLOW_WAIT_S)
@@ -270,7 +280,7 @@ class ReplicatedDatabase:
 
     def _follow(self) -> None:
         entries = read_log(self._log, self.replica.read_offset + 1, READ_LIMIT, FOLLOW_WAIT_S)
-        self._patience.read()
+        self._patience.on_answer()
         for entry in entries:
             outcome = self.replica.offer(entry.offset, entry.value)
             self._submissions.publish(self.replica, outcome)

@@ -150,7 +150,7 @@ def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
         else:
             transport.wake(topic, shard)
 
-    loop.follower_may_rest = turn
+    loop.on_rest = turn
 
 
 class Follower:
@@ -190,7 +190,7 @@ class Follower:
         async def hear(stream: Any) -> None:
             async for event in stream.events():
                 message = event.message
-                self._guard(self.hear, message.key, dict(message.headers or ()), message.value)
+                self._guard(self.on_report, message.key, dict(message.headers or ()), message.value)
 
     def _next_offset(self, tp: Any) -> int | None:
         """Return from where on a partition is wanted: behind what its replica has read; None for reports."""
@@ -233,10 +233,10 @@ class Follower:
                 entries = read_log(self._logs[shard], following, end - following, FILL_WAIT_S)
             except LogUnavailable as error:
                 self._note(f"shard {shard}: {error}; trying again", shard=shard)
-                patience.bear(error, self._now_s())
+                patience.on_failure(error, self._now_s())
                 self._sleep(FILL_PAUSE_S)
                 continue
-            patience.read()
+            patience.on_answer()
             for entry in entries:
                 self._publish(shard, entry.offset, replica.offer(entry.offset, entry.value))
 
@@ -249,7 +249,7 @@ class Follower:
         elif outcome.reading is not None and outcome.reading is not Reading.VALID_CLAIM:
             self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
-    def hear(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
+    def on_report(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
         """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded.
 
         Whatever else is on the topic is skipped: no record there may end a node.
@@ -273,7 +273,7 @@ class Follower:
             return
         quorum = self._quorums.setdefault(report.shard, Quorum(me=self._feed.node, members=self._feed.members))
         quorum.members = frozenset(replica.state.replicas) or self._feed.members
-        quorum.hear(report)
+        quorum.on_report(report)
         judgement, evidence = quorum.judge(replica.evidence)
         if judgement is Judgement.SETTLE:
             self._note(

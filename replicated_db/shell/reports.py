@@ -14,6 +14,7 @@ from threading import Lock
 
 from confluent_kafka import Producer
 
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.log.position import Position
@@ -108,7 +109,7 @@ class AuditReports:
         self, replica: Replica, basis: str, position: Position, digests: Digests, evidence: Evidence | None
     ) -> None:
         offset = -1 if basis == "evidence" else position.offset
-        report = replica.report(basis, offset, position, digests, evidence, self._clock.wall_ms())
+        report = audit_report(replica.identity, basis, offset, position, digests, evidence, self._clock.wall_ms())
         identity = replica.identity
         # Members need not decode what has no evidence in it.
         headers: Headers = [("kind", basis.encode()), ("flagged", b"0" if evidence is None else b"1")]

@@ -210,7 +210,7 @@ def test_a_replica_reads_a_real_log(kafka_broker: LocalKafka, log: KafkaLog):
     )
     appends = [leader.genesis(CLUSTER, NODES)]
     for number in range(3):
-        leader.execute(propose(put(b"k%d" % number, b"v"), sent_ms=claim.timestamp_ms), 0)
+        leader.take(propose(put(b"k%d" % number, b"v"), sent_ms=claim.timestamp_ms), 0)
         appends += leader.seal()
     for append in appends:
         assert append is not None

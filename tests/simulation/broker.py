@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from xxhash import xxh3_128_digest
 
 from om_processors.leading.gateway import Received
-from replicated_db.core.ports import AppendRefused, DeliveryReport, Entry, OffsetOutOfRange
+from replicated_db.core.ports import AppendRefused, DeliveryReport, Entry, LogBounds, OffsetOutOfRange
 from schemas.records.log import RequestPosition
 from tests.simulation.scheduler import Scheduler
 from tests.support.secret import SECRET
@@ -122,9 +122,9 @@ class LogView:
     def topic_id(self) -> str:
         return self.partition.identity
 
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> LogBounds:
         self.partition.scheduler.wait()
-        return 0, self._end()
+        return LogBounds(0, self._end())
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         self.partition.scheduler.wait(lambda: self._end() > offset, wait_s * 1000)

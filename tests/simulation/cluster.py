@@ -19,6 +19,7 @@ from om_processors.leading.gateway import Gateway, resume_offset
 from om_processors.leading.intake import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import LeaderLimits, Proposal, Reply
@@ -27,8 +28,10 @@ from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange, Wr
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.core.tables.digests import Digests
 from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
-from replicated_db.shell.leader_loop import LeaderLoop, NotLeading, ReadIndex, UnfitToLead
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.read_index import NotLeading, ReadIndex
 from replicated_db.shell.startup import check_replica
 from schemas.codecs.codec import encode
 from schemas.records.log import RequestPosition
@@ -413,7 +416,7 @@ class Node:
             return
         key, evidence = f"0/{sender}".encode(), outcome.evidence or replica.evidence
         if evidence is None:
-            self.follower.hear(key, {"flagged": b"0"}, b"")
+            self.follower.on_report(key, {"flagged": b"0"}, b"")
         else:
-            report = replica.report("evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
-            self.follower.hear(key, {"flagged": b"1"}, encode(report))
+            report = audit_report(replica.identity, "evidence", -1, outcome.position, Digests(OM_FAMILIES), evidence, 0)
+            self.follower.on_report(key, {"flagged": b"1"}, encode(report))

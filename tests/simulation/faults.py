@@ -39,6 +39,7 @@ from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, VOLUME
 from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
 from tests.simulation.truth import HIGHEST_LEVEL
 from tests.simulation.world import Action, World
+from tests.support.replicated.kit import prune
 
 STEPS = 350
 SHARE_OF_FAULTS = 0.3
@@ -196,7 +197,7 @@ class Faults:
     def prune(self, number: int) -> None:
         node = self.world.node(number)
         if node.ready and not node.store.crash:
-            node.replica.prune()
+            prune(node.replica)
 
     def rebalance(self, number: int) -> None:
         """The coordinator notices that nobody leads."""

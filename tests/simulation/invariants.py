@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replicated_db.core.applying.replica import MAX_COUNTED, Offered
+from replicated_db.core.applying.counted import MAX_COUNTED
+from replicated_db.core.applying.replica import Offered
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import OffsetOutOfRange
 from replicated_db.core.tables.column_families import RETRY_EXPIRY

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from replicated_db.core.applying import apply, replica
-from replicated_db.core.execution import retry
+from replicated_db.core.execution import calls, retry
+from replicated_db.core.execution.calls import judge_call
 from replicated_db.core.leading import leader
-from replicated_db.core.leading.leader import Leader, Reply
+from replicated_db.core.leading.in_flight import RecordsInFlight
+from replicated_db.core.leading.leader import Leader, Reply, Wait
+from replicated_db.core.leading.requests_builder import RequestsBuilder
 from replicated_db.core.log import reading
 from replicated_db.core.log.reading import Reading, judge
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.overlay import Overlay
-from replicated_db.shell.leader_loop import LeaderLoop, ReadIndex
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.read_index import ReadIndex
 from schemas.codecs.codec import decode
 from tests.simulation.cluster import Node
 
@@ -64,35 +69,36 @@ def void_rule_off() -> Iterator[None]:
 @mutant
 def contiguity_check_off() -> Iterator[None]:
     """A leader takes an error-free report for effective wherever the record lies, and the replica does not mind the gap."""
-    settle, advance = Leader._settle, Leader._advance
+    settle, advance = RecordsInFlight._settle, RecordsInFlight._advance
 
-    def without_reading(self: Leader) -> Any:
+    def without_reading(self: RecordsInFlight) -> Any:
         entry = self._in_flight[0] if self._in_flight else None
         if entry is not None and entry.report is not None:
             self._last_offset = entry.report.offset - 1
         return advance(self)
 
-    def settled(self: Leader, entry: Any, offset: int) -> Any:
-        self.replica.read_offset = max(self.replica.read_offset, offset - 1)
+    def settled(self: RecordsInFlight, entry: Any, offset: int) -> Any:
+        self._replica.read_offset = max(self._replica.read_offset, offset - 1)
         return settle(self, entry, offset)
 
-    with patch.object(Leader, "_advance", without_reading), patch.object(Leader, "_settle", settled):
+    with patch.object(RecordsInFlight, "_advance", without_reading), patch.object(RecordsInFlight, "_settle", settled):
         yield
 
 
 @mutant
 def error_answered_before_its_batch_is_effective() -> Iterator[None]:
-    execute = Leader.execute
+    take = Leader.take
 
-    def hasty(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | None:
+    def hasty(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | Wait | None:
         before = self.building
-        reply = execute(self, proposal, elapsed_ms)
-        if reply is not None or self._building is None or self.building == before:
-            return reply
-        last = self._building.replies[-1]
+        said = take(self, proposal, elapsed_ms)
+        batch = self._operations.batch
+        if said is not None or batch is None or self.building == before:
+            return said
+        last = batch.replies[-1]
         return last if decode(last.response).status != "OK" else None
 
-    with patch.object(Leader, "execute", hasty):
+    with patch.object(Leader, "take", hasty):
         yield
 
 
@@ -129,13 +135,13 @@ def expiry_by_local_clock() -> Iterator[None]:
         self.service.clock = self.clock  # type: ignore[attr-defined]
         lead(self)
 
-    def execute(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | None:
+    def taken(self: Leader, proposal: Any, elapsed_ms: int) -> Reply | Wait | None:
         local_ms = self._service.clock.wall_ms()  # type: ignore[attr-defined]
-        with patch.object(leader, "is_expired", lambda sent_ms, _: retry.is_expired(sent_ms, local_ms)):
-            return original(self, proposal, elapsed_ms)
+        with patch.object(calls, "is_expired", lambda sent_ms, _: retry.is_expired(sent_ms, local_ms)):
+            return take(self, proposal, elapsed_ms)
 
-    original = Leader.execute
-    with patch.object(Node, "_lead", leading), patch.object(Leader, "execute", execute):
+    take = Leader.take
+    with patch.object(Node, "_lead", leading), patch.object(Leader, "take", taken):
         yield
 
 
@@ -148,7 +154,7 @@ def non_monotonic_timestamp() -> Iterator[None]:
 @mutant
 def floors_not_asked() -> Iterator[None]:
     """Retry rows go early, but a call below its client's floor is executed all the same."""
-    with patch.object(leader, "is_below_floor", lambda *_: False):
+    with patch.object(calls, "is_below_floor", lambda *_: False):
         yield
 
 
@@ -216,7 +222,10 @@ def rows_remembered_over_logged_requests() -> Iterator[None]:
 
 @mutant
 def prepared_state_not_asked() -> Iterator[None]:
-    with patch.object(Leader, "_refuses", lambda *_: False):
+    def judged(call: Any, get: Any, timestamp_ms: int, *_: Any) -> Any:
+        return judge_call(call, get, timestamp_ms)
+
+    with patch.object(leader, "judge_call", judged):
         yield
 
 
@@ -224,16 +233,15 @@ def prepared_state_not_asked() -> Iterator[None]:
 def mode_taken_from_the_first_request_of_a_fetch() -> Iterator[None]:
     """A change of mode holds from the next fetch on, not for the requests right behind it."""
 
-    def executed(loop: LeaderLoop, leader: Leader, appender: Any, proposals: Any, elapsed_ms: int, at_once: Any) -> Any:
-        if leader.state.late or leader.late_pending:
-            return execute_or_log(loop, leader, appender, proposals, elapsed_ms, at_once)
-        for proposal in proposals:
-            if not leader.has_room() or (proposal.begins_batch and leader.building):
-                loop._append(appender, leader.seal())
-            if (reply := leader.execute(proposal, elapsed_ms)) is not None:
-                at_once.append(reply)
-        return proposals
+    def offered(loop: LeaderLoop, leader: Leader, *more: Any) -> int:
+        late = leader.state.late
 
-    execute_or_log = LeaderLoop._execute_or_log
-    with patch.object(LeaderLoop, "_execute_or_log", executed):
+        def is_for(proposal: Any, state: Any) -> bool:
+            return bool(is_late(proposal, replace(state, late=late)))
+
+        with patch.object(RequestsBuilder, "is_for", is_for):
+            return offer(loop, leader, *more)
+
+    is_late, offer = RequestsBuilder.is_for, LeaderLoop._offer
+    with patch.object(LeaderLoop, "_offer", offered):
         yield

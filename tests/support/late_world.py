@@ -19,7 +19,7 @@ from om_processors.namespace import ids
 from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.execution.retry import RETENTION_MS
-from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, claim_for
+from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, Wait, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
@@ -181,16 +181,13 @@ class LateWorld:
 
     def submit(self, proposal: Proposal) -> None:
         """Take a proposal as the leader's shell does: logged behind what is executed, executed after what is logged."""
-        leader = self.leader
-        late = leader.is_late(proposal)
-        if not leader.has_room() or (leader.executed_building if late else proposal.begins_batch and leader.building):
-            self.seal()
-        if not late and leader.late_pending:
-            self.settle()
-        elapsed_ms = self.clock.elapsed_ms()
-        reply = leader.log(proposal, elapsed_ms) if late else leader.execute(proposal, elapsed_ms)
-        if reply is not None:
-            self.answered(reply.proposal, reply.response)
+        while isinstance(said := self.leader.take(proposal, self.clock.elapsed_ms()), Wait):
+            if said is Wait.SEAL:
+                self.seal()
+            else:
+                self.settle()
+        if said is not None:
+            self.answered(said.proposal, said.response)
 
     def do(self, body: RequestBody, **more: int | None) -> Response:
         """Submit and settle one request."""

@@ -18,11 +18,12 @@ from itertools import takewhile
 from xxhash import xxh64_intdigest
 
 from replicated_db.core.errors import BrokenLog
-from replicated_db.core.execution.retry import CLIENT_BYTES, rows_of
+from replicated_db.core.execution.retry import CLIENT_BYTES, expiry_row, floors_row, rows_of
 from replicated_db.core.execution.transaction import CHECKPOINT_NAME
-from replicated_db.core.ports import StoreView
-from replicated_db.core.tables.column_families import BUCKETS, RETRY, Families
+from replicated_db.core.ports import StoreView, Write
+from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY, Families
 from replicated_db.core.tables.digests import SIGN
+from schemas.column_families import BUCKETS
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
 
 
@@ -51,6 +52,15 @@ class Plan:
     retry_keys: list[bytes]
     floor_keys: list[bytes]
     false_claims: list[FalseClaim]
+
+    def writes(self, batch: Batch) -> list[Write]:
+        """Return the rows to write, with the local rows by which retry rows and floors age."""
+        writes: list[Write] = [(cf, key, value) for (cf, key), value in self.rows.items()]
+        if self.retry_keys:
+            writes.append((RETRY_EXPIRY, *expiry_row(batch, self.retry_keys)))
+        if self.floor_keys:
+            writes.append((RETRY_EXPIRY, *floors_row(batch, self.floor_keys)))
+        return writes
 
 
 class _Planner:
@@ -81,7 +91,7 @@ class _Planner:
         if value is not None:
             delta += xxh64_intdigest(value, key_hash)
         self.rows[row] = value
-        slot = self.families.positions[cf] * BUCKETS + (key_hash & 255)
+        slot = self.families.positions[cf] * BUCKETS + (key_hash % BUCKETS)
         self.deltas[slot] = self.deltas.get(slot, 0) + delta
 
     def merge(self, number: int, merge: Merge) -> None:

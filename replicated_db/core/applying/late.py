@@ -5,9 +5,7 @@ leader-side execution would have logged: the same operations, results and retry 
 rows) is the same code as for a Batch. Rules:
 
     - What decides is in the record or in the replicated rows: its time, its indexes, retry rows. Never a setting or a clock.
-    - A call that has a retry row is not executed again: the same request gets the recorded answer, another one is refused.
-    - An expired request is refused by the record's time.
-    - An execution that raises is answered with an error and changes nothing.
+    - Each request is judged and run as a leader does it (``execution.calls``), by the record's time. None may act on the log itself.
     - Old retry rows go as they do in a Batch, oldest first, at most MAX_EXPIRIES_PER_BATCH batches' rows with each record.
 
 The service's part is the :class:`Executor`; the log never says what it makes of a request, so replicas with different executors
@@ -19,26 +17,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from replicated_db.core.errors import BrokenLog, StopProcess
+from replicated_db.core.errors import BrokenLog
+from replicated_db.core.execution.calls import RUN, CallRuling, RunLimits, judge_call, run_call
 from replicated_db.core.execution.expiry import remove_rows
 from replicated_db.core.execution.folding import BatchOperations
-from replicated_db.core.execution.retry import (
-    BELOW_FLOOR,
-    HASH_BYTES,
-    RETENTION_MS,
-    expired,
-    is_below_floor,
-    is_dead,
-    is_expired,
-    retry_key,
-)
-from replicated_db.core.execution.service import MAX_REQUEST_BYTES, Executed, Proposal, Refusal
+from replicated_db.core.execution.retry import RETENTION_MS, expired, is_dead, retry_key
+from replicated_db.core.execution.service import Executed, Proposal, Refusal
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY, Families
 from replicated_db.core.tables.overlay import Overlay
 from schemas.records.log import Batch, LateRequest, RequestBatch, Result
+
+LOGGED_LIMITS = RunLimits(refusal_bytes=None, shortens=False)
+"""What a logged request may come to. It is part of what the log means: replicas that went by others would diverge."""
 
 
 class Executor(Protocol):
@@ -121,50 +114,29 @@ class _Execution:
 
     def answer(self, request: LateRequest, operations: BatchOperations) -> Result:
         """Execute or refuse a request, append its operations, and return its result."""
-        key = retry_key(request.client_id, request.call_id)
-        row = self.overlay.get(RETRY, key)
-        recorded = False
-        if row is not None and row[:HASH_BYTES] == request.request_hash:
-            response = row[HASH_BYTES:]
-        elif row is not None:
-            response = self._refuse(request, Refusal.CALL_ID_REUSED, "the call id was used for another request")
-        elif is_expired(request.first_sent_at_ms, self.record.timestamp_ms):
-            response = self._refuse(request, Refusal.EXPIRED, f"first sent at {request.first_sent_at_ms} ms")
-        elif is_below_floor(self.overlay.get, request.client_id, request.call_id):
-            response = self._refuse(request, Refusal.EXPIRED, BELOW_FLOOR)
-        else:
+        judgement = judge_call(request, self.overlay.get, self.record.timestamp_ms)
+        if judgement is RUN:
             response = self._run(request, operations)
-            recorded = True
+            key = retry_key(request.client_id, request.call_id)
             self.overlay.set(RETRY, key, request.request_hash + response)
+        elif judgement.ruling is CallRuling.REPEATED:
+            response = judgement.response
+        else:
+            self.invalid += 1
+            response = self.executor.refuse(request.prepared, judgement.refusal, judgement.message, request.index)
         return Result(
             client_id=request.client_id, call_id=request.call_id, request_hash=request.request_hash,
             first_sent_at_ms=request.first_sent_at_ms, request_type=request.request_type, index=request.index,
-            recorded=recorded, response=response,
+            recorded=judgement is RUN, response=response,
         )  # fmt: skip
 
     def _run(self, request: LateRequest, operations: BatchOperations) -> bytes:
         transaction = Transaction(self.families, self.overlay, request.index, self.state)
-        try:
-            executed = self.executor.execute(request.prepared, transaction, self.record.timestamp_ms)
-        except StopProcess:
-            raise
-        except Exception as error:
-            return self._refuse(request, Refusal.FAILED, f"{type(error).__name__}: {error}")
-        if type(executed.response) is not bytes:
-            message = f"its response is a {type(executed.response).__name__}"
-            return self._refuse(request, Refusal.FAILED, message)
-        if not executed.keep:
+        executed = run_call(
+            self.executor, request.prepared, transaction, self.record.timestamp_ms, LOGGED_LIMITS, False
+        )
+        if executed.keep:
+            operations.extend(transaction.commit())
+        else:
             self.invalid += 1
-            return executed.response
-        size_bytes = transaction.size_bytes + len(executed.response)
-        if size_bytes > MAX_REQUEST_BYTES:
-            message = f"its operations take {size_bytes} bytes; at most {MAX_REQUEST_BYTES}"
-            return self._refuse(request, Refusal.TOO_LARGE, message)
-        if transaction.acts_on_log:
-            return self._refuse(request, Refusal.FAILED, "it may only begin a batch")
-        operations.extend(transaction.commit())
         return executed.response
-
-    def _refuse(self, request: LateRequest, refusal: Refusal, message: str) -> bytes:
-        self.invalid += 1
-        return self.executor.refuse(request.prepared, refusal, message, request.index)

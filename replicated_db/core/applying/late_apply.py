@@ -29,7 +29,7 @@ MAX_CACHED_ROWS = 50_000
 
 
 def _nobody_waits() -> None:
-    """The default of ``LateApply.filled``: nobody flushes behind."""
+    """The default of ``LateApply.on_filled``: nobody flushes behind."""
 
 
 class LateApply:
@@ -45,7 +45,7 @@ class LateApply:
     ) -> None:  # fmt: skip
         self.cache = TableCache(store)
         self.executor = executor
-        self.filled: Callable[[], None] = _nobody_waits
+        self.on_filled: Callable[[], None] = _nobody_waits
         """Called when something has been applied into an empty buffer."""
         self.requests = 0
         self.invalid = 0
@@ -93,7 +93,7 @@ class LateApply:
         self.cache.put({(cf, key): value for cf, key, value in more})
         if not self._filled:
             self._filled = True
-            self.filled()
+            self.on_filled()
         results = derived.batch.results
         self.requests += len(results)
         self.invalid += derived.invalid

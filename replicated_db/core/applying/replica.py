@@ -14,31 +14,30 @@ The leader offers its own records too, so leader, follower and recovery share on
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from xxhash import xxh3_128_digest, xxh64_intdigest
+from xxhash import xxh3_128_digest
 
 from replicated_db.core.applying.apply import FalseClaim, plan_batch
+from replicated_db.core.applying.counted import CountedRecords
+from replicated_db.core.applying.evidence import audit_report, evidence_of
+from replicated_db.core.applying.identity import Identity, check_genesis
 from replicated_db.core.applying.late import Executor
 from replicated_db.core.applying.late_apply import MAX_CACHED_ROWS, LateApply
-from replicated_db.core.errors import AheadOfLog, BrokenLog, WrongCluster
-from replicated_db.core.execution.retry import RETENTION_MS, expiry_row, floors_row, prunable
-from replicated_db.core.execution.shard_state import ShardState, state_after
+from replicated_db.core.applying.pruning import ExpiryPruning
+from replicated_db.core.applying.stored_state import local_rows, state_key, stored_state
+from replicated_db.core.errors import AheadOfLog, BrokenLog
+from replicated_db.core.execution.shard_state import state_after
 from replicated_db.core.log.position import (
     ANCHOR_KEY,
     DIGEST_PREFIX,
     FLAG_KEY,
     GENESIS_KEY,
     KEY_INDEX_KEY,
-    LEVEL_KEY,
-    MEMBERS_KEY,
-    MODE_PREFIX,
     POSITION_KEY,
-    PREPARED_KEY,
     REQUEST_KEY,
     UNFLAGGED_KEY,
     Position,
@@ -47,52 +46,28 @@ from replicated_db.core.log.position import (
 )
 from replicated_db.core.log.reading import Reading, advance, judge
 from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
-from replicated_db.core.tables.column_families import BUCKETS, RETRY_EXPIRY, TRANSACTION_INFO, Families
-from replicated_db.core.tables.digests import Digests, digest_of_rows, row_hash
+from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
+from replicated_db.core.tables.digests import Digests, digest_of_rows
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
 from schemas.records.log import (
     Barrier,
     Batch,
     ControlRecord,
     DigestBase,
-    FeatureLevel,
     Genesis,
     LeaderClaim,
     LogRecord,
-    Members,
-    Mode,
-    Prepared,
     RequestBatch,
 )
 from schemas.records.messages import AuditReport, Evidence
 
+__all__ = ["Identity", "KnownMembers", "Offered", "Replica", "ReplicaSnapshot"]
+
 SCAN_STEP_ROWS = 200
 """A scrub that shares a process with a leader pauses after so many rows (a fraction of a millisecond)."""
 
-PRUNE_INTERVAL_MS = 1000
-"""How often, in batch time, a replica looks for dead expiry rows when there were none."""
-
-MAX_COUNTED = 4096
-"""How many of the last records that took effect are remembered for readers that wait for one of them."""
-
 MAX_KNOWN_MEMBERS = 64
 """Changes of a shard's members that a replica remembers."""
-
-
-STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
-    Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
-}  # fmt: skip
-"""Where the last control record of each kind is kept; Mode records are kept by request type (MODE_PREFIX)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
-    """What a replica is of: cluster, shard, number of shards, its node's name."""
-
-    cluster: str
-    shard: int
-    shards: int
-    node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +92,14 @@ class KnownMembers:
 
     offset: int
     names: tuple[str, ...]
+
+
+class ReplicaSnapshot(NamedTuple):
+    """One moment of a replica: its position, a copy of its incremental digests, and its rows (close the snapshot)."""
+
+    position: Position
+    digests: Digests
+    rows: StoreSnapshot
 
 
 class Replica:
@@ -147,8 +130,8 @@ class Replica:
         genesis = store.get(TRANSACTION_INFO, GENESIS_KEY)
         self.genesis = None if genesis is None else decode_as(Genesis, genesis)
         if self.genesis is not None:
-            self._check_genesis(self.genesis)
-        self.state = self._stored_state()
+            check_genesis(identity, families, self.genesis)
+        self.state = stored_state(store, self.genesis)
         flag = store.get(TRANSACTION_INFO, FLAG_KEY)
         self.evidence = None if flag is None else decode_as(AuditReport, flag).evidence
         self.read_offset = self.position.offset
@@ -157,20 +140,10 @@ class Replica:
         """Who the members were, in order: at this process's start, and since; the last MAX_KNOWN_MEMBERS."""
         stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
-        self._pruned_to = b""
-        self._prune_due_ms = 0
-        self._counted: OrderedDict[int, bytes] = OrderedDict()
+        self._pruning = ExpiryPruning()
+        self._counted = CountedRecords()
         self.records_applied = 0
         self.records_void = 0
-
-    def _stored_state(self) -> ShardState:
-        state = ShardState() if self.genesis is None else state_after(ShardState(), self.genesis)
-        for cls, key in STATE_KEYS.items():
-            if (stored := self.store.get(TRANSACTION_INFO, key)) is not None:
-                state = state_after(state, decode_as(cls, stored))
-        for _, stored in self.store.iterate(TRANSACTION_INFO, MODE_PREFIX, MODE_PREFIX + b"\xff"):
-            state = state_after(state, decode_as(Mode, stored))
-        return state
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
@@ -195,7 +168,7 @@ class Replica:
     def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Offered:
         """Offer the record at ``offset``; ``record`` and ``chain`` spare a caller that has just encoded and chained it doing so again.
 
-        Raises AheadOfLog, BrokenLog, WrongCluster or StoreFailure, each of which must stop the process.
+        Raises AheadOfLog, BrokenLog or StoreFailure, each of which must stop the process.
         """
         with self.lock:
             if offset <= self.read_offset:
@@ -203,7 +176,7 @@ class Replica:
             if offset != self.read_offset + 1:
                 raise AheadOfLog(f"offset {offset} follows {self.read_offset}: part of the log was missed")
             if record is None:
-                record = self._decode(offset, value)
+                record = _decoded(self.identity.shard, offset, value)
             reading = judge(self.position, record)
             if not reading.takes_effect:
                 self.records_void += 1
@@ -211,20 +184,14 @@ class Replica:
                 return Offered(reading=reading, record=record, position=self.position)
             outcome = self._take(reading, record, offset, value, chain)
             self.records_applied += 1
-            self._counted[offset] = outcome.position.record_hash
-            if len(self._counted) > MAX_COUNTED:
-                self._counted.popitem(last=False)
+            self._counted.add(offset, outcome.position.record_hash)
             # Last: who sees it may ask at once whether the record counted.
             self.read_offset = offset
             return outcome
 
     def counted(self, offset: int) -> bytes | None:
         """Return the hash of the counting record at ``offset``, None if it did not count or is over MAX_COUNTED ago."""
-        return self._counted.get(offset)
-
-    def remembers(self, offset: int) -> bool:
-        """Whether :meth:`counted` can tell of ``offset``: it is not longer ago than MAX_COUNTED records, or this process's start."""
-        return offset >= next(iter(self._counted), self.read_offset + 1)
+        return self._counted.hash_at(offset)
 
     def has_counted(self, offset: int, record_hash: bytes) -> bool:
         """Whether the leader's record at ``offset``, which has been read past here, counted; False if that is too long ago to tell.
@@ -232,7 +199,7 @@ class Replica:
         Raises AheadOfLog if it did not: this replica and that leader read different logs.
         """
         with self.lock:
-            counted, remembered = self.counted(offset), self.remembers(offset)
+            counted, remembered = self.counted(offset), self._counted.reaches(offset, self.read_offset)
         if counted == record_hash:
             return True
         if counted is None and not remembered:
@@ -240,17 +207,6 @@ class Replica:
         raise AheadOfLog(
             f"shard {self.identity.shard}: the leader's record at {offset} was read here but did not count"
         )
-
-    def _decode(self, offset: int, value: bytes) -> LogRecord:
-        try:
-            record: LogRecord = decode(value)
-        except Undecodable as error:
-            raise BrokenLog(f"shard {self.identity.shard}, offset {offset}: {error}") from error
-        if not isinstance(record, LogRecord):
-            raise BrokenLog(
-                f"shard {self.identity.shard}, offset {offset}: a {type(record).__name__} does not belong in a log"
-            )
-        return record
 
     def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Offered:
         position = advance(self.position, record, offset, value, chain)
@@ -267,12 +223,12 @@ class Replica:
         if isinstance(record, LeaderClaim):
             writes.append((TRANSACTION_INFO, ANCHOR_KEY, self.anchor.encode()))
         elif isinstance(record, Genesis):
-            self._check_genesis(record)
+            check_genesis(self.identity, self.families, record)
             writes.append((TRANSACTION_INFO, GENESIS_KEY, value))
         elif isinstance(record, DigestBase):
             evidence = self._judge_base(record, position, writes)
         elif isinstance(record, ControlRecord):
-            writes.append((TRANSACTION_INFO, _state_key(record), value))
+            writes.append((TRANSACTION_INFO, state_key(record), value))
         state = state_after(self.state, record)
         self._write(writes, position, flags=evidence is not None)
         if state.replicas != self.state.replicas:
@@ -292,11 +248,7 @@ class Replica:
         plan = plan_batch(self.families, self.store, batch)
         if plan.checkpoint is not None:
             self.store.checkpoint(plan.checkpoint)
-        writes: list[Write] = [(cf, key, value) for (cf, key), value in plan.rows.items()]
-        if plan.retry_keys:
-            writes.append((RETRY_EXPIRY, *expiry_row(batch, plan.retry_keys)))
-        if plan.floor_keys:
-            writes.append((RETRY_EXPIRY, *floors_row(batch, plan.floor_keys)))
+        writes = plan.writes(batch)
         for family in self.digests.change(plan.deltas):
             key = DIGEST_PREFIX + self.families.names[family].encode()
             writes.append((TRANSACTION_INFO, key, self.digests.pack(family)))
@@ -305,10 +257,10 @@ class Replica:
             writes.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(batch.request_position)))
         evidence = None
         if plan.false_claims:
-            evidence = self._evidence(plan.false_claims[0], position, batch.first_index)
+            evidence = evidence_of(plan.false_claims[0], position, batch.first_index)
             if self.evidence is None:
                 writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
-        writes += self._expiries_to_forget(position.timestamp_ms, self.store)
+        writes += self._pruning.writes(position.timestamp_ms, self.store)
         self._write(writes, position, flags=evidence is not None)
         self.request_position = batch.request_position or self.request_position
         if evidence is not None and self.evidence is None:
@@ -320,7 +272,7 @@ class Replica:
     def _apply_requests(self, record: RequestBatch, position: Position) -> None:
         """Execute logged requests and apply what they amount to, into the cache."""
         derived, plan = self.late.plan(record, position.offset, self.state)
-        forgotten = self._expiries_to_forget(position.timestamp_ms, self.late.cache)
+        forgotten = self._pruning.writes(position.timestamp_ms, self.late.cache)
         self.digests.change(plan.deltas)
         self.late.apply(derived, plan, forgotten, position.offset)
         self.position = position
@@ -347,15 +299,7 @@ class Replica:
 
     def _local_rows(self) -> list[Write]:
         """Return the replica's own rows as of the last record applied: what a batch writes beside its rows."""
-        names = enumerate(self.families.names)
-        rows: list[Write] = [
-            (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), self.digests.pack(family)) for family, name in names
-        ]
-        rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, self.position.key_index()))
-        rows.append((TRANSACTION_INFO, POSITION_KEY, self.position.encode()))
-        if self.request_position is not None:
-            rows.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(self.request_position)))
-        return rows
+        return local_rows(self.families, self.digests, self.position, self.request_position)
 
     # -- the write -------------------------------------------------------------------------------------------------
 
@@ -369,32 +313,7 @@ class Replica:
         if position.seq:
             self.anchor = position
 
-    def prune(self) -> None:
-        """Forget expiry rows whose retry rows are gone; call now and then, it looks at a few rows only."""
-        with self.lock:
-            self.flush()
-            self._prune_due_ms = 0
-            if writes := self._expiries_to_forget(self.position.timestamp_ms, self.store):
-                self.store.write(writes)
-
-    def _expiries_to_forget(self, timestamp_ms: int, view: StoreView) -> list[Write]:
-        """Return writes that remove dead expiry rows: two for a batch, which adds one, or two if it changes floors."""
-        if timestamp_ms < self._prune_due_ms:
-            return []
-        keys = prunable(view, timestamp_ms - RETENTION_MS, self._pruned_to)
-        if keys:
-            self._pruned_to = keys[-1]
-        else:
-            self._prune_due_ms = timestamp_ms + PRUNE_INTERVAL_MS
-        return [(RETRY_EXPIRY, key, None) for key in keys]
-
     # -- divergence ------------------------------------------------------------------------------------------------
-
-    def _evidence(self, claim: FalseClaim, position: Position, index: int) -> Evidence:
-        return Evidence(
-            index=index, offset=position.offset, term=position.term, leader=position.leader, operation=claim.operation,
-            cf=claim.cf, key=claim.key, claim=claim.claim, claimed=claim.claimed, own=claim.own,
-        )  # fmt: skip
 
     def _judge_base(self, base: DigestBase, position: Position, writes: list[Write]) -> Evidence | None:
         if (base.slots, base.sums) == self.digests.slots():
@@ -402,7 +321,7 @@ class Replica:
             self.evidence = None
             return None
         claim = FalseClaim(operation=0, cf="", key=b"", claim="base", claimed=None, own=None)
-        evidence = self._evidence(claim, position, base.index)
+        evidence = evidence_of(claim, position, base.index)
         if self.evidence is None:
             self.evidence = evidence
             writes.append((TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence)))
@@ -427,24 +346,7 @@ class Replica:
             self.evidence = None
 
     def _flag_row(self, evidence: Evidence) -> bytes:
-        return encode(self.report("evidence", -1, self.position, Digests(self.families), evidence, 0))
-
-    def report(
-        self,
-        basis: str,
-        barrier_offset: int,
-        position: Position,
-        digests: Digests,
-        evidence: Evidence | None,
-        now_ms: int,
-    ) -> AuditReport:
-        """Return the audit report of ``digests`` at ``position``; ``now_ms`` is the wall clock."""
-        slots, sums = digests.slots()
-        return AuditReport(
-            cluster=self.identity.cluster, node=self.identity.node, shard=self.identity.shard, basis=basis,
-            barrier_offset=barrier_offset, index=position.index, chain=position.chain, slots=slots, sums=sums,
-            flagged=evidence is not None, evidence=evidence, reported_at_ms=now_ms,
-        )  # fmt: skip
+        return encode(audit_report(self.identity, "evidence", -1, self.position, Digests(self.families), evidence, 0))
 
     # -- reads -----------------------------------------------------------------------------------------------------
 
@@ -452,31 +354,21 @@ class Replica:
         """Return the digest of a full scan of ``view``: the scrub. ``pause`` is called after each SCAN_STEP_ROWS rows."""
         return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
 
-    def row_hash_in(self, cf: str, key: bytes, value: bytes, bucket: int) -> int | None:
-        """Return the signed hash of a row if it lies in digest bucket ``bucket``, else None."""
-        if xxh64_intdigest(key, self.families.seeds[cf]) & (BUCKETS - 1) != bucket:
-            return None
-        return row_hash(self.families, cf, key, value)
-
-    def snapshot(self) -> tuple[Position, Digests, StoreSnapshot]:
-        """Return one moment's position, incremental digests and a snapshot (close it)."""
+    def snapshot(self) -> ReplicaSnapshot:
+        """Return this moment; close its rows."""
         with self.lock:
             self.flush()
-            return self.position, self.digests.copy(), self.store.snapshot()
-
-    def _check_genesis(self, genesis: Genesis) -> None:
-        # A log that an older software began names fewer families: those that were added since have the next positions, so its slots
-        # mean what they did; nothing is written to them below the feature level that brought them.
-        known = list(self.families.names)[: max(1, len(genesis.column_families))]
-        own = (self.identity.cluster, self.identity.shard, self.identity.shards, known)
-        logged = (genesis.cluster, genesis.shard, genesis.shards, genesis.column_families)
-        for name, mine, theirs in zip(("cluster", "shard", "shards", "column_families"), own, logged, strict=True):
-            if mine != theirs:
-                raise WrongCluster(f"{name} is {theirs!r} in the log but {mine!r} in this node's settings")
+            return ReplicaSnapshot(self.position, self.digests.copy(), self.store.snapshot())
 
 
-def _state_key(record: ControlRecord) -> bytes:
-    return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
+def _decoded(shard: int, offset: int, value: bytes) -> LogRecord:
+    try:
+        record: LogRecord = decode(value)
+    except Undecodable as error:
+        raise BrokenLog(f"shard {shard}, offset {offset}: {error}") from error
+    if not isinstance(record, LogRecord):
+        raise BrokenLog(f"shard {shard}, offset {offset}: a {type(record).__name__} does not belong in a log")
+    return record
 
 
 def _all_rows(

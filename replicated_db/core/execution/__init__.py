@@ -1,5 +1,5 @@
 """From one proposal to the operations of a batch.
 
-A ``service`` executes proposals in a ``transaction``; ``retry``, ``expiry`` and ``answered`` decide which are executed at all;
-``building`` folds their operations into one batch. Begin with ``service.py``.
+``calls`` judges a call and runs it; a ``service`` executes it in a ``transaction``. ``retry``, ``expiry`` and ``answered`` are what is
+known of earlier calls, and for how long; ``folding`` gathers the operations of a batch. Begin with ``service.py``, then ``calls.py``.
 """

@@ -35,7 +35,7 @@ class AnsweredCalls:
         """Whether there may be rows to remove."""
         return bool(self._due)
 
-    def hear(self, client_id: bytes, answered_below: int) -> None:
+    def on_request(self, client_id: bytes, answered_below: int) -> None:
         """Take note that every call of the client below ``answered_below`` has been answered to it, and will not be repeated."""
         if not self._calls or answered_below - self._floors.get(client_id, 0) < self._calls:
             return

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from replicated_db.core.execution.retry import MAX_EXPIRIES_PER_BATCH, RETENTION_MS, expired, removable
+from replicated_db.core.execution.retry import MAX_EXPIRIES_PER_BATCH, RETENTION_MS, ExpiryRow, expired, removable
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY
 
 
-def remove_rows(transaction: Transaction, batches: Iterable[tuple[bytes, list[bytes]]]) -> list[bytes]:
-    """Delete the retry rows of the first of these batches (``retry.expired``); return the expiry keys of those."""
+def remove_rows(transaction: Transaction, rows: Iterable[ExpiryRow]) -> list[bytes]:
+    """Delete the retry rows that the first of these expiry rows list; return the keys of those."""
     removed: list[bytes] = []
-    for expiry_key, retry_keys in islice(batches, MAX_EXPIRIES_PER_BATCH):
+    for expiry_key, retry_keys in islice(rows, MAX_EXPIRIES_PER_BATCH):
         for key in removable(transaction.get, expiry_key, retry_keys):
             transaction.delete(RETRY, key)
         removed.append(expiry_key)

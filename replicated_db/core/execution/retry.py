@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from replicated_db.core.ports import StoreView
 from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
@@ -89,12 +90,19 @@ def is_below_floor(get: Get, client_id: bytes, call_id: bytes) -> bool:
     return row is not None and call_id < row[:8]
 
 
-def expired(view: StoreView, after: bytes, before_ms: int) -> Iterator[tuple[bytes, list[bytes]]]:
-    """Iterate over (expiry key, keys of retry rows or floors) of batches older than ``before_ms``, oldest first, after key ``after``."""
+class ExpiryRow(NamedTuple):
+    """A row of the expiry family: its key, and the keys of the retry rows or floors that it lists."""
+
+    key: bytes
+    listed: list[bytes]
+
+
+def expired(view: StoreView, after: bytes, before_ms: int) -> Iterator[ExpiryRow]:
+    """Iterate over the expiry rows of batches older than ``before_ms``, oldest first, after key ``after``."""
     for key, packed in view.iterate(RETRY_EXPIRY, after, _EXPIRY.pack(max(before_ms, 0), 0)):
         if key != after:
             size = CLIENT_BYTES if _lists_floors(key) else KEY_BYTES
-            yield key, [packed[i : i + size] for i in range(0, len(packed), size)]
+            yield ExpiryRow(key, [packed[i : i + size] for i in range(0, len(packed), size)])
 
 
 def _lists_floors(expiry_key: bytes) -> bool:

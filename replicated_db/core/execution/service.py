@@ -92,20 +92,6 @@ class Executed:
     keep: bool
 
 
-def unloggable(executed: Executed, transaction: Transaction, max_bytes: int) -> tuple[Refusal, str] | None:
-    """Say why what a service has made of a request is not logged, None if it is: its kind and its size."""
-    if type(executed.response) is not bytes:
-        return Refusal.FAILED, f"its response is a {type(executed.response).__name__}"
-    if not executed.keep:
-        if len(executed.response) > MAX_REFUSAL_BYTES:
-            return Refusal.FAILED, f"its answer takes {len(executed.response)} bytes; at most {MAX_REFUSAL_BYTES}"
-        return None
-    size_bytes = transaction.size_bytes + len(executed.response)
-    if size_bytes > max_bytes:
-        return Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {max_bytes}"
-    return None
-
-
 class Service(Protocol):
     """What a service brings: how a proposal becomes operations and a response. Pure."""
 

@@ -16,9 +16,10 @@ from xxhash import xxh64_intdigest
 
 from replicated_db.core.errors import DigestsDiffer, NotSettled, Refused
 from replicated_db.core.execution.shard_state import ControlOperation, ShardState
-from replicated_db.core.tables.column_families import BUCKETS, Families
-from replicated_db.core.tables.digests import SIGN
+from replicated_db.core.tables.column_families import Families
+from replicated_db.core.tables.digests import SIGN, DigestSlots
 from replicated_db.core.tables.overlay import Overlay, merge_ordered
+from schemas.column_families import BUCKETS
 from schemas.records.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
 
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -27,8 +28,7 @@ NO_STATE = ShardState()
 OPERATION_OVERHEAD_BYTES = 48
 """Estimate of what an operation costs in a batch beyond its key and value."""
 
-Slots = tuple[list[int], list[int]]
-Settled = Callable[[], Slots | None] | None
+Settled = Callable[[], DigestSlots | None] | None
 """Returns the leader's digests as of the batch's beginning, as a DigestBase has them; None while earlier batches are on their way."""
 
 
@@ -117,11 +117,6 @@ class Transaction:
             raise Refused(f"a second checkpoint {name!r} in one transaction")
         self.checkpoint_name = name
 
-    @property
-    def acts_on_log(self) -> bool:
-        """Whether it asks for more than operations: a checkpoint, or a record of its own before the batch."""
-        return self.checkpoint_name is not None or self.control_operation is not None
-
     def digest_base(self, slots: list[int], sums: list[int], basis: str, *, forced: bool = False) -> None:
         """Ask for a DigestBase right before this batch, whose first request this must be.
 
@@ -134,7 +129,7 @@ class Transaction:
         if own is None:
             raise NotSettled("requests before it are on their way")
         if own != (slots, sums) and not forced:
-            raise DigestsDiffer(_difference(self._families, own, (slots, sums)))
+            raise DigestsDiffer(_difference(self._families, own, DigestSlots(slots, sums)))
         self._control(DigestBase, slots=slots, sums=sums, basis=basis)
 
     def control(self, record: type[ControlRecord], **fields: Any) -> None:
@@ -184,7 +179,7 @@ class Transaction:
         self.size_bytes += OPERATION_OVERHEAD_BYTES + len(key) + payload_bytes
 
 
-def _difference(families: Families, own: Slots, given: Slots) -> str:
+def _difference(families: Families, own: DigestSlots, given: DigestSlots) -> str:
     mine, theirs = (dict(zip(*slots, strict=True)) for slots in (own, given))
     differing = sorted(slot for slot in mine.keys() | theirs.keys() if mine.get(slot, 0) != theirs.get(slot, 0))
     family, bucket = divmod(differing[0], BUCKETS)

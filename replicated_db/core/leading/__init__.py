@@ -1,5 +1,6 @@
 """What only a leader does: execute each request once, append the result, answer when it is effective and applied.
 
-``leader`` is the state machine; ``late_requests`` and ``barriers`` are what it may put into the log besides batches.
-Begin with ``leader.py``.
+``leader`` is the state machine, ``phases`` its table. Two builders put proposals into the log behind one interface (``builder``):
+``operations_builder`` executes them, ``requests_builder`` logs them for late validation. ``in_flight`` knows when a record is
+effective, ``barriers`` when one is due. Begin with ``leader.py``.
 """

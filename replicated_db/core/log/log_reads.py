@@ -30,7 +30,7 @@ def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry
     try:
         return log.read(offset, limit, wait_s)
     except OffsetOutOfRange as error:
-        low, _ = log.bounds()
+        low = log.bounds().first
         if offset < low:
             raise AheadOfLog(
                 f"{error}: the log's first record is {low}; this replica needs a checkpoint from a peer"
@@ -44,11 +44,11 @@ class EndPatience:
     def __init__(self) -> None:
         self._since_s: float | None = None
 
-    def read(self) -> None:
+    def on_answer(self) -> None:
         """Take note that the log answered otherwise."""
         self._since_s = None
 
-    def bear(self, error: LogUnavailable, now_s: float) -> None:
+    def on_failure(self, error: LogUnavailable, now_s: float) -> None:
         """Take note of an attempt that failed at ``now_s``; raises AheadOfLog if the end has been behind for END_BEHIND_WAIT_S."""
         if not isinstance(error, EndBehind):
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from schemas.records.messages import AuditReport, Evidence
 
@@ -25,6 +26,13 @@ class Judgement(Enum):
     """A majority contradicts a batch of mine: I am wrong."""
 
 
+class QuorumDecision(NamedTuple):
+    """What the members' reports come to; with FLAG, the evidence against this node."""
+
+    judgement: Judgement
+    evidence: Evidence | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Quorum:
     """What the members of one shard have reported last, as seen by the node ``me``."""
@@ -33,7 +41,7 @@ class Quorum:
     members: frozenset[str]
     latest: dict[str, AuditReport] = field(default_factory=dict)
 
-    def hear(self, report: AuditReport) -> None:
+    def on_report(self, report: AuditReport) -> None:
         """Take a member's report; one of a stranger is ignored."""
         if report.node in self.members:
             self.latest[report.node] = report
@@ -42,7 +50,7 @@ class Quorum:
         """A member has reported without evidence: what it said before no longer stands."""
         self.latest.pop(node, None)
 
-    def judge(self, own: Evidence | None) -> tuple[Judgement, Evidence | None]:
+    def judge(self, own: Evidence | None) -> QuorumDecision:
         """Say what to do, given this node's standing evidence; with FLAG comes the evidence against it.
 
         Who is no member any more has no say.
@@ -53,13 +61,13 @@ class Quorum:
         if own is not None:
             agreeing = 1 + sum(_same(own, evidence) for evidence in standing.values())
             if agreeing >= majority and own.leader != self.me and own.claim != "base":
-                return Judgement.SETTLE, None
-            return Judgement.NOTHING, None
+                return QuorumDecision(Judgement.SETTLE)
+            return QuorumDecision(Judgement.NOTHING)
         for evidence in standing.values():
             against = sum(_same(evidence, other) for other in standing.values())
             if evidence.leader == self.me and evidence.claim != "base" and against >= majority:
-                return Judgement.FLAG, evidence
-        return Judgement.NOTHING, None
+                return QuorumDecision(Judgement.FLAG, evidence)
+        return QuorumDecision(Judgement.NOTHING)
 
 
 def _same(one: Evidence, other: Evidence) -> bool:

@@ -19,9 +19,6 @@ TRANSACTION_INFO = "transactionInfoTable"
 RETRY_EXPIRY = "retryExpiryTable"
 LOCAL_FAMILIES = (TRANSACTION_INFO, RETRY_EXPIRY)
 
-BUCKETS = 256
-"""Digest buckets of each family."""
-
 SEED = 42
 """Seed of the row hash: Spark's ``xxhash64`` starts from it."""
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
+from typing import NamedTuple
 
 from xxhash import xxh64_intdigest
 
-from replicated_db.core.tables.column_families import BUCKETS, Families
+from replicated_db.core.tables.column_families import Families
+from schemas.column_families import BUCKETS
 
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
@@ -32,11 +34,25 @@ def row_hash(families: Families, cf: str, key: bytes, value: bytes | None) -> in
     return (xxh64_intdigest(value, xxh64_intdigest(key, families.seeds[cf])) ^ SIGN) - SIGN
 
 
+def row_hash_in(families: Families, cf: str, key: bytes, value: bytes, bucket: int) -> int | None:
+    """Return the signed hash of a row if it lies in digest bucket ``bucket``, else None."""
+    if xxh64_intdigest(key, families.seeds[cf]) % BUCKETS != bucket:
+        return None
+    return row_hash(families, cf, key, value)
+
+
 def next_chain(chain: bytes, value: bytes) -> bytes:
     """Return the chain after a valid claim or counting record: SHA-256(chain before + its value bytes)."""
     chained = sha256(chain)
     chained.update(value)  # not joined: a record may be megabytes
     return chained.digest()
+
+
+class DigestSlots(NamedTuple):
+    """A digest as it is on the wire: the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
+
+    numbers: list[int]
+    sums: list[int]
 
 
 class Digests:
@@ -52,7 +68,7 @@ class Digests:
         """Count a live row (used by scans; apply adds differences itself)."""
         key_hash = xxh64_intdigest(key, self._families.seeds[cf])
         row = self.sums[self._families.positions[cf]]
-        bucket = key_hash & 255
+        bucket = key_hash % BUCKETS
         row[bucket] = (row[bucket] + xxh64_intdigest(value, key_hash)) & MASK
 
     def change(self, deltas: Mapping[int, int]) -> set[int]:
@@ -79,7 +95,7 @@ class Digests:
         """Restore a family's sums from :meth:`pack`'s bytes."""
         self.sums[position] = list(_ROW.unpack(data))
 
-    def slots(self) -> tuple[list[int], list[int]]:
+    def slots(self) -> DigestSlots:
         """Return the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
         numbers: list[int] = []
         sums: list[int] = []
@@ -88,7 +104,7 @@ class Digests:
                 if value:
                     numbers.append(position * BUCKETS + bucket)
                     sums.append((value ^ SIGN) - SIGN)
-        return numbers, sums
+        return DigestSlots(numbers, sums)
 
     def total(self) -> int:
         """Return the sum over all slots mod 2^64: the one figure that people compare."""

@@ -13,7 +13,7 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import DeliveryReport, Entry, OffsetOutOfRange, RowPage, Write
+from replicated_db.core.ports import DeliveryReport, Entry, LogBounds, OffsetOutOfRange, RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 
 
@@ -140,9 +140,9 @@ class MemoryLog:
         """Return the identity of this incarnation."""
         return self.identity
 
-    def bounds(self) -> tuple[int, int]:
-        """Return (0, end offset)."""
-        return 0, len(self.entries)
+    def bounds(self) -> LogBounds:
+        """Return 0 and the end."""
+        return LogBounds(0, len(self.entries))
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:  # noqa: ARG002 - time does not pass
         """Return up to ``limit`` entries from ``offset`` on."""

@@ -18,6 +18,7 @@ from replicated_db.core.ports import (
     AppendRefused,
     DeliveryReport,
     Entry,
+    LogBounds,
     LogUnavailable,
     OffsetOutOfRange,
 )
@@ -112,13 +113,13 @@ class KafkaLog:
         """Return the identity of the topic's incarnation."""
         return self._topic_id
 
-    def bounds(self) -> tuple[int, int]:
-        """Return (first offset kept, end offset)."""
+    def bounds(self) -> LogBounds:
+        """Return the watermarks of the partition."""
         try:
             low, high = self._reader.consumer.get_watermark_offsets(self._where(), timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
             raise LogUnavailable(str(error)) from error
-        return low, high
+        return LogBounds(low, high)
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         """Return up to ``limit`` entries from ``offset`` on; raises BrokenLog for a record that fails its checksum."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import StoreView
+from replicated_db.core.tables.digests import row_hash_in
 from replicated_db.shell.web.scan_threads import MAX_SCANS, ScanThreads
 
 MAX_ROWS = 10_000
@@ -93,7 +94,7 @@ def _family(replica: Replica, query: Mapping[str, str]) -> str:
 def _bucket_rows(replica: Replica, view: StoreView, cf: str, bucket: int) -> list[Json]:
     found: list[Json] = []
     for key, value in view.iterate(cf, b""):
-        if (row_hash := replica.row_hash_in(cf, key, value, bucket)) is not None:
+        if (row_hash := row_hash_in(replica.families, cf, key, value, bucket)) is not None:
             found.append({"key": key.hex(), "hash": row_hash})
             if len(found) > MAX_ROWS:
                 break

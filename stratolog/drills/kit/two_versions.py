@@ -24,7 +24,7 @@ from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.execution.service import Executed, Proposal
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Append, Leader, LeaderLimits, claim_for
+from replicated_db.core.leading.leader import Append, Leader, LeaderLimits, Reply, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.system import SystemIds
@@ -166,9 +166,7 @@ class MixedShard:
             first_sent_at_ms=request.first_sent_at_ms, request_type=type(body).__name__, body=request, reply_to=0,
             begins_batch=isinstance(body, SHARD_COMMANDS),
         )  # fmt: skip
-        late = self._leader.is_late(proposal)
-        reply = self._leader.log(proposal, elapsed_ms) if late else self._leader.execute(proposal, elapsed_ms)
-        if reply is not None:
+        if isinstance(reply := self._leader.take(proposal, elapsed_ms), Reply):
             self._answers[call_id] = reply.response
         self._append(self._leader.seal())
         self._settle()

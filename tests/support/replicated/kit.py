@@ -20,6 +20,7 @@ from replicated_db.core.leading.leader import (
     Proposal,
     Refusal,
     Reply,
+    Wait,
     claim_for,
 )
 from replicated_db.core.log.reading import Reading
@@ -93,13 +94,13 @@ _calls = iter(range(1, 1 << 60))
 def propose(
     *operations: Operation, body: Any = None, client: bytes = b"c" * 16, call: int | None = None,
     sent_ms: int = START_MS, hashed: bytes | None = None, position: RequestPosition | None = None,
-    answered_below: int = 0,
+    answered_below: int = 0, request_type: str = "Test",
 ) -> Proposal:  # fmt: skip
     """A request; by default with a call id of its own."""
     number = next(_calls) if call is None else call
     return Proposal(
         client_id=client, call_id=number.to_bytes(8, "big"), request_hash=hashed or number.to_bytes(16, "big"),
-        first_sent_at_ms=sent_ms, request_type="Test", body=list(operations) if body is None else body,
+        first_sent_at_ms=sent_ms, request_type=request_type, body=list(operations) if body is None else body,
         reply_to=f"reply {number}", position=position, answered_below=answered_below,
     )  # fmt: skip
 
@@ -185,7 +186,10 @@ class Shard:
                 self.appender.append(append.token, append.value)
 
     def execute(self, proposal: Proposal) -> Reply | None:
-        return self.leader.execute(proposal, self.clock.elapsed_ms())
+        """Have the leader take a proposal that need not wait."""
+        said = self.leader.take(proposal, self.clock.elapsed_ms())
+        assert not isinstance(said, Wait), said
+        return said
 
     def batch(self, *proposals: Proposal) -> list[Reply | None]:
         """Execute proposals as one batch and append it."""
@@ -277,6 +281,15 @@ def assert_sound(replica: Replica) -> None:
     assert reopened.position == replica.position
     assert reopened.digests == replica.digests
     assert reopened.evidence == replica.evidence
+
+
+def prune(replica: Replica) -> None:
+    """Have a replica forget dead expiry rows now, as it does with a write of its own."""
+    with replica.lock:
+        replica.flush()
+        replica._pruning.due_ms = 0
+        if writes := replica._pruning.writes(replica.position.timestamp_ms, replica.store):
+            replica.store.write(writes)
 
 
 def effective_records(node: Node) -> list[Offered]:

@@ -12,6 +12,7 @@ from om_processors.execution.commands import MAX_MEMBERS, command
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.column_families import families
+from replicated_db.core.tables.digests import DigestSlots
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.overlay import Overlay
 from schemas import features
@@ -33,7 +34,7 @@ FAMILIES = families(["things"], [])
 STATE = ShardState(replicas=("om1", "om2"), feature_level=features.LATEST)
 
 
-OWN = ([1], [2])
+OWN = DigestSlots([1], [2])
 """The leader's digests."""
 
 

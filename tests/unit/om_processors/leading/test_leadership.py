@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from om_processors.leading.leadership import Leadership
-from replicated_db.shell.leader_loop import UnfitToLead
+from replicated_db.shell.claiming import UnfitToLead
 from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
 

@@ -16,7 +16,7 @@ from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
 from replicated_db.core.tables.overlay import Overlay
 from schemas import features
 from schemas.records.log import Put
-from tests.support.replicated.kit import FAMILIES, Shard, add, assert_sound, propose, put, rows
+from tests.support.replicated.kit import FAMILIES, Shard, add, assert_sound, propose, prune, put, rows
 
 CLIENT, OTHER = b"c" * 16, b"d" * 16
 
@@ -145,7 +145,7 @@ def test_a_floor_goes_ten_minutes_after_its_last_change(shard: Shard):
     shard.catch_up()
     for node in shard.nodes.values():
         for _ in range(20):
-            node.replica.prune()
+            prune(node.replica)
         assert prunable(node.store, shard.replica.position.timestamp_ms - RETENTION_MS) == []
         assert all(
             int.from_bytes(key[:8], "big") > shard.replica.position.timestamp_ms - RETENTION_MS
@@ -178,21 +178,21 @@ def test_what_is_heard_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(answered, "MAX_CLIENTS", 3)
     heard = AnsweredCalls(1)
     for number in range(10):
-        heard.hear(bytes([number]) * 16, 5)
+        heard.on_request(bytes([number]) * 16, 5)
         assert len(heard._due) <= len(heard._floors) <= 3
     assert heard.due
 
 
 def test_a_statement_that_removes_nothing_writes_nothing():
     heard = AnsweredCalls(1)
-    heard.hear(CLIENT, 100)
-    heard.hear(CLIENT, -5)
+    heard.on_request(CLIENT, 100)
+    heard.on_request(CLIENT, -5)
     transaction = transaction_with(lambda _: None)
     heard.remove(transaction, 1)
     assert transaction.commit() == []
     assert not heard.due
     off = AnsweredCalls(0)
-    off.hear(CLIENT, 100)
+    off.on_request(CLIENT, 100)
     assert not off.due
 
 

@@ -29,6 +29,6 @@ def test_too_many():
 
 
 def test_the_contracts_figures():
-    assert (column_families.RETRY, column_families.BUCKETS) == (contract.RETRY_TABLE, contract.BUCKETS)
+    assert column_families.RETRY == contract.RETRY_TABLE
     assert ADD_INT64.name == contract.ADD_INT64
     assert families(contract.OM_COLUMN_FAMILIES[1:]).names == contract.OM_COLUMN_FAMILIES

@@ -5,9 +5,9 @@ from hashlib import sha256
 import pytest
 from xxhash import xxh64
 
-from replicated_db.core.tables.column_families import BUCKETS, SEED, families
+from replicated_db.core.tables.column_families import SEED, families
 from replicated_db.core.tables.digests import FIRST_CHAIN, Digests, digest_of_rows, next_chain, row_hash
-from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES
 from tests.support.replicated.kit import FAMILIES
 
 OM = families(OM_COLUMN_FAMILIES[1:])

@@ -14,14 +14,14 @@ from replicated_db.core.errors import BrokenLog, StoreFailure
 from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.execution.service import MAX_REQUEST_BYTES
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Executed, Proposal, Refusal
+from replicated_db.core.leading.leader import Executed, LeaderPhase, Proposal, Refusal, Wait
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY, TRANSACTION_INFO
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.table_cache import TableCache
 from schemas.codecs.codec import encode
 from schemas.records.log import LateRequest, Mode, RequestBatch
-from tests.support.replicated.kit import FAMILIES, HASH, START_MS, Shard, add, assert_sound, propose, put, rows
+from tests.support.replicated.kit import FAMILIES, HASH, START_MS, Shard, add, assert_sound, propose, prune, put, rows
 
 
 class TextExecutor:
@@ -53,23 +53,23 @@ class TextExecutor:
 
 
 class LateShard(Shard):
-    """Every node can validate late, and the type "Test" is in that mode."""
+    """Every node can validate late, and the type "Late" is in that mode."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
         for node in self.nodes.values():
             node.replica.late.executor = TextExecutor()
-        set_mode = Mode(**self.leader._header(), index=self.leader.index, request_type="Test", mode="late")
+        set_mode = Mode(**self.leader._records.header(), index=self.leader.index, request_type="Late", mode="late")
         self.append(self.leader._append(set_mode))
         self.deliver()
         self.leader.state = self.replica.state
 
     def logged(self, *texts: bytes, **more: Any) -> list[Proposal]:
         sent_ms = self.leader.timestamp_ms(self.clock.elapsed_ms())
-        proposals = [propose(body=text, **({"sent_ms": sent_ms} | more)) for text in texts]
+        proposals = [propose(body=text, request_type="Late", **({"sent_ms": sent_ms} | more)) for text in texts]
         for proposal in proposals:
-            assert self.leader.is_late(proposal)
-            assert self.leader.log(proposal, self.clock.elapsed_ms()) is None
+            assert self.execute(proposal) is None
+            assert self.leader.phase is LeaderPhase.LOGGING
         return proposals
 
     def settle(self) -> list[bytes]:
@@ -109,9 +109,13 @@ def test_what_cannot_be_logged_fails_alone(before: list[bytes]):
     shard = LateShard()
     index = shard.leader.index
     shard.logged(*before)
-    bad = propose(body="a text where bytes are wanted", sent_ms=shard.leader.timestamp_ms(shard.clock.elapsed_ms()))
+    bad = propose(
+        body="a text where bytes are wanted",
+        request_type="Late",
+        sent_ms=shard.leader.timestamp_ms(shard.clock.elapsed_ms()),
+    )
     for proposal in (bad, replace(bad, request_hash=b"short"), bad):
-        reply = shard.leader.log(proposal, shard.clock.elapsed_ms())
+        reply = shard.execute(proposal)
         assert reply is not None
         assert reply.response.startswith(b"failed|")
         assert reply.response.endswith(b"|-1")
@@ -144,15 +148,15 @@ def test_what_fails_is_an_answer_and_changes_nothing(text: bytes, answer: bytes)
 def test_a_repeated_call_waits_for_the_first_answer_or_gets_it():
     shard = LateShard()
     [first] = shard.logged(b"count n 1")
-    shard.leader.log(first, shard.clock.elapsed_ms())
+    shard.execute(first)
     assert shard.leader.building == 1
     once, twice = shard.settle()
     assert once == twice
-    reply = shard.leader.log(first, shard.clock.elapsed_ms())
+    reply = shard.execute(first)
     assert reply is not None
     assert reply.response == once
     shard.replica.flush()
-    assert shard.leader.log(first, shard.clock.elapsed_ms()) == reply
+    assert shard.execute(first) == reply
 
 
 def test_a_reused_call_id_is_refused_where_it_is_applied():
@@ -174,8 +178,8 @@ def test_a_request_that_was_logged_twice_is_executed_once():
     """A leader that forgets what it has logged: the replicas do not."""
     shard = LateShard()
     [first] = shard.logged(b"count n 1")
-    shard.leader._late._calls.clear()
-    shard.leader.log(first, shard.clock.elapsed_ms())
+    shard.leader._requests._calls.clear()
+    shard.execute(first)
     once, twice = shard.settle()
     assert once == twice
     shard.replica.flush()
@@ -188,12 +192,10 @@ def test_a_request_that_was_logged_twice_is_executed_once():
 def test_nothing_is_executed_while_logged_requests_are_in_flight():
     shard = LateShard()
     shard.logged(b"put a 1")
-    assert shard.leader.late_pending
-    with pytest.raises(ValueError, match="have not settled"):
-        shard.execute(propose(put(b"a", b"2")))
+    other = propose(put(b"a", b"2"))
+    assert shard.leader.take(other, shard.clock.elapsed_ms()) is Wait.SEAL
     shard.append(*shard.leader.seal())
-    with pytest.raises(ValueError, match="have not settled"):
-        shard.execute(propose(put(b"a", b"2")))
+    assert shard.leader.take(other, shard.clock.elapsed_ms()) is Wait.SETTLE
     shard.deliver()
     shard.do(put(b"a", b"2"))
     assert shard.node.store.get("things", b"a") == b"2"
@@ -204,8 +206,8 @@ def test_nothing_is_executed_while_logged_requests_are_in_flight():
 def test_logging_waits_for_the_batch_being_built():
     shard = LateShard()
     shard.execute(propose(put(b"a", b"1")))
-    with pytest.raises(ValueError, match="seal it first"):
-        shard.logged(b"put a 2")
+    late = propose(body=b"put a 2", request_type="Late")
+    assert shard.leader.take(late, shard.clock.elapsed_ms()) is Wait.SEAL
     shard.append(*shard.leader.seal())
     shard.logged(b"put a 2")
     shard.settle()
@@ -246,7 +248,7 @@ def test_requests_that_are_not_numbered_one_by_one(numbers: list[int], last: int
         for number in numbers
     ]  # fmt: skip
     record = RequestBatch(
-        **shard.leader._header(), first_index=first, last_index=first + last - 1, timestamp_ms=START_MS + 10_000,
+        **shard.leader._records.header(), first_index=first, last_index=first + last - 1, timestamp_ms=START_MS + 10_000,
         request_position=None, requests=requests,
     )  # fmt: skip
     shard.log.append(encode(record))
@@ -268,7 +270,7 @@ def test_old_retry_rows_go_on_all_replicas_alike():
     for n in range(4):
         shard.logged(b"put k %d" % n)
         shard.settle()
-        shard.nodes["n1"].replica.prune()
+        prune(shard.nodes["n1"].replica)
     shard.catch_up()
     for node in shard.nodes.values():
         node.replica.flush()
@@ -376,7 +378,7 @@ def test_a_flusher_and_an_applier_on_two_threads():
     replica = shard.nodes["n2"].replica
     replica.lock, replica.late._writing = threading.RLock(), threading.Lock()
     filled = threading.Event()
-    replica.late.filled = filled.set
+    replica.late.on_filled = filled.set
     stop = threading.Event()
 
     def flusher() -> None:

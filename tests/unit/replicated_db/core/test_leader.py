@@ -11,7 +11,7 @@ from replicated_db.core.errors import AheadOfLog, StoreFailure
 from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.execution.service import MAX_REFUSAL_BYTES
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.leading.leader import Deposed, Effective, LeaderLimits, Proposal
+from replicated_db.core.leading.leader import Deposed, Effective, LeaderLimits, LeaderPhase, Proposal
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
 from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain
@@ -355,10 +355,10 @@ def test_nothing_is_appended_after_a_failure(shard: Shard):
     token = shard.appender.in_flight[0][0]
     with pytest.raises(Deposed):
         shard.leader.on_report(DeliveryReport(token=token, offset=-1, timestamp_ms=0, error="x"))
-    shard.execute(propose(put(b"z", b"1")))
-    for append in (shard.leader.seal, shard.leader.tick):
+    assert shard.leader.phase is LeaderPhase.DEPOSED
+    for step in (lambda: shard.execute(propose(put(b"z", b"1"))), shard.leader.seal, shard.leader.tick):
         with pytest.raises(Deposed):
-            append()
+            step()
 
 
 @pytest.mark.parametrize("offset", [-1, -1001])
@@ -476,7 +476,7 @@ def test_twin_claims_the_first_in_the_log_leads(shard: Shard):
 
 def test_a_stale_leader_appends_what_it_likes(shard: Shard):
     stale, stale_appender = shard.leader, shard.appender
-    stale.execute(propose(put(b"stale", b"1")), shard.clock.elapsed_ms())
+    stale.take(propose(put(b"stale", b"1")), shard.clock.elapsed_ms())
     [append] = stale.seal()
     shard.lead("n2", genesis=False)
     shard.do(put(b"fresh", b"1"))

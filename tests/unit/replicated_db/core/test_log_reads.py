@@ -11,7 +11,7 @@ import pytest
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import AheadOfLog
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S, EndBehind, EndPatience, read_log
-from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
+from replicated_db.core.ports import Entry, LogBounds, LogUnavailable, OffsetOutOfRange
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
 from replicated_db.shell.database import ReplicatedDatabase
 from replicated_db.shell.follower import Feed, Follower
@@ -27,9 +27,9 @@ class CutOff(MemoryLog):
     known: int | None = None
     first = 0
 
-    def bounds(self) -> tuple[int, int]:
+    def bounds(self) -> LogBounds:
         low, high = super().bounds()
-        return max(low, self.first), high if self.known is None else min(high, self.known)
+        return LogBounds(max(low, self.first), high if self.known is None else min(high, self.known))
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         low, high = self.bounds()
@@ -71,18 +71,18 @@ def test_a_position_before_the_first_record_is_none(log: CutOff):
 
 def test_patience_ends():
     patience = EndPatience()
-    patience.bear(EndBehind("old end"), 100)
-    patience.bear(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
-    patience.bear(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
+    patience.on_failure(EndBehind("old end"), 100)
+    patience.on_failure(LogUnavailable("no answer"), 100 + END_BEHIND_WAIT_S)
+    patience.on_failure(EndBehind("old end"), 100 + END_BEHIND_WAIT_S)
     with pytest.raises(AheadOfLog, match="old end; it has been so for 30 s"):
-        patience.bear(EndBehind("old end"), 101 + END_BEHIND_WAIT_S)
+        patience.on_failure(EndBehind("old end"), 101 + END_BEHIND_WAIT_S)
 
 
 def test_patience_begins_anew_once_the_log_has_answered():
     patience = EndPatience()
-    patience.bear(EndBehind("old end"), 100)
-    patience.read()
-    patience.bear(EndBehind("old end"), 1000)
+    patience.on_failure(EndBehind("old end"), 100)
+    patience.on_answer()
+    patience.on_failure(EndBehind("old end"), 1000)
 
 
 def start(name: str, log: CutOff, clock: ManualClock, seed: int) -> ReplicatedDatabase:

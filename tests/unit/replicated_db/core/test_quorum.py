@@ -26,7 +26,7 @@ def report(node: str, evidence: Evidence | None) -> AuditReport:
 def judged(me: str, reports: Mapping[str, Evidence | None], own: Evidence | None = None) -> Judgement:
     quorum = Quorum(me=me, members=MEMBERS)
     for node, evidence in reports.items():
-        quorum.hear(report(node, evidence))
+        quorum.on_report(report(node, evidence))
     return quorum.judge(own)[0]
 
 
@@ -40,7 +40,7 @@ def test_a_majority_contradicts_the_leader():
 def test_the_leader_is_flagged_with_the_evidence_against_it():
     quorum = Quorum(me="n1", members=MEMBERS)
     for node in ("n2", "n3"):
-        quorum.hear(report(node, EVIDENCE))
+        quorum.on_report(report(node, EVIDENCE))
     assert quorum.judge(None) == (Judgement.FLAG, EVIDENCE)
 
 
@@ -71,12 +71,12 @@ def test_a_digest_base_is_never_settled_by_number():
 
 def test_strangers_are_not_heard_and_the_latest_report_counts():
     quorum = Quorum(me="n1", members=MEMBERS)
-    quorum.hear(report("n9", EVIDENCE))
-    quorum.hear(report("n2", EVIDENCE))
+    quorum.on_report(report("n9", EVIDENCE))
+    quorum.on_report(report("n2", EVIDENCE))
     assert quorum.judge(None)[0] is Judgement.NOTHING
-    quorum.hear(report("n3", EVIDENCE))
+    quorum.on_report(report("n3", EVIDENCE))
     assert quorum.judge(None)[0] is Judgement.FLAG
-    quorum.hear(report("n2", None))
+    quorum.on_report(report("n2", None))
     assert quorum.judge(None)[0] is Judgement.NOTHING
 
 
@@ -87,14 +87,14 @@ def test_majorities(members: int, reporting: int, expected: bool):
     names = [f"n{number}" for number in range(1, members + 1)]
     quorum = Quorum(me="n1", members=frozenset(names))
     for node in names[1 : 1 + reporting]:
-        quorum.hear(report(node, EVIDENCE))
+        quorum.on_report(report(node, EVIDENCE))
     assert (quorum.judge(None)[0] is Judgement.FLAG) is expected
 
 
 def test_a_member_that_was_removed_has_no_say():
     quorum = Quorum(me="n1", members=MEMBERS)
     for node in ("n2", "n3"):
-        quorum.hear(report(node, EVIDENCE))
+        quorum.on_report(report(node, EVIDENCE))
     quorum.members = frozenset({"n1", "n2", "n4"})
     assert quorum.judge(None)[0] is Judgement.NOTHING
     quorum.members = frozenset({"n1", "n2", "n3", "n4", "n5"})

@@ -29,6 +29,7 @@ from tests.support.replicated.kit import (
     assert_sound,
     batch,
     propose,
+    prune,
     put,
     responses,
     result,
@@ -304,13 +305,13 @@ def test_prune_forgets_expiry_rows_whose_rows_are_gone(shard: Shard):
     for number in range(4):
         shard.do(put(b"k%d" % number, b""))
         shard.clock.advance(1)
-    shard.replica.prune()
+    prune(shard.replica)
     assert expiries() == 4
     shard.clock.advance(RETENTION_MS)
     for _ in range(2):
         shard.do(put(b"x", b""))
     for _ in range(3):
-        shard.replica.prune()
+        prune(shard.replica)
     assert expiries() == 2
     assert retry_rows(shard) == 2
     assert_sound(shard.replica)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from replicated_db.core.applying.evidence import audit_report
 from replicated_db.shell.follower import Feed, Follower
 from schemas.codecs.codec import encode
 from schemas.records.messages import AuditReport, Evidence
@@ -35,7 +36,7 @@ class Hearing:
         )
 
     def hear(self, key: Any, headers: Any, value: Any) -> None:
-        self.follower._guard(self.follower.hear, key, headers, value)
+        self.follower._guard(self.follower.on_report, key, headers, value)
 
 
 class Nobody:
@@ -75,8 +76,14 @@ def test_a_report_that_is_none_is_skipped_and_counted(value: bytes | None):
 @pytest.mark.parametrize("headers", [{"flagged": b"0"}, {"flagged": None}, {"kind": None}, {"": b""}])
 def test_a_report_with_an_odd_key_or_odd_headers_is_skipped(key: bytes | None, headers: dict[str, bytes | None]):
     hearing = Hearing()
-    report = hearing.shard.replica.report(
-        "evidence", -1, hearing.shard.replica.position, hearing.shard.replica.digests, EVIDENCE, 0
+    report = audit_report(
+        hearing.shard.replica.identity,
+        "evidence",
+        -1,
+        hearing.shard.replica.position,
+        hearing.shard.replica.digests,
+        EVIDENCE,
+        0,
     )
     hearing.hear(b"0/n2", {}, encode(report))
     for value in (None, encode(report)):

@@ -33,9 +33,9 @@ class Leading:
             limits=LeaderLimits(scrub_interval_ms=0),
         )  # fmt: skip
         self.loop: LeaderLoop = self.database._loop
-        self.loop.follower_may_rest = self.hear
+        self.loop.on_rest = self.on_rest
 
-    def hear(self, rests: bool) -> None:
+    def on_rest(self, rests: bool) -> None:
         self.said.append(rests)
         if self.hold.is_set():
             self.hold.clear()

@@ -70,7 +70,7 @@ class Shard:
             client_id=b"", call_id=b"", request_hash=b"", first_sent_at_ms=START_MS, request_type="any",
             body=request_of(body), reply_to=0, begins_batch=isinstance(body, LogDigestBase),
         )  # fmt: skip
-        assert self.leader.execute(proposal, self.clock.elapsed_ms()) is None
+        assert self.leader.take(proposal, self.clock.elapsed_ms()) is None
         self._append(*self.leader.seal())
 
     def _append(self, *appends: Any) -> None:

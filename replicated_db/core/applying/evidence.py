@@ -1,0 +1,30 @@
+"""What a replica says of itself: the evidence that it found, and the report that it publishes."""
+
+from __future__ import annotations
+
+from replicated_db.core.applying.apply import FalseClaim
+from replicated_db.core.applying.identity import Identity
+from replicated_db.core.log.position import Position
+from replicated_db.core.tables.digests import Digests
+from schemas.records.messages import AuditReport, Evidence
+
+
+def evidence_of(claim: FalseClaim, position: Position, index: int) -> Evidence:
+    """Return the evidence that a false claim is; ``position`` is right behind its record, ``index`` the record's first."""
+    return Evidence(
+        index=index, offset=position.offset, term=position.term, leader=position.leader, operation=claim.operation,
+        cf=claim.cf, key=claim.key, claim=claim.claim, claimed=claim.claimed, own=claim.own,
+    )  # fmt: skip
+
+
+def audit_report(
+    identity: Identity, basis: str, barrier_offset: int, position: Position, digests: Digests, evidence: Evidence | None,
+    now_ms: int,
+) -> AuditReport:  # fmt: skip
+    """Return the audit report of ``digests`` at ``position``; ``now_ms`` is the wall clock."""
+    slots, sums = digests.slots()
+    return AuditReport(
+        cluster=identity.cluster, node=identity.node, shard=identity.shard, basis=basis,
+        barrier_offset=barrier_offset, index=position.index, chain=position.chain, slots=slots, sums=sums,
+        flagged=evidence is not None, evidence=evidence, reported_at_ms=now_ms,
+    )  # fmt: skip

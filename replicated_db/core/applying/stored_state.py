@@ -1,0 +1,60 @@
+"""What a replica keeps of its own beside the rows: how the shard is run, by its last control records, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from replicated_db.core.execution.shard_state import ShardState, state_after
+from replicated_db.core.log.position import (
+    DIGEST_PREFIX,
+    KEY_INDEX_KEY,
+    LEVEL_KEY,
+    MEMBERS_KEY,
+    MODE_PREFIX,
+    POSITION_KEY,
+    PREPARED_KEY,
+    REQUEST_KEY,
+    Position,
+    encode_request_position,
+)
+from replicated_db.core.ports import StoreView, Write
+from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
+from replicated_db.core.tables.digests import Digests
+from schemas.codecs.codec import decode_as
+from schemas.records.log import ControlRecord, FeatureLevel, Genesis, Members, Mode, Prepared, RequestPosition
+
+STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
+    Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
+}  # fmt: skip
+"""Where the last control record of each kind is kept; Mode records are kept by request type (MODE_PREFIX)."""
+
+
+def state_key(record: ControlRecord) -> bytes:
+    """Return where a control record is kept."""
+    return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
+
+
+def stored_state(store: StoreView, genesis: Genesis | None) -> ShardState:
+    """Return how a shard is run, by what is stored; raises UpgradeNeeded for a feature level that this software does not know."""
+    state = ShardState() if genesis is None else state_after(ShardState(), genesis)
+    for cls, key in STATE_KEYS.items():
+        if (stored := store.get(TRANSACTION_INFO, key)) is not None:
+            state = state_after(state, decode_as(cls, stored))
+    for _, stored in store.iterate(TRANSACTION_INFO, MODE_PREFIX, MODE_PREFIX + b"\xff"):
+        state = state_after(state, decode_as(Mode, stored))
+    return state
+
+
+def local_rows(
+    families: Families, digests: Digests, position: Position, request_position: RequestPosition | None
+) -> list[Write]:
+    """Return a replica's own rows at a position: what a batch writes beside its rows."""
+    rows: list[Write] = [
+        (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), digests.pack(family))
+        for family, name in enumerate(families.names)
+    ]
+    rows.append((TRANSACTION_INFO, KEY_INDEX_KEY, position.key_index()))
+    rows.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
+    if request_position is not None:
+        rows.append((TRANSACTION_INFO, REQUEST_KEY, encode_request_position(request_position)))
+    return rows

@@ -1,0 +1,183 @@
+"""One call: judged once (:func:`judge_call`) and run once (:func:`run_call`), by the leader and by who applies logged requests alike.
+
+A call is a client's request with its ids. What decides is in the rows and in the time of the batch:
+
+    - A call that has a retry row is not run again: the same request gets the recorded answer, another one is refused.
+    - An expired call, and one below its client's floor, is refused.
+    - A prepared shard takes no writes. It says so at once: such a refusal takes no index and is in no batch.
+    - A run that raises, or that comes to more than a batch can hold, is answered with a refusal and changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol, TypeVar
+
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.execution.retry import BELOW_FLOOR, HASH_BYTES, Get, is_below_floor, is_expired, retry_key
+from replicated_db.core.execution.service import (
+    MAX_REFUSAL_BYTES,
+    MAX_REQUEST_BYTES,
+    Executed,
+    Refusal,
+    error_text,
+)
+from replicated_db.core.execution.transaction import Transaction
+from replicated_db.core.tables.column_families import RETRY
+
+R_contra = TypeVar("R_contra", contravariant=True)
+R = TypeVar("R")
+
+
+class ClientCall(Protocol):
+    """What a call is known by; a request without a ``client_id`` is a local one and has no retry row."""
+
+    @property
+    def client_id(self) -> bytes:
+        """Who calls: 16 bytes, or none."""
+
+    @property
+    def call_id(self) -> bytes:
+        """Number of the call, 8 bytes big-endian."""
+
+    @property
+    def request_hash(self) -> bytes:
+        """Hash of the request: the same call again has the same one."""
+
+    @property
+    def first_sent_at_ms(self) -> int:
+        """When the client sent it first, by the client's clock."""
+
+
+class CallRuling(Enum):
+    """What is to be done with a call."""
+
+    RUN = "run it"
+    REPEATED = "answer what its retry row says"
+    REFUSED = "refuse it, with an index"
+    REFUSED_AT_ONCE = "refuse it, without an index"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallJudgement:
+    """A ruling, with the recorded ``response`` of a repeated call, or the ``refusal`` and its ``message``."""
+
+    ruling: CallRuling
+    response: bytes = b""
+    refusal: Refusal = Refusal.FAILED
+    message: str = ""
+
+
+RUN = CallJudgement(ruling=CallRuling.RUN)
+REUSED = CallJudgement(
+    ruling=CallRuling.REFUSED,
+    refusal=Refusal.CALL_ID_REUSED,
+    message="the call id was used for another request",
+)
+ANSWERED = CallJudgement(ruling=CallRuling.REFUSED, refusal=Refusal.EXPIRED, message=BELOW_FLOOR)
+
+
+def judge_call(
+    call: ClientCall, get: Get, timestamp_ms: int, prepared: str | None = None, now_ms: int = 0
+) -> CallJudgement:
+    """Judge a call by the rows that ``get`` reads, for a batch of ``timestamp_ms``.
+
+    ``prepared`` is the checkpoint of a Prepare that is in force for this call, ``now_ms`` the time that a batch would have which was
+    opened now: a call that is expired by it is told so, whatever the shard's state.
+    """
+    client_id = call.client_id
+    if not client_id:
+        return RUN if prepared is None else _refused_as_prepared(prepared)
+    call_id = call.call_id
+    row = get(RETRY, retry_key(client_id, call_id))
+    if row is not None:
+        if row[:HASH_BYTES] == call.request_hash:
+            return CallJudgement(ruling=CallRuling.REPEATED, response=row[HASH_BYTES:])
+        return REUSED
+    sent_ms = call.first_sent_at_ms
+    if prepared is not None and not is_expired(sent_ms, now_ms):
+        return _refused_as_prepared(prepared)
+    if is_expired(sent_ms, timestamp_ms):
+        return CallJudgement(ruling=CallRuling.REFUSED, refusal=Refusal.EXPIRED, message=f"first sent at {sent_ms} ms")
+    if is_below_floor(get, client_id, call_id):
+        return ANSWERED
+    # Expired by the clock, but not by the time of its batch, which was opened earlier.
+    return RUN if prepared is None else _refused_as_prepared(prepared)
+
+
+def _refused_as_prepared(checkpoint: str) -> CallJudgement:
+    return CallJudgement(
+        ruling=CallRuling.REFUSED_AT_ONCE, refusal=Refusal.PREPARED,
+        message=f"the shard is prepared for an upgrade (checkpoint {checkpoint}) and takes no writes",
+    )  # fmt: skip
+
+
+class CallRunner(Protocol[R_contra]):
+    """What runs calls: a service, or an executor of logged requests. ``request`` is what it knows a call by."""
+
+    def execute(self, request: R_contra, transaction: Transaction, timestamp_ms: int, /) -> Executed:
+        """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
+
+    def refuse(self, request: R_contra, refusal: Refusal, message: str, index: int, /) -> bytes:
+        """Encode an answer of the replicated database's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLimits:
+    """Bounds of a run, in bytes: of what is kept with its answer, and of the answer if nothing is kept (None: none).
+
+    ``shortens``: whether the text of an exception is cut (``service.shortened``).
+    """
+
+    kept_bytes: int = MAX_REQUEST_BYTES
+    refusal_bytes: int | None = MAX_REFUSAL_BYTES
+    shortens: bool = True
+
+
+class RunRefusal(NamedTuple):
+    """Why what a run has come to is not logged."""
+
+    refusal: Refusal
+    message: str
+
+
+def run_call(
+    runner: CallRunner[R], request: R, transaction: Transaction, timestamp_ms: int, limits: RunLimits, first: bool
+) -> Executed:
+    """Run a call in a transaction: what is to be answered, and whether the transaction is to be kept.
+
+    ``first``: it begins its batch; only such a call may act on the log itself. A control record that it asks for is in the
+    transaction's ``state`` afterwards. Raises StopProcess kinds; what else the runner raises becomes the answer.
+    """
+    try:
+        executed = runner.execute(request, transaction, timestamp_ms)
+        refused = unloggable(executed, transaction, limits, first)
+        if refused is None:
+            if executed.keep and (control := transaction.control_operation) is not None:
+                transaction.state = control.effect_on(transaction.state)
+            return executed
+    except StopProcess:
+        raise
+    except Exception as error:
+        text = error_text(error) if limits.shortens else f"{type(error).__name__}: {error}"
+        refused = RunRefusal(Refusal.FAILED, text)
+    return Executed(response=runner.refuse(request, *refused, transaction.index), keep=False)
+
+
+def unloggable(executed: Executed, transaction: Transaction, limits: RunLimits, first: bool) -> RunRefusal | None:
+    """Say why what has been made of a request is not logged, None if it is: its kind, its size, its place in the batch."""
+    response = executed.response
+    if type(response) is not bytes:
+        return RunRefusal(Refusal.FAILED, f"its response is a {type(response).__name__}")
+    if not executed.keep:
+        if limits.refusal_bytes is not None and len(response) > limits.refusal_bytes:
+            text = f"its answer takes {len(response)} bytes; at most {limits.refusal_bytes}"
+            return RunRefusal(Refusal.FAILED, text)
+        return None
+    size_bytes = transaction.size_bytes + len(response)
+    if size_bytes > limits.kept_bytes:
+        return RunRefusal(Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}")
+    if not first and (transaction.control_operation is not None or transaction.checkpoint_name is not None):
+        return RunRefusal(Refusal.FAILED, "it may only begin a batch")
+    return None

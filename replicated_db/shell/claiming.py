@@ -1,0 +1,178 @@
+"""Claiming a shard: read to the end of the log, append a claim, read it back as valid with everything before it applied.
+
+Rules:
+    - A delivery report proves nothing: the claim must be read from the log.
+    - Before and after, what this replica has applied is compared with what the log holds: if the log lost its tail meanwhile, what was
+      read of that tail must not stand. A leader whose chain is not the log's would write a record that stops every replica for good.
+    - Whoever waits for the brokers says so (``on_turn``): a silent broker is no stall of this node.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from threading import Event
+
+from xxhash import xxh3_128_digest
+
+from replicated_db.core.applying.replica import Offered, Replica
+from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.leading.leader import Leader, LeaderLimits, Service, claim_for
+from replicated_db.core.log.log_reads import read_log
+from replicated_db.core.log.position import Position
+from replicated_db.core.log.reading import advance, judge
+from replicated_db.core.ports import ANSWER_WAIT_S, Appender, Clock, Entry, Ids, Log, LogUnavailable
+from schemas.codecs.codec import decode, encode
+
+CLAIM_WAIT_S = 10.0
+READ_WAIT_S = 20.0
+READ_STEP_S = 1.0
+READ_LIMIT = 500
+MAX_CLOCK_SKEW_MS = 60_000
+"""A candidate whose wall clock is further than this from the broker's append time does not lead."""
+
+REMEMBERED_CLAIMS = 64
+
+
+class UnfitToLead(Exception):
+    """The node must not lead for now; claiming again at once would only disturb the others."""
+
+
+class Claimer:
+    """Claims one shard, time and again, and reads its log on the thread that leads it.
+
+    ``on_turn`` is told for how many seconds the thread may be silent now, ``on_offered`` what offering a record to the replica did.
+    """
+
+    def __init__(
+        self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *, clock: Clock, ids: Ids, address: str,
+        on_turn: Callable[[float], None], on_offered: Callable[[Offered], None],
+    ) -> None:  # fmt: skip
+        self.replica = replica
+        self.log = log
+        self._service = service
+        self._limits = limits
+        self._clock = clock
+        self._ids = ids
+        self._address = address
+        self._on_turn = on_turn
+        self._on_offered = on_offered
+        self._claims: deque[bytes] = deque(maxlen=REMEMBERED_CLAIMS)
+
+    def has_claimed(self, nonce: bytes) -> bool:
+        """Whether a claim is one of this claimer's own: of the last REMEMBERED_CLAIMS since the process started. On any thread."""
+        return nonce in self._claims
+
+    def claim(self, appender: Appender, stop: Event) -> Leader | None:
+        """Claim the shard; return the leader, or None if another candidate was faster.
+
+        Raises UnfitToLead, LogUnavailable if the brokers do not answer, AheadOfLog if the log is not the one that was read.
+        """
+        self.read_to(self._log_end())
+        self._compare_with_log(self.replica.position)
+        before, anchor = self.replica.read_offset, self.replica.anchor
+        nonce = self._ids.nonce()
+        self._claims.append(nonce)
+        claim = claim_for(self.replica, nonce, self._address, self._clock.wall_ms())
+        appender.append(0, encode(claim))
+        deadline_ms = self._clock.elapsed_ms() + CLAIM_WAIT_S * 1000
+        report = None
+        while report is None and self._clock.elapsed_ms() < deadline_ms and not stop.is_set():
+            self._on_turn(0.0)
+            report = next(iter(appender.poll(0.1)), None)
+        if report is None or report.error is not None or report.offset < 0:
+            raise LogUnavailable(f"claim of term {claim.term}: {report.error if report else 'no report in time'}")
+        elapsed_ms = self._clock.elapsed_ms()
+        if abs(report.timestamp_ms - self._clock.wall_ms()) > MAX_CLOCK_SKEW_MS:
+            raise UnfitToLead(f"this node's clock is over {MAX_CLOCK_SKEW_MS} ms from the broker's; it does not lead")
+        if report.offset <= before:
+            raise AheadOfLog(f"the claim lies at {report.offset}, but this replica has read up to {before}")
+        # A delivery report proves nothing: the claim must be read from the log as valid, everything before it applied.
+        self.read_to(report.offset + 1)
+        leader = Leader(
+            self.replica, self._service, self._limits,
+            claim_offset=report.offset, claim_time_ms=report.timestamp_ms, elapsed_ms=elapsed_ms,
+        )  # fmt: skip
+        # The leader has read the position once; looking again here could see another's claim, applied meanwhile.
+        if leader.nonce != nonce:
+            return None
+        self._read_again(anchor, leader, report.offset)
+        return leader
+
+    def catch_up(self) -> None:
+        """Read what the follower left to this loop while it led (:meth:`leaves_to_leader`).
+
+        If the brokers do not answer, the follower reads it instead, before the next record that it applies.
+        """
+        with suppress(LogUnavailable):
+            self.read_to(self._log_end())
+
+    def _log_end(self) -> int:
+        self._on_turn(ANSWER_WAIT_S)
+        end = self.log.bounds().end
+        self._on_turn(0.0)
+        return end
+
+    def _read_again(self, position: Position, leader: Leader, claim_offset: int) -> None:
+        """Judge once more what lies between ``position``, the anchor before the claim, and the claim; raises AheadOfLog if it differs.
+
+        If the log lost its tail meanwhile, what this replica had read of that tail must not stand: a leader whose chain is not the
+        log's would write a record that stops every replica for good.
+        """
+        self._compare_with_log(position)
+        while (following := position.offset + 1) <= claim_offset:
+            entries = self._read_some(following, min(READ_LIMIT, claim_offset + 1 - following))
+            if not entries:
+                raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
+            for entry in entries:
+                record = decode(entry.value)
+                if judge(position, record).takes_effect:
+                    position = advance(position, record, entry.offset, entry.value)
+                else:
+                    position = replace(position, offset=entry.offset)
+        if position.chain != leader.chain:
+            shard = self.replica.identity.shard
+            raise AheadOfLog(f"shard {shard}: the log has lost records that this replica had read before its claim")
+
+    def _compare_with_log(self, position: Position) -> None:
+        """Compare the log's record at the replica's position with the one applied; raises AheadOfLog if they differ."""
+        if position.offset < 0:
+            return
+        shard = self.replica.identity.shard
+        entries = self._read_some(position.offset, 1)
+        if not entries:
+            raise LogUnavailable(
+                f"shard {shard}: offset {position.offset}, which this replica has applied, cannot be read"
+            )
+        if xxh3_128_digest(entries[0].value) != position.record_hash:
+            raise AheadOfLog(
+                f"shard {shard}, offset {position.offset}: the log holds another record than the one applied"
+            )
+
+    def _read_some(self, offset: int, limit: int) -> Sequence[Entry]:
+        """Return what the log has from ``offset`` on, empty after READ_WAIT_S without a record; the loop turns meanwhile."""
+        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        entries = self._read_step(offset, limit)
+        while not entries and self._clock.elapsed_ms() < deadline_ms:
+            entries = self._read_step(offset, limit)
+        return entries
+
+    def _read_step(self, offset: int, limit: int) -> Sequence[Entry]:
+        self._on_turn(READ_STEP_S + ANSWER_WAIT_S)
+        entries = read_log(self.log, offset, limit, READ_STEP_S)
+        self._on_turn(0.0)
+        return entries
+
+    def read_to(self, end: int) -> None:
+        """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
+        deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+        while (following := self.replica.read_offset + 1) < end:
+            entries = self._read_step(following, min(READ_LIMIT, end - following))
+            for entry in entries:
+                self._on_offered(self.replica.offer(entry.offset, entry.value))
+            if entries:
+                deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
+            elif self._clock.elapsed_ms() > deadline_ms:
+                raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")

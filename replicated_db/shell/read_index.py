@@ -1,0 +1,97 @@
+"""Read indexes: who asks a leader may answer linearizably once it has applied a record that the leader appended after the question.
+
+Many askers share one record: the batch that is sealed next, or a Tick.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock
+from typing import NamedTuple
+
+from replicated_db.core.leading.leader import Effective
+
+MAX_WAITING_TICKS = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadIndex:
+    """A record of the leader's own, effective after a reader asked: who has applied it may answer linearizably."""
+
+    offset: int
+    record_hash: bytes
+
+
+class NotLeading(Exception):
+    """The shard is not led here (any more); ask another node."""
+
+
+class _Asked(NamedTuple):
+    """Askers that wait until the record ``seq`` of the claim is effective."""
+
+    seq: int
+    futures: list[Future[ReadIndex]]
+
+
+class ReadIndexes:
+    """Askers of one shard. :meth:`ask` on any thread, the rest on the shard's."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self._lock = Lock()
+        self._open = False
+        self._asking: deque[Future[ReadIndex]] = deque()
+        self._waiting: deque[_Asked] = deque()
+
+    def ask(self) -> Future[ReadIndex]:
+        """Ask for a read index. The future fails with NotLeading."""
+        future: Future[ReadIndex] = Future()
+        # An asker that gives up must not be able to cancel it: settling a cancelled future raises, on the shard's thread.
+        future.set_running_or_notify_cancel()
+        with self._lock:
+            if not self._open or len(self._asking) >= MAX_WAITING_TICKS:
+                future.set_exception(NotLeading(f"shard {self._shard} is not led here"))
+            else:
+                self._asking.append(future)
+        return future
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether anybody asks for a record that is still to be appended."""
+        return bool(self._asking)
+
+    def open(self) -> None:
+        """Take questions from now on."""
+        with self._lock:
+            self._open = True
+
+    def close(self) -> None:
+        """Take no more questions, and answer those that are open with NotLeading."""
+        with self._lock:
+            self._open = False
+            waiting = [*self._asking, *(future for asked in self._waiting for future in asked.futures)]
+            self._asking.clear()
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(NotLeading(f"shard {self._shard} lost its leader"))
+
+    def take(self) -> list[Future[ReadIndex]]:
+        """Return those who ask; they are to :meth:`wait_for` a record that is produced afterwards."""
+        with self._lock:
+            asked = list(self._asking)
+            self._asking.clear()
+        return asked
+
+    def wait_for(self, seq: int, asked: list[Future[ReadIndex]]) -> None:
+        """Answer these askers once the record ``seq`` is effective."""
+        self._waiting.append(_Asked(seq, asked))
+
+    def on_effective(self, effective: Effective) -> None:
+        """Answer those who waited for a record, or for an earlier one."""
+        seq = effective.record.seq
+        while self._waiting and self._waiting[0].seq <= seq:
+            index = ReadIndex(offset=effective.offset, record_hash=effective.record_hash)
+            for future in self._waiting.popleft().futures:
+                future.set_result(index)
