@@ -18,46 +18,40 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol
 
 from crc32c import crc32c
 
 from datanode_processors.blocks.containers import Container, Containers, block_name
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, CellChecksums, cell_range
+from datanode_processors.blocks.file_bytes import Packets, block_error, read_fully, write_fully
 from datanode_processors.blocks.fsync import CLOSE, NEVER, WRITEBACK_BYTES, FsyncCount, begin_writeback
 from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas.records.packets import CELL_BYTES
-from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, DISK_FULL, FAILED, NO_SUCH_BLOCK
-
-if TYPE_CHECKING:
-    from datanode_processors.blocks.block_writer import BlockFileWriter
+from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, FAILED, NO_SUCH_BLOCK
 
 logger = logging.getLogger(__name__)
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
-Packets: TypeAlias = Sequence[tuple[Buffer, int | None]]
-"""Bytes, each with its CRC32C if that is known."""
-
-MAX_VECTORS = 64
-"""Buffers in one vectored write."""
 FILE_MODE = 0o640
 OPEN_ATTEMPTS = 10
 """How often a new file meets its container's directory being removed before that is an error."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CLEAN = 1 << 63
 """Value of ``dirty_from`` while nothing is."""
 
 
-def block_error(error: OSError, doing: str, path: Path) -> BlockError:
-    """Return the error for one of the kernel's: DISK_FULL if there is no room, else FAILED."""
-    code = DISK_FULL if error.errno in _FULL else FAILED
-    return BlockError(code, f"{doing} {path}: {error.strerror}")
+class WriterHold(Protocol):
+    """What a block knows of the stream that writes it (``block_writer``)."""
+
+    def end(self, code: str, message: str) -> None:
+        """Have the writer's next call raise this error; call with the block's lock."""
+
+    def is_dead(self) -> bool:
+        """Return whether another stream may take the block over."""
 
 
 class BlockFile:
@@ -81,7 +75,7 @@ class BlockFile:
         self.exists = False
         self.loaded = False
         self.pins = 0
-        self.writer: BlockFileWriter | None = None
+        self.writer: WriterHold | None = None
         self._container: Container | None = None
         self._containers = containers
         self.fsync = fsync
@@ -386,30 +380,3 @@ class BlockFile:
             self.exists = self._linked = False
             self.file_bytes = self.durable = self.committed = 0
             self.dirty_from = _CLEAN
-
-
-def write_fully(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write buffers one behind the other; raises OSError, and then part of them may have been written."""
-    for first in range(0, len(buffers), MAX_VECTORS):
-        left = buffers[first : first + MAX_VECTORS]
-        while left:
-            done = os.pwrite(descriptor, left[0], offset) if len(left) == 1 else os.pwritev(descriptor, left, offset)
-            offset += done
-            left = _after(left, done)
-
-
-def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
-    """Return what is left of buffers when ``done`` bytes of them are written."""
-    for number, buffer in enumerate(buffers):
-        if done < len(buffer):
-            return [memoryview(buffer)[done:], *buffers[number + 1 :]]
-        done -= len(buffer)
-    return ()
-
-
-def read_fully(descriptor: int, offset: int, size: int) -> bytes:
-    """Read ``size`` bytes, or to the file's end; raises OSError."""
-    data = os.pread(descriptor, size, offset)
-    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
-        data += more
-    return data

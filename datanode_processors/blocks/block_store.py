@@ -29,10 +29,11 @@ from threading import Lock
 
 from crc32c import crc32c
 
-from datanode_processors.blocks.block_file import BlockFile, block_error
+from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.containers import CONTAINERS, Containers, ContainerUsage
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, check_cell_bytes
+from datanode_processors.blocks.file_bytes import block_error
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, FsyncCount
 from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
@@ -195,7 +196,9 @@ class BlockStore:
         if not 0 <= offset <= block.written:
             raise BlockError(OUT_OF_ORDER, f"{block.path} has {block.written} bytes, not {offset}", block.written)
         block.set_cell_bytes(bytes_per_checksum)
-        block.writer = writer = BlockFileWriter(self, block, offset, repair=repair, alive=alive)
+        block.writer = writer = BlockFileWriter(
+            block, offset, self.space, repair=repair, alive=alive, released=self.released
+        )
         return writer
 
     def flush(self, container_id: int, local_id: int) -> int:
