@@ -70,8 +70,6 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Open the replica's store. ``wanted`` is told of a block that somebody waits for to be verified. Raises StoreFailure."""
         self.opened = opened
-        self.unsaved = True
-        """Whether the registry does not say so yet."""
         self.partition = opened.partition
         self.changed = threading.Condition()
         """Notified when a record was applied here, or a block verified."""

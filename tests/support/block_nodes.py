@@ -109,8 +109,8 @@ class Node:
         )
         if member:
             self.replica.put(row_of())
-            pipelines: Any = self.pipelines
-            pipelines._pipelines[PARTITION] = self.replica
+            replica: Any = self.replica
+            self.pipelines.table.put(PARTITION, replica)
         self.server = StreamServer(
             name=name, cluster="test", host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
             note=self._note, limits=WireLimits(stop_grace_s=0.2),

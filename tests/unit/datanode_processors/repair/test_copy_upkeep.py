@@ -150,7 +150,7 @@ def test_the_scrubber_goes_on_behind_its_cursor_through_pipelines_and_copies_in_
     fetch(node, member)
     pipelines: Any = node.pipelines
     own = [(number, number, 1, row_of()) for number in (1, 2, 5)]
-    pipelines._own_blocks = lambda after: (one for one in own if after is None or one[:3] > after)
+    pipelines._answers.committed_blocks = lambda after: (one for one in own if after is None or one[:3] > after)
     places = [one[:3] for one in node.pipelines.committed_blocks(None)]
     copied: list[Place] = [(PARTITION, CONTAINER, BLOCK), (PARTITION, CONTAINER, OTHER)]
     assert places == [(1, 1, 1), (2, 2, 1), *copied, (5, 5, 1)]
