@@ -9,14 +9,8 @@ from collections.abc import Iterator
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import (
-    PARTITIONS,
-    block_row,
-    blocks_of,
-    check_block,
-    containers_of,
-    is_closed,
-)
+from datanode_processors.pipeline.core.block_tables import block_row, blocks_of, containers_of, is_closed
+from datanode_processors.pipeline.core.request_checks import PARTITIONS, check_block
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.repair.copies import Copies
 from datanode_processors.repair.copy_upkeep import CopyUpkeep

@@ -21,13 +21,8 @@ from datanode_processors.block_answers import BlockAnswers
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import (
-    LOG_REQUESTS,
-    PARTITIONS,
-    check_block,
-    check_deletion,
-    is_closed,
-)
+from datanode_processors.pipeline.core.block_tables import is_closed
+from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, PARTITIONS, check_block, check_deletion
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline

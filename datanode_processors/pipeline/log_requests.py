@@ -10,7 +10,7 @@ from typing import Any
 
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import check_chunk, check_put_block
+from datanode_processors.pipeline.core.request_checks import check_chunk, check_put_block
 from datanode_processors.pipeline.leader_calls import ANSWER_STEP_S, ANSWER_TIMEOUT_S, LeaderCalls, unwrap
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipeline.pipeline_table import PipelineTable

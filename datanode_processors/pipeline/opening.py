@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import check_members, pipeline_row
+from datanode_processors.pipeline.core.block_tables import pipeline_row
 from datanode_processors.pipeline.core.member_registry import (
     Adopt,
     MemberRegistry,
@@ -21,6 +21,7 @@ from datanode_processors.pipeline.core.member_registry import (
     SaveRegistry,
     TellOpened,
 )
+from datanode_processors.pipeline.core.request_checks import check_members
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry, write_registry

@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import PARTITIONS
+from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
 from datanode_processors.repair.copies import Copies, closed_rows
 from datanode_processors.repair.copy_peers import CopyPeers

@@ -31,7 +31,7 @@ from datanode_processors.blocks.containers import CLOSED_MARK, NEW_ROWS_FILE, RO
 from datanode_processors.blocks.core.checksums import CellChecksums, check_cell_bytes, check_list, checksum_at
 from datanode_processors.blocks.file_bytes import Buffer, block_error, write_fully
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import MAX_BLOCK_BYTES, PARTITIONS, check_block
+from datanode_processors.pipeline.core.request_checks import MAX_BLOCK_BYTES, PARTITIONS, check_block
 from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row
 from schemas.codecs.codec import Undecodable
 from schemas.records.datanode import BlockRow

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.core.checksums import cell_count, differing_cells
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import blocks_of, containers_of, is_closed
+from datanode_processors.pipeline.core.block_tables import blocks_of, containers_of, is_closed
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
 from datanode_processors.repair.core.away import Away

@@ -12,7 +12,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import block_row, container_key
+from datanode_processors.pipeline.core.block_tables import block_row, container_key
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from datanode_processors.core.transitions import next_state
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import CLOSED
+from datanode_processors.pipeline.core.block_tables import CLOSED
 from schemas import stream_errors as codes
 from schemas.records.datanode import OpenPipeline, PipelineRow
 

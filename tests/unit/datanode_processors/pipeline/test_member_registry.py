@@ -8,7 +8,7 @@ import pytest
 
 from datanode_processors.core.transitions import NoSuchTransition, next_state
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import CLOSED, OPEN
+from datanode_processors.pipeline.core.block_tables import CLOSED, OPEN
 from datanode_processors.pipeline.core.member_registry import (
     PIPELINE_TRANSITIONS,
     Adopt,
