@@ -19,6 +19,6 @@ What holds (design, sections 8 and 10)
     - Streams, connections, payloads, windows and waits have named limits.
 
 Rooms: ``wire`` (TCP), ``blocks`` (the disk), ``pipeline`` (one pipeline's replica and leadership), ``repair`` (what makes bytes right
-again); ``node`` is the process. What is in a folder ``core`` has no I/O, no clock and no threads. Imports ``replicated_db`` and
-``schemas`` only.
+again); ``core`` is what their machines share, ``node`` is the process. What is in a folder ``core`` has no I/O, no clock and no threads.
+Imports ``replicated_db`` and ``schemas`` only.
 """

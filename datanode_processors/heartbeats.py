@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import PARTITIONS
+from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipelines import Pipelines
 from replicated_db.core.ports import Clock
 from schemas.codecs.block_rows import block_of_key

@@ -25,7 +25,7 @@ from datanode_processors.follower import PipelineFollower, follow, make_app, pla
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.http_api import DatanodeHttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
-from datanode_processors.pipeline.core.block_service import PARTITIONS
+from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber

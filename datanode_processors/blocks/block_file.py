@@ -1,105 +1,30 @@
-"""One block's file and what is known of it: length, checksums, how much of it is stored under the fsync policy.
+"""One block's file: writing it, having it stored under the fsync policy, cutting and deleting it. What is known of it is in ``block_state``.
 
-Three lengths, each at most the one before::
-
-    file_bytes    what the file has; beyond ``written`` lies what a failed write left, it counts for nothing
-    written       bytes without a gap that were handed to the kernel; a stream may go on anywhere up to here
-    durable       bytes that an fsync has covered since they were last written
-
-Under the policy ``never`` what is written counts as stored; otherwise what is durable does. Overwriting takes ``durable`` back to where
-the write began, until the next flush: until then a power loss may leave old bytes, new bytes or both.
-
-The file is never truncated but by :meth:`BlockFile.cut` (reclaim). ``lock`` is held while bytes and checksums change together, never
-during an fsync; ``flush_lock`` during an fsync. Both belong to this block alone. Order: ``flush_lock``, ``lock``.
+The file is never truncated but by :meth:`BlockFile.cut` (reclaim).
 """
 
 from __future__ import annotations
 
 import errno
-import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias
 
-from crc32c import crc32c
-
-from datanode_processors.blocks.containers import Container, Containers, block_name
-from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, CellChecksums, cell_range
-from datanode_processors.blocks.fsync import CLOSE, NEVER, WRITEBACK_BYTES, FsyncCount, begin_writeback
+from datanode_processors.blocks.block_state import CLEAN, BlockState
+from datanode_processors.blocks.containers import Container
+from datanode_processors.blocks.core.checksums import CellChecksums
+from datanode_processors.blocks.file_bytes import Packets, block_error, write_fully
+from datanode_processors.blocks.fsync import CLOSE, NEVER, WRITEBACK_BYTES, begin_writeback
 from datanode_processors.blocks.space import DiskSpace
-from datanode_processors.errors import BlockError
-from schemas.records.packets import CELL_BYTES
-from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, DISK_FULL, FAILED, NO_SUCH_BLOCK
+from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, FAILED
 
-if TYPE_CHECKING:
-    from datanode_processors.blocks.block_writer import BlockFileWriter
-
-logger = logging.getLogger(__name__)
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-Packets: TypeAlias = Sequence[tuple[Buffer, int | None]]
-"""Bytes, each with its CRC32C if that is known."""
-
-MAX_VECTORS = 64
-"""Buffers in one vectored write."""
 FILE_MODE = 0o640
 OPEN_ATTEMPTS = 10
 """How often a new file meets its container's directory being removed before that is an error."""
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_CLEAN = 1 << 63
-"""Value of ``dirty_from`` while nothing is."""
 
+class BlockFile(BlockState):
+    """The state of one block and its file; made before its file is, dropped and found again as the store likes. ``load`` comes first."""
 
-def block_error(error: OSError, doing: str, path: Path) -> BlockError:
-    """Return the error for one of the kernel's: DISK_FULL if there is no room, else FAILED."""
-    code = DISK_FULL if error.errno in _FULL else FAILED
-    return BlockError(code, f"{doing} {path}: {error.strerror}")
-
-
-class BlockFile:
-    """The state of one block; made before its file is, dropped and found again as the store likes. ``load`` comes first."""
-
-    __slots__ = (
-        "_container", "_containers", "_count", "_linked", "_settled", "cells", "committed", "dirty_from", "durable",
-        "exists", "file_bytes", "flush_lock", "fsync", "key", "loaded", "lock", "path", "pins", "writer",
-    )  # fmt: skip
-
-    def __init__(self, key: tuple[int, int], containers: Containers, fsync: str, count: FsyncCount) -> None:
-        self.key = key
-        self.path = containers.path(key[0]) / block_name(key[1])
-        self.lock = Lock()
-        self.flush_lock = Lock()
-        self.cells = CellChecksums(CELL_BYTES)
-        self.file_bytes = 0
-        self.durable = 0
-        self.committed = 0
-        self.dirty_from = _CLEAN
-        self.exists = False
-        self.loaded = False
-        self.pins = 0
-        self.writer: BlockFileWriter | None = None
-        self._container: Container | None = None
-        self._containers = containers
-        self.fsync = fsync
-        self._count = count
-        self._linked = False
-        self._settled = True
-
-    @property
-    def container_closed(self) -> bool:
-        """Whether the block's container takes no more bytes."""
-        if self._container is None:
-            self._container = self._containers.peek(self.key[0])
-        return self._container is not None and self._container.closed
-
-    @property
-    def written(self) -> int:
-        """Bytes without a gap that the file has."""
-        return self.cells.length
+    __slots__ = ()
 
     # ------------------------------------------------------------------------------------------ finding it again
 
@@ -143,16 +68,6 @@ class BlockFile:
             self.durable = min(self.durable, found)
             self.cells.cut(min(self.written, found))
 
-    def look_again(self) -> None:
-        """Have the next ``load`` look at the file, if there was none so far."""
-        with self.lock:
-            self.loaded = self.exists
-
-    def set_cell_bytes(self, cell_bytes: int) -> None:
-        """Keep checksums of cells of this size from now on; call with ``lock``."""
-        if cell_bytes != self.cells.cell_bytes:
-            self.cells = CellChecksums(cell_bytes, self.cells.length)
-
     def stored(self) -> int:
         """Return how many bytes are readable and stored under the fsync policy.
 
@@ -194,10 +109,6 @@ class BlockFile:
             self._container = self._containers.find(self.key[0])
         return self._container
 
-    def _counted(self, *, blocks: int = 0, used_bytes: int = 0) -> None:
-        if self._container is not None:
-            self._container.add(blocks=blocks, used_bytes=used_bytes)
-
     def put(self, descriptor: int, offset: int, packets: Packets, space: DiskSpace) -> None:
         """Write packets one behind the other from ``offset`` on; call with ``lock``. Raises BlockError DISK_FULL or FAILED.
 
@@ -223,10 +134,6 @@ class BlockFile:
         if end > self.file_bytes:
             self._resize(end)
 
-    def _resize(self, size: int) -> None:
-        self._counted(used_bytes=size - self.file_bytes)
-        self.file_bytes = size
-
     def flush(self, descriptor: int | None = None, *, always: bool = False) -> None:
         """Have everything written so far stored under the fsync policy, or ``always`` by an fsync; raises BlockError.
 
@@ -238,9 +145,9 @@ class BlockFile:
         with self.flush_lock:
             with self.lock:
                 target = self.written
-                if not self.exists or (self.dirty_from == _CLEAN and self._linked):
+                if not self.exists or (self.dirty_from == CLEAN and self._linked):
                     return
-                self.dirty_from = _CLEAN
+                self.dirty_from = CLEAN
             try:
                 self._store(descriptor)
             except OSError as error:
@@ -272,82 +179,6 @@ class BlockFile:
             )
         if descriptor is not None:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    # --------------------------------------------------------------------------------------------------- reading
-
-    def learn(self, length: int) -> None:
-        """Read the cells below ``length`` whose checksums are unknown. Where reading fails, the block ends from now on."""
-        with self.lock:
-            unknown = self.cells.unknown(length)
-        if not unknown:
-            return
-        with self.reader() as descriptor:
-            for cell in unknown:
-                with self.lock:  # so that nobody writes the cell meanwhile
-                    if not self._learn(descriptor, cell):
-                        return
-
-    def _learn(self, descriptor: int, cell: int) -> bool:
-        """Read one cell if its checksum is unknown; call with ``lock``. Returns whether it is known now, or gone."""
-        if cell >= self.cells.cells or self.cells.is_known(cell):
-            return True
-        start, size = cell_range(cell, self.written, self.cells.cell_bytes)
-        data = self._read(descriptor, start, size)
-        if len(data) == size:
-            self.cells.learn(cell, crc32c(data))
-            return True
-        self._end_at(start)
-        return False
-
-    def _read(self, descriptor: int, offset: int, size: int) -> bytes:
-        """Read; fewer bytes than asked where the file ends or the disk fails."""
-        try:
-            return read_fully(descriptor, offset, size)
-        except OSError as error:
-            logger.error("%s: reading %d bytes at %d failed: %s", self.path, size, offset, error.strerror)
-            return b""
-
-    def _end_at(self, length: int) -> None:
-        logger.error("%s: only %d of %d bytes can be read", self.path, length, self.written)
-        self.cells.cut(length)
-        self.durable = min(self.durable, length)
-
-    def checksums(self, length: int) -> bytes | None:
-        """Return the packed checksums of the first ``length`` bytes, reading what is not known; None if there are fewer."""
-        if length > self.written:
-            return None
-        self.learn(length)
-        with self.lock:
-            start, size = cell_range(length // self.cells.cell_bytes, length, self.cells.cell_bytes)
-            through = size > 0 and length < self.written
-            again = self.cells.unknown(length)  # overwritten since
-            if through or again:
-                with self.reader() as descriptor:
-                    if not all(self._learn(descriptor, cell) for cell in again):
-                        return None
-                    data = self._read(descriptor, start, size) if through else b""
-            if length > self.written:
-                return None
-            if not through:
-                return self.cells.packed(length)
-            if len(data) < size:
-                self._end_at(start)
-                return None
-            return self.cells.packed(length) + crc32c(data).to_bytes(CHECKSUM_BYTES, "big")
-
-    @contextmanager
-    def reader(self) -> Iterator[int]:
-        """Open the file to be read, for as long as the context lasts. Raises BlockError NO_SUCH_BLOCK or FAILED."""
-        try:
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise BlockError(NO_SUCH_BLOCK, f"{self.path} is not stored here") from None
-        except OSError as error:
-            raise block_error(error, "open", self.path) from error
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
     # --------------------------------------------------------------------------------------- cutting and deleting
 
@@ -385,31 +216,4 @@ class BlockFile:
             self.cells = CellChecksums(self.cells.cell_bytes)
             self.exists = self._linked = False
             self.file_bytes = self.durable = self.committed = 0
-            self.dirty_from = _CLEAN
-
-
-def write_fully(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write buffers one behind the other; raises OSError, and then part of them may have been written."""
-    for first in range(0, len(buffers), MAX_VECTORS):
-        left = buffers[first : first + MAX_VECTORS]
-        while left:
-            done = os.pwrite(descriptor, left[0], offset) if len(left) == 1 else os.pwritev(descriptor, left, offset)
-            offset += done
-            left = _after(left, done)
-
-
-def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
-    """Return what is left of buffers when ``done`` bytes of them are written."""
-    for number, buffer in enumerate(buffers):
-        if done < len(buffer):
-            return [memoryview(buffer)[done:], *buffers[number + 1 :]]
-        done -= len(buffer)
-    return ()
-
-
-def read_fully(descriptor: int, offset: int, size: int) -> bytes:
-    """Read ``size`` bytes, or to the file's end; raises OSError."""
-    data = os.pread(descriptor, size, offset)
-    while 0 < len(data) < size and (more := os.pread(descriptor, size - len(data), offset + len(data))):
-        data += more
-    return data
+            self.dirty_from = CLEAN

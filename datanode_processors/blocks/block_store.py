@@ -20,26 +20,22 @@ of them and MAX_IDLE_CELLS cells, and are read again when asked for after that.
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from crc32c import crc32c
-
-from datanode_processors.blocks.block_file import BlockFile, block_error
+from datanode_processors.blocks.block_file import BlockFile
+from datanode_processors.blocks.block_table import MAX_IDLE_CELLS, BlockTable
 from datanode_processors.blocks.block_writer import BlockFileWriter
-from datanode_processors.blocks.containers import CONTAINERS, Containers, ContainerUsage
+from datanode_processors.blocks.cell_reader import MAX_READERS, CellReader
+from datanode_processors.blocks.container_store import ContainerStore
 from datanode_processors.blocks.core.checksums import CHECKSUM_BYTES, check_cell_bytes
-from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES, FsyncCount
-from datanode_processors.blocks.space import DiskSpace
+from datanode_processors.blocks.file_bytes import block_error
+from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import (
     BLOCK_DELETED,
     CONTAINER_CLOSED,
-    FAILED,
     INVALID_REQUEST,
     NO_SUCH_BLOCK,
     NOT_COMMITTED,
@@ -48,18 +44,10 @@ from schemas.stream_errors import (
 )
 
 MAX_WRITERS = 512
-MAX_READERS = 512
-MAX_IDLE_BLOCKS = 16_384
-MAX_IDLE_CELLS = 1_000_000
-"""4 MB of checksums: those of 64 GB in cells of 64 KiB."""
-MAX_REMEMBERED_DELETIONS = 65_536
-"""Deleted blocks that a stream which began before cannot make again; for all others the pipeline has their tombstones."""
-READ_BYTES = 512 * 1024
-"""Bytes that are read at once (whole cells; one at least)."""
 
 
-class BlockStore:
-    """Blocks in ``DATA/containers``. For many threads."""
+class BlockStore(ContainerStore):
+    """Blocks in ``DATA/containers``, and their containers as a whole. For many threads."""
 
     def __init__(
         self,
@@ -74,69 +62,23 @@ class BlockStore:
         """Open the store in a datanode's folder. Raises ValueError for an unknown policy, BlockError if the disk refuses."""
         if fsync not in FSYNC_POLICIES:
             raise ValueError(f"fsync policy {fsync!r}; known are {', '.join(FSYNC_POLICIES)}")
+        super().__init__(folder, reserve_bytes=reserve_bytes)
         self.fsync = fsync
-        self.fsyncs = FsyncCount()
-        folder = folder / CONTAINERS
-        try:
-            self._containers = Containers(folder, self.fsyncs)
-        except OSError as error:
-            raise block_error(error, "open the blocks in", folder) from error
-        self.space = DiskSpace(folder, reserve_bytes)
-        self._max_writers, self._max_readers, self._max_idle_cells = max_writers, max_readers, max_idle_cells
+        self._max_writers = max_writers
         self._lock = Lock()
-        self._busy: dict[tuple[int, int], BlockFile] = {}
-        self._idle: OrderedDict[tuple[int, int], BlockFile] = OrderedDict()
-        self._idle_cells = 0
-        self._deleted: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._writers = self._readers = 0
+        self._writers = 0
+        self._table = BlockTable(
+            lambda key: BlockFile(key, self._containers, self.fsync, self.fsyncs), max_idle_cells=max_idle_cells
+        )
+        self._reader = CellReader(max_readers)
 
     # ----------------------------------------------------------------------------------------------- bookkeeping
-
-    def _pin(self, container_id: int, local_id: int) -> BlockFile:
-        """Return a block's state, which stays while it is pinned."""
-        if container_id < 0 or local_id < 0:
-            raise BlockError(INVALID_REQUEST, f"block {container_id}/{local_id}: ids are not negative")
-        key = (container_id, local_id)
-        with self._lock:
-            block = self._busy.get(key)
-            if block is None:
-                block = self._idle.pop(key, None)
-                if block is None:
-                    block = BlockFile(key, self._containers, self.fsync, self.fsyncs)
-                else:
-                    self._idle_cells -= block.cells.cells
-                self._busy[key] = block
-            block.pins += 1
-        return block
-
-    def _unpin(self, block: BlockFile) -> None:
-        with self._lock:
-            block.pins -= 1
-            if block.pins:
-                return
-            del self._busy[block.key]
-            if not block.exists and not block.committed:
-                return
-            self._idle[block.key] = block
-            self._idle_cells += block.cells.cells
-            while self._idle_cells > self._max_idle_cells or len(self._idle) > MAX_IDLE_BLOCKS:
-                _, oldest = self._idle.popitem(last=False)
-                self._idle_cells -= oldest.cells.cells
-
-    @contextmanager
-    def _held(self, container_id: int, local_id: int) -> Iterator[BlockFile]:
-        block = self._pin(container_id, local_id)
-        try:
-            block.load()
-            yield block
-        finally:
-            self._unpin(block)
 
     def released(self, block: BlockFile) -> None:
         """A writer is closed; it calls this."""
         with self._lock:
             self._writers -= 1
-        self._unpin(block)
+        self._table.unpin(block)
 
     # --------------------------------------------------------------------------------------------------- writing
 
@@ -167,7 +109,7 @@ class BlockStore:
                 raise BlockError(OVERLOADED, f"{self._writers} blocks are being written, no more are taken")
             self._writers += 1
         try:
-            block = self._pin(container_id, local_id)
+            block = self._table.pin(container_id, local_id)
         except BaseException:
             with self._lock:
                 self._writers -= 1
@@ -183,9 +125,8 @@ class BlockStore:
     def _take(
         self, block: BlockFile, offset: int, bytes_per_checksum: int, repair: bool, alive: Callable[[], bool] | None
     ) -> BlockFileWriter:
-        with self._lock:
-            if block.key in self._deleted:
-                raise BlockError(BLOCK_DELETED, f"{block.path} has been deleted")
+        if self._table.is_deleted(block.key):
+            raise BlockError(BLOCK_DELETED, f"{block.path} has been deleted")
         if block.container_closed and not repair:
             raise BlockError(CONTAINER_CLOSED, f"container {block.key[0]} takes no more bytes")
         if block.writer is not None:
@@ -195,12 +136,14 @@ class BlockStore:
         if not 0 <= offset <= block.written:
             raise BlockError(OUT_OF_ORDER, f"{block.path} has {block.written} bytes, not {offset}", block.written)
         block.set_cell_bytes(bytes_per_checksum)
-        block.writer = writer = BlockFileWriter(self, block, offset, repair=repair, alive=alive)
+        block.writer = writer = BlockFileWriter(
+            block, offset, self.space, repair=repair, alive=alive, released=self.released
+        )
         return writer
 
     def flush(self, container_id: int, local_id: int) -> int:
         """Have what is written of a block stored under the fsync policy; returns ``stored_length``. Raises BlockError FAILED."""
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             block.flush()
             return block.stored()
 
@@ -208,7 +151,7 @@ class BlockStore:
 
     def written_length(self, container_id: int, local_id: int) -> int:
         """Return how far a stream may go on: bytes without a gap, stored or in the page cache. 0 if there is no such file."""
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             return block.written
 
     def stored_length(self, container_id: int, local_id: int) -> int:
@@ -216,7 +159,7 @@ class BlockStore:
 
         For a file that was found at start the first call reads and fsyncs it.
         """
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             return block.stored()
 
     def checksums(
@@ -226,7 +169,7 @@ class BlockStore:
 
         ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known). Raises BlockError.
         """
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             with block.lock:
                 if bytes_per_checksum is not None and block.writer is None:
                     block.set_cell_bytes(bytes_per_checksum)
@@ -262,7 +205,7 @@ class BlockStore:
         block was written; the usual one if that is not known). ``from_disk`` drops what the page cache has of the range first, and
         again behind. Raises BlockError: NO_SUCH_BLOCK, NOT_COMMITTED (there are fewer bytes), OVERLOADED, INVALID_REQUEST, FAILED.
         """
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             cell_bytes = bytes_per_checksum or block.cells.cell_bytes
             written = block.written
             if not block.exists:
@@ -276,65 +219,30 @@ class BlockStore:
             raise BlockError(INVALID_REQUEST, f"{length} bytes at {offset} of {block.path}")
         if stop > written:
             raise BlockError(NOT_COMMITTED, f"{block.path} has {written} bytes here, {stop} are asked for", written)
-        return self._cells(block, start, stop, cell_bytes, from_disk)
-
-    def _cells(
-        self, block: BlockFile, start: int, stop: int, cell_bytes: int, from_disk: bool
-    ) -> Iterator[tuple[int, memoryview, int]]:
-        step = max(1, READ_BYTES // cell_bytes) * cell_bytes
-        with self._reading(), block.reader() as descriptor:
-            if from_disk:
-                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
-            for offset in range(start, stop, step):
-                size = min(step, stop - offset)
-                try:
-                    data = memoryview(os.pread(descriptor, size, offset))
-                except OSError as error:
-                    raise block_error(error, f"read {size} bytes at {offset} of", block.path) from error
-                for at in range(0, size, cell_bytes):
-                    cell = data[at : at + cell_bytes]
-                    if len(cell) < min(cell_bytes, size - at):  # the file ends within this cell
-                        break
-                    yield offset + at, cell, crc32c(cell)
-                if len(data) < size:
-                    raise BlockError(FAILED, f"{block.path} can be read up to {offset + len(data)}, not to {stop}")
-            if from_disk:
-                os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        with self._lock:
-            if self._readers >= self._max_readers:
-                raise BlockError(OVERLOADED, f"{self._readers} blocks are being read, no more are taken")
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._readers -= 1
+        return self._reader.cells(block, start, stop, cell_bytes, from_disk=from_disk)
 
     def forget_checksums(self, container_id: int, local_id: int) -> None:
         """Read a block again before its checksums are told: its file has been found to hold other bytes than were written.
 
         A file that was cut or removed has the length from then on that it has. Raises BlockError FAILED.
         """
-        with self._held(container_id, local_id) as block, block.lock:
+        with self._table.held(container_id, local_id) as block, block.lock:
             block.forget_checksums()
 
     # --------------------------------------------------------------------------------------- following the log
 
     def committed(self, container_id: int, local_id: int, length: int) -> None:
         """A PutBlock of ``length`` has been applied: what lies below is not overwritten by streams. Waits for no disk."""
-        block = self._pin(container_id, local_id)
+        block = self._table.pin(container_id, local_id)
         block.committed = max(block.committed, length)
-        self._unpin(block)
+        self._table.unpin(block)
 
     def reclaim(self, container_id: int, local_id: int, length: int) -> None:
         """Cut off what lies beyond the committed length of a closed block, and end its stream if there is one. Idempotent.
 
         Raises BlockError INVALID_REQUEST if ``length`` is below the committed length that is known, FAILED.
         """
-        with self._held(container_id, local_id) as block:
+        with self._table.held(container_id, local_id) as block:
             if length < block.committed:
                 raise BlockError(INVALID_REQUEST, f"{block.path}: {block.committed} bytes are committed, not {length}")
             block.cut(length)
@@ -346,40 +254,11 @@ class BlockStore:
         Without ``drop`` a copy keeps its rows though none of its files is left: of blocks that are to be repaired.
         Not fsynced: a file that is back after a loss of power is garbage, which ``blocks`` lists. Raises BlockError FAILED.
         """
-        with self._held(container_id, local_id) as block:
-            with self._lock:
-                self._deleted[block.key] = None
-                while len(self._deleted) > MAX_REMEMBERED_DELETIONS:
-                    self._deleted.popitem(last=False)
+        with self._table.held(container_id, local_id) as block:
+            self._table.note_deletion(block.key)
             block.delete()
         if drop:
             self.drop_if_empty(container_id)
-
-    def recount(self, container_id: int) -> None:
-        """Count a closed container's files anew, of which some were cut, removed or restored. Raises BlockError FAILED."""
-        try:
-            self._containers.recount(container_id)
-        except OSError as error:
-            raise block_error(error, "count", self._containers.path(container_id)) from error
-
-    def drop_if_empty(self, container_id: int) -> None:
-        """Remove a container's directory, its mark and its rows if no block is left in it. Raises BlockError FAILED."""
-        try:
-            self._containers.drop_if_empty(container_id)
-        except OSError as error:
-            raise block_error(error, "remove", self._containers.path(container_id)) from error
-
-    def close_container(self, container_id: int) -> None:
-        """Take no more bytes for a container's blocks; streams that write there end. Raises BlockError FAILED, DISK_FULL."""
-        try:
-            self._containers.close(container_id)
-        except OSError as error:
-            raise block_error(error, "close", self._containers.path(container_id)) from error
-
-    def is_closed(self, container_id: int) -> bool:
-        """Return whether a container is marked closed here."""
-        container = self._containers.peek(container_id)
-        return container is not None and container.closed
 
     def adopt_container(self, container_id: int, folder: Path) -> None:
         """Take a complete directory of a closed container's blocks for its own (``transfer``). Raises BlockError.
@@ -392,41 +271,5 @@ class BlockStore:
             raise BlockError(INVALID_REQUEST, f"container {container_id} is stored here already") from None
         except OSError as error:
             raise block_error(error, "rename", folder) from error
-        with self._lock:
-            known = [*self._idle.values(), *self._busy.values()]
-        for block in known:
-            if block.key[0] == container_id:
-                block.look_again()
-
-    def import_folder(self, container_id: int) -> Path:
-        """Return where a copy of a container is put together until it is complete; removed at start."""
-        return self._containers.import_folder(container_id)
-
-    def container_folder(self, container_id: int) -> Path:
-        """Return a container's directory, which need not be there."""
-        return self._containers.path(container_id)
-
-    # ------------------------------------------------------------------------------------------------- accounting
-
-    def containers(self) -> list[ContainerUsage]:
-        """Return what is stored of each container, ascending by id."""
-        return self._containers.usage()
-
-    def blocks(self, container_id: int) -> Iterator[tuple[int, int]]:
-        """Iterate over (local id, bytes of its file) of a container, ascending. Raises BlockError FAILED."""
-        try:
-            yield from self._containers.blocks(container_id)
-        except OSError as error:
-            raise block_error(error, "list", self._containers.path(container_id)) from error
-
-    def used_bytes(self) -> int:
-        """Return the bytes of all block files."""
-        return sum(usage.used_bytes for usage in self._containers.usage())
-
-    def free_bytes(self) -> int:
-        """Return how many bytes may be written until the reserve is reached."""
-        return self.space.free_bytes()
-
-    def capacity_bytes(self) -> int:
-        """Return the size of the disk without the reserve, in bytes."""
-        return self.space.capacity_bytes()
+        for block in self._table.of_container(container_id):
+            block.look_again()

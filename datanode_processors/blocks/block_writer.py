@@ -15,16 +15,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from datanode_processors.blocks.block_file import BlockFile, Buffer, Packets, read_fully
+from datanode_processors.blocks.block_file import BlockFile
+from datanode_processors.blocks.file_bytes import Buffer, Packets, read_fully
 from datanode_processors.blocks.fsync import PACKET
 from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER, STOPPING
-
-if TYPE_CHECKING:
-    from datanode_processors.blocks.block_store import BlockStore
 
 STALE_WRITER_S = 10.0
 """Seconds without a packet after which a newer stream of the same block may take it over."""
@@ -34,12 +32,16 @@ class BlockFileWriter:
     """Writes a block from where it was opened on. For one thread; ``end`` may come from others."""
 
     def __init__(
-        self, store: BlockStore, block: BlockFile, offset: int, *, repair: bool, alive: Callable[[], bool] | None
-    ) -> None:
-        """Open the block's file; call with the block's lock, through ``BlockStore.open_writer`` alone."""
-        self._store = store
+        self, block: BlockFile, offset: int, space: DiskSpace, *, repair: bool, alive: Callable[[], bool] | None,
+        released: Callable[[BlockFile], None],
+    ) -> None:  # fmt: skip
+        """Open the block's file; call with the block's lock, through ``BlockStore.open_writer`` alone.
+
+        ``released`` is told once, when the writer has closed the file.
+        """
         self._block = block
-        self._space: DiskSpace = store.space
+        self._space = space
+        self._released = released
         self._position = offset
         self._repair = repair
         self._alive = alive
@@ -131,7 +133,7 @@ class BlockFileWriter:
             if self._block.writer is self:
                 self._block.writer = None
         os.close(self._descriptor)
-        self._store.released(self._block)
+        self._released(self._block)
 
     def end(self, code: str, message: str) -> None:
         """Have the next call raise this error; call with the block's lock."""

@@ -1,5 +1,6 @@
 """One pipeline on one of its members: the replica of its database, and its leadership.
 
-``block_service`` turns requests into operations (pure), ``election`` says who claims (pure), ``pipeline`` holds it together,
-``proposals`` and ``leader_calls`` bring requests to the leader. Begin with ``pipeline.py``.
+``block_service`` turns requests into operations on ``block_tables``, ``election`` says who claims, ``member_registry`` which pipelines are opened (all pure).
+``pipeline`` holds one together, ``opening`` opens them; ``log_requests``, ``proposals`` and ``leader_calls`` bring requests to the leader.
+Begin with ``pipeline.py``.
 """

@@ -27,7 +27,7 @@ from xxhash import xxh3_128_digest
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import chunk_key, chunk_of_key
+from datanode_processors.pipeline.core.block_tables import chunk_key, chunk_of_key
 from replicated_db.core.ports import Write
 from replicated_db.shell.rocks import RocksSnapshot, RocksStore
 from schemas.column_families import CHUNK_TABLE

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import LOG_REQUESTS
+from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import LARGE_REQUESTS, decode_bounded
 from schemas import stream_errors as codes

@@ -22,15 +22,10 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.chunk_store import ChunkStore
-from datanode_processors.pipeline.core.block_service import (
-    CLOSED,
-    DN_FAMILIES,
-    PARTITIONS,
-    BlockService,
-    block_row,
-    pipeline_row,
-)
+from datanode_processors.pipeline.core.block_service import BlockService
+from datanode_processors.pipeline.core.block_tables import CLOSED, DN_FAMILIES, block_row, pipeline_row
 from datanode_processors.pipeline.core.election import Silence, claim_after_ms, tick_interval_ms
+from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import LeaderLimits
@@ -71,8 +66,6 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Open the replica's store. ``wanted`` is told of a block that somebody waits for to be verified. Raises StoreFailure."""
         self.opened = opened
-        self.unsaved = True
-        """Whether the registry does not say so yet."""
         self.partition = opened.partition
         self.changed = threading.Condition()
         """Notified when a record was applied here, or a block verified."""

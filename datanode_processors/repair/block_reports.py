@@ -16,7 +16,7 @@ from queue import Full, Queue
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.core.digests import container_digest
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import block_row, blocks_of, containers_of
+from datanode_processors.pipeline.core.block_tables import block_row, blocks_of, containers_of
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.repair.scrubber import Pace, read_checksums
 from replicated_db.core.errors import StoreFailure

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import PARTITIONS, check_texts
+from datanode_processors.pipeline.core.request_checks import PARTITIONS, check_texts
 from datanode_processors.repair.copy_sources import MAX_SOURCES
 from datanode_processors.repair.transfer import check_rows, has_rows, import_container, replace_rows, stored_rows
 from datanode_processors.wire.peer import Peer

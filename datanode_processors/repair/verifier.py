@@ -16,20 +16,20 @@ What belongs here: one thread that verifies, FETCHERS that fetch, and their boun
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import cell_count, differing_cells
+from datanode_processors.blocks.core.checksums import cell_count
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import blocks_of, containers_of, is_closed
+from datanode_processors.pipeline.core.block_tables import blocks_of, containers_of
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
+from datanode_processors.repair.committed_files import CommittedFiles
 from datanode_processors.repair.core.away import Away
 from datanode_processors.repair.core.repairs import Place, Repairs, RepairTask
+from datanode_processors.repair.core.verify_queue import CloseHere, LookThrough, VerifyBlock, VerifyQueue, VerifyStep
 from datanode_processors.wire.peer import Peer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.logs import Note
@@ -61,12 +61,9 @@ class Verifier:
         self._changed = changed
         self._lock = threading.Condition()
         self._pipelines: dict[int, Pipeline] = {}
-        self._to_verify: OrderedDict[tuple[int, bytes], None] = OrderedDict()
-        self._to_close: OrderedDict[tuple[int, int], None] = OrderedDict()
-        self._to_look_through: set[int] = set()
+        self._files = CommittedFiles(blocks, note=note)
+        self._queue = VerifyQueue(MAX_TO_VERIFY)
         self._repairs = Repairs(MAX_TO_FETCH)
-        self._left_out: set[int] = set()
-        """Pipelines with blocks for which there was no room among the repairs."""
         self._away = Away()
         self._stopping = False
         self.fetched_bytes = 0
@@ -96,16 +93,13 @@ class Verifier:
         """Look after a pipeline's blocks; first compare every committed block's length with its file's."""
         with self._lock:
             self._pipelines[pipeline.partition] = pipeline
-            self._to_look_through.add(pipeline.partition)
+            self._queue.look_through(pipeline.partition)
             self._lock.notify_all()
 
     def verify(self, pipeline: Pipeline, key: bytes) -> None:
         """Have a block verified."""
         with self._lock:
-            if len(self._to_verify) >= MAX_TO_VERIFY:
-                self._to_look_through.add(pipeline.partition)
-            else:
-                self._to_verify[pipeline.partition, key] = None
+            self._queue.verify((pipeline.partition, key))
             self._lock.notify_all()
 
     def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
@@ -120,10 +114,7 @@ class Verifier:
     def close_container(self, pipeline: Pipeline, container_id: int) -> None:
         """Have a container closed in the store."""
         with self._lock:
-            if len(self._to_close) >= MAX_TO_VERIFY:
-                self._to_look_through.add(pipeline.partition)
-            else:
-                self._to_close[pipeline.partition, container_id] = None
+            self._queue.close(pipeline.partition, container_id)
             self._lock.notify_all()
 
     # -- verifying -------------------------------------------------------------------------------------------------
@@ -139,23 +130,20 @@ class Verifier:
 
     def _verify_all(self) -> None:
         while (step := self._next_to_verify()) is not None:
-            step()
+            pipeline = self._pipelines[step.partition]
+            match step:
+                case VerifyBlock():
+                    self._verify(pipeline, step.key)
+                case CloseHere():
+                    self._files.close(pipeline, step.container_id)
+                case LookThrough():
+                    self._look_through(pipeline)
 
-    def _next_to_verify(self) -> Callable[[], None] | None:
+    def _next_to_verify(self) -> VerifyStep | None:
         with self._lock:
             while not self._stopping:
-                if self._to_verify:
-                    (partition, key), _ = self._to_verify.popitem(last=False)
-                    return lambda: self._verify(self._pipelines[partition], key)
-                if self._to_close:
-                    (partition, container_id), _ = self._to_close.popitem(last=False)
-                    return lambda: self._close(self._pipelines[partition], container_id)
-                if self._left_out and self._has_room():
-                    self._to_look_through |= self._left_out
-                    self._left_out.clear()
-                if self._to_look_through:
-                    number = self._to_look_through.pop()
-                    return lambda: self._look_through(self._pipelines[number])
+                if (step := self._queue.take(has_room=self._has_room())) is not None:
+                    return step
                 self._lock.wait(IDLE_WAIT_S)
         return None
 
@@ -173,7 +161,7 @@ class Verifier:
                 self._blocks.delete(container_id, local_id)
                 pipeline.forget(key)
                 return
-            wrong = self._wrong_cells(container_id, local_id, row)
+            wrong = self._files.wrong_cells(container_id, local_id, row)
         except BlockError as error:
             self._unhealthy(pipeline, key, error.message)
             return
@@ -189,77 +177,27 @@ class Verifier:
             self._repairs.hurry(place, time.monotonic())
             self._lock.notify_all()
 
-    def _wrong_cells(self, container_id: int, local_id: int, row: BlockRow) -> list[int]:
-        """Return the cells that this node does not have as they are committed; raises BlockError."""
-        blocks = self._blocks
-        blocks.committed(container_id, local_id, row.length)
-        length = min(blocks.flush(container_id, local_id), row.length)
-        while (found := blocks.checksums(container_id, local_id, length, row.bytes_per_checksum)) is None:
-            # Reading them has shown that there are fewer bytes: the file was cut behind the store's back, or the disk fails.
-            left = blocks.written_length(container_id, local_id)
-            if left >= length:
-                raise BlockError(codes.FAILED, f"block {container_id}/{local_id}: its {length} bytes cannot be read")
-            length = left
-        if length == row.length and found == row.checksums:
-            return []
-        whole = length if length == row.length else length - length % row.bytes_per_checksum
-        count = cell_count(whole, row.bytes_per_checksum)
-        mine = found[: 4 * count]
-        wrong = differing_cells(mine, whole, row.checksums, row.length, row.bytes_per_checksum)
-        return [*wrong, *range(count, cell_count(row.length, row.bytes_per_checksum))]
-
     def _unhealthy(self, pipeline: Pipeline, key: bytes, reason: str, cell: int | None = None) -> None:
         with self._lock:
             if not self._repairs.add((pipeline.partition, key), time.monotonic(), cell):
                 # Not forgotten: whoever reads or watches the block finds it again, and so does a look for blocks that are short.
-                self._left_out.add(pipeline.partition)
+                self._queue.leave_out(pipeline.partition)
                 return
             pipeline.failed(key, reason)
             self._lock.notify_all()
         self._changed()
 
-    def _close(self, pipeline: Pipeline, container_id: int) -> None:
-        try:
-            self._blocks.close_container(container_id)
-            committed = dict(blocks_of(pipeline.store, container_id))
-            for local_id, _ in list(self._blocks.blocks(container_id)):
-                row = committed.get(local_id)
-                if row is None or row.deleted:
-                    self._blocks.delete(container_id, local_id)
-                else:
-                    self._blocks.reclaim(container_id, local_id, row.length)
-            if all(row.deleted for row in committed.values()):
-                # Its directory has gone with the last block, and is not to come back: a closed container without a block would be
-                # reported, and replicas be missed that nobody can make.
-                self._blocks.drop_if_empty(container_id)
-        except BlockError as error:
-            self._note(f"container {container_id} is not closed here: {error}", shard=pipeline.partition)
-
     def _look_through(self, pipeline: Pipeline) -> None:
         """Compare each committed block's length with its file's, and do again what the log asked for while nobody was there."""
         for container_id in list(containers_of(pipeline.store)):
-            if self._is_to_close(pipeline, container_id):
-                self._close(pipeline, container_id)
+            if self._files.is_to_close(pipeline, container_id):
+                self._files.close(pipeline, container_id)
             for local_id, row in blocks_of(pipeline.store, container_id):
                 if self._stopping:
                     return
                 key = block_key(container_id, local_id)
-                if row.deleted or self._is_short(container_id, local_id, row):
+                if row.deleted or self._files.is_short(container_id, local_id, row):
                     self._verify(pipeline, key)
-
-    def _is_to_close(self, pipeline: Pipeline, container_id: int) -> bool:
-        if self._blocks.is_closed(container_id) or not is_closed(pipeline.store, container_id):
-            return False
-        # Of those that are emptied there may be many, and none has anything here.
-        there = os.path.exists(self._blocks.container_folder(container_id))
-        return there or any(not row.deleted for _, row in blocks_of(pipeline.store, container_id))
-
-    def _is_short(self, container_id: int, local_id: int, row: BlockRow) -> bool:
-        try:
-            self._blocks.committed(container_id, local_id, row.length)
-            return self._blocks.written_length(container_id, local_id) < row.length
-        except BlockError:
-            return True
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
@@ -317,7 +255,9 @@ class Verifier:
             with self._lock:
                 forced = self._repairs.cells(place)
             count = cell_count(row.length, row.bytes_per_checksum)
-            wrong = sorted({*self._wrong_cells(container_id, local_id, row), *(one for one in forced if one < count)})
+            wrong = sorted(
+                {*self._files.wrong_cells(container_id, local_id, row), *(one for one in forced if one < count)}
+            )
             if not wrong:
                 return row.length
             if member is None:

@@ -17,17 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from datanode_processors.errors import BlockError
+from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
-from datanode_processors.wire.core.stream import Below, StreamState, check_open, patience_s, place_in
+from datanode_processors.wire.core.stream import StreamState, check_open, patience_s, place_in
 from datanode_processors.wire.ports import Blocks, PipelineRequests, Writer
 from datanode_processors.wire.wire import (
     HANG_UP,
     Wire,
     WireClosed,
-    connect,
-    hello_frame,
-    read_error,
-    read_hello,
     read_record,
 )
 from schemas import stream_errors
@@ -55,26 +52,6 @@ class StreamHost:
     detach: Callable[[Wire], None]
 
 
-class Child:
-    """A datanode that this one forwards to."""
-
-    def __init__(self, below: Below) -> None:
-        self.name = below.datanode
-        self.address = below.address
-        self.height = below.height
-        self.wire: Wire | None = None
-        self.moved_at = time.monotonic()
-        """When it last took or acknowledged something."""
-        self.left: memoryview | None = None
-        """What it has not taken yet of the packet in hand."""
-
-    @property
-    def connection(self) -> Wire:
-        """Return its connection, which stands while the stream runs."""
-        assert self.wire is not None, self.name  # noqa: S101 - opened before anything is sent
-        return self.wire
-
-
 class Forwarding:
     """Runs one stream, from its OPEN to the acknowledgement of its END."""
 
@@ -88,9 +65,10 @@ class Forwarding:
         self._upstream = upstream
         self._request = request
         self._stream = opening.stream
-        self._children = {below.datanode: Child(below) for below in self.state.place.children}
-        self._by_fileno: dict[int, Child] = {}
         self._poll = select.poll()
+        self._children = StreamChildren(
+            self.state, self._poll, node.limits, name=node.name, cluster=node.cluster, attach=node.attach, detach=node.detach
+        )  # fmt: skip
         self._heard_at = time.monotonic()
         self._told_at = self._heard_at
         self._unacknowledged = 0
@@ -123,11 +101,11 @@ class Forwarding:
             sequence=self.state.sequence,
             offset=self._request.offset,
         )
-        for child in self._children.values():
-            self._connect(child, opening)
+        for child in self._children:
+            self._children.connect(child, opening)
         self._writer = self._open_writer()
-        for child in self._children.values():
-            self._greet(child)
+        for child in self._children:
+            self._children.greet(child)
         self._poll.register(self._upstream, HANG_UP)
         while not self.state.open:
             self._wait(self._limits.open_timeout_s)
@@ -160,33 +138,6 @@ class Forwarding:
         """Return whether the client may still send. Called by the threads of other streams."""
         silent_s = time.monotonic() - self._heard_at
         return silent_s < self._limits.takeover_silence_s and not self._upstream.hung_up()
-
-    def _connect(self, child: Child, opening: bytes) -> None:
-        try:
-            child.wire = connect(child.address, self._limits.connect_timeout_s)
-            self._node.attach(child.wire, child.name)
-            hello = hello_frame(self._node.name, self._node.cluster)
-            child.wire.wait_send(hello, opening, timeout_s=self._limits.connect_timeout_s)
-        except WireClosed as error:
-            raise self._lost(child, error) from error
-
-    def _greet(self, child: Child) -> None:
-        try:
-            hello = read_hello(child.connection.wait_hello(self._limits.connect_timeout_s), self._node.cluster)
-        except WireClosed as error:
-            raise self._lost(child, error) from error
-        except BadFrame as error:
-            raise self.state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
-        except BlockError as error:
-            raise self.state.child_failed(child.name, str(error), error.code) from error
-        if hello.peer != child.name:
-            raise self.state.child_failed(
-                child.name, f"at {child.address} is {hello.peer!r}", stream_errors.INVALID_REQUEST
-            )
-        self._poll.register(child.connection, select.POLLIN)
-        self._by_fileno[child.connection.fileno()] = child
-        child.moved_at = time.monotonic()
-        self._hear(child)
 
     # ---------------------------------------------------------------------------------------------- transfer
 
@@ -234,31 +185,20 @@ class Forwarding:
 
     def _take(self, packets: list[Frame]) -> None:
         together = self._upstream.together(packets[0], packets[-1])
-        for child in self._children.values():
-            self._offer(child, together)
+        for child in self._children:
+            self._children.offer(child, together)
         offset = packets[0].header.offset
         self._own.write_packets(offset, [(packet.payload, packet.header.crc) for packet in packets])
         self.state.stored()
-        for child in self._children.values():
+        for child in self._children:
             while child.left is not None:
                 self._wait_to_send(child, self._limits.stall_timeout_s)
         self._upstream.packets += len(packets)
         self._unacknowledged += self.state.received - offset
         if self._unacknowledged >= ACK_EVERY_BYTES:
-            for child in self._children.values():
-                self._hear(child)
+            for child in self._children:
+                self._children.hear(child)
             self._acknowledge()
-
-    def _offer(self, child: Child, data: memoryview) -> None:
-        """Send a child what its connection takes at once; ``left`` is the rest."""
-        try:
-            count = child.connection.send(data)
-        except WireClosed as error:
-            self._hear(child)  # it may have said why
-            raise self._lost(child, error) from error
-        if count:
-            child.moved_at = time.monotonic()
-        child.left = data[count:] if count < len(data) else None
 
     def _wait_to_send(self, child: Child, timeout_s: float) -> None:
         assert child.left is not None  # noqa: S101 - asked by the caller
@@ -269,7 +209,7 @@ class Forwarding:
         try:
             self._wait(timeout_s)
             self._acknowledge()
-            self._offer(child, child.left)
+            self._children.offer(child, child.left)
         finally:
             self._poll.modify(child.connection, select.POLLIN)
             self._poll.modify(self._upstream, select.POLLIN)
@@ -280,12 +220,12 @@ class Forwarding:
     def _finish(self, end: Frame) -> None:
         end.check()
         self.state.ended(end.header)
-        put = self._put_block(end)
-        for child in self._children.values():
-            self._offer(child, end.whole)
+        put = put_on_end(end, self._request) if self.state.place.is_root else None
+        for child in self._children:
+            self._children.offer(child, end.whole)
         self._own.flush()
         self.state.flushed()
-        for child in self._children.values():
+        for child in self._children:
             child.moved_at = time.monotonic()
             while child.left is not None:
                 self._wait_to_send(child, self._limits.end_timeout_s)
@@ -296,22 +236,6 @@ class Forwarding:
         self._close()
         answer = b"" if put is None else encode(self._node.pipelines.handle(put))
         self._send_ack(answer, end.header.sequence, end.header.offset)
-
-    def _put_block(self, end: Frame) -> PutBlock | None:
-        """Return the PutBlock that rides END, at the root; checks that it is the stream's."""
-        if not end.header.length or not self.state.place.is_root:
-            return None
-        put = read_record(end, PutBlock)
-        assert isinstance(put, PutBlock)  # noqa: S101 - read_record saw to it
-        request = self._request
-        its = (put.partition, put.container_id, put.local_id, put.length)
-        stream = (request.partition, request.container_id, request.local_id, end.header.offset)
-        if its != stream:
-            raise BlockError(
-                stream_errors.INVALID_REQUEST,
-                f"the PutBlock on END is of partition, container, block, length {its}; the stream is {stream}",
-            )
-        return put
 
     # ------------------------------------------------------------------------------------- acknowledgements
 
@@ -331,20 +255,6 @@ class Forwarding:
         self._told_at = time.monotonic()
         self._upstream.wait_send(frame, timeout_s=self._limits.send_timeout_s)
 
-    def _hear(self, child: Child) -> None:
-        """Take what a child has said."""
-        try:
-            while (frame := child.connection.frame()) is not None:
-                if frame.header.kind is Kind.ERROR:
-                    raise self.state.child_refused(child.name, read_error(frame))
-                frame.check()
-                self.state.child_said(child.name, frame.header)
-                child.moved_at = time.monotonic()
-        except WireClosed as error:
-            raise self._lost(child, error) from error
-        except BadFrame as error:
-            raise self.state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
-
     # ------------------------------------------------------------------------------------------------ waits
 
     def _wait(self, timeout_s: float) -> None:
@@ -360,8 +270,8 @@ class Forwarding:
             wake_at = min(deadline, self._told_at + self._limits.alive_s)
         events = self._poll.poll(max(0.0, wake_at - time.monotonic()) * 1000)
         for fileno, _ in events:
-            if (child := self._by_fileno.get(fileno)) is not None:
-                self._hear(child)
+            if (child := self._children.by_fileno(fileno)) is not None:
+                self._children.hear(child)
             elif not self._reads_client:
                 raise WireClosed("the peer closed the connection")
         if events:
@@ -379,16 +289,12 @@ class Forwarding:
     def _next_deadline(self, timeout_s: float) -> tuple[float, Child | None]:
         """Return until when to wait, and for which child (None: the client)."""
         deadline, silent = self._heard_at + self._limits.idle_timeout_s, None
-        for child in self._children.values():
+        for child in self._children:
             if child.left is not None or self.state.outstanding(child.name):
                 patience = timeout_s if self.state.open else patience_s(timeout_s, child.height)
                 if child.moved_at + patience < deadline:
                     deadline, silent = child.moved_at + patience, child
         return deadline, silent
-
-    def _lost(self, child: Child, error: WireClosed) -> BlockError:
-        code = stream_errors.TIMED_OUT if error.timed_out else stream_errors.FAILED
-        return self.state.child_failed(child.name, str(error), code)
 
     @property
     def _own(self) -> Writer:
@@ -397,12 +303,7 @@ class Forwarding:
 
     def _close(self) -> None:
         """Close the children's connections and the writer; may be called again."""
-        for child in self._children.values():
-            if child.wire is not None:
-                self._node.detach(child.wire)
-                child.wire.close()
-                child.wire = None
-        self._by_fileno.clear()
+        self._children.close()
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()
@@ -418,3 +319,19 @@ def stream_request(frame: Frame) -> OpenStream:
             f"OPEN's header says offset {frame.header.offset}, its request {request.offset}",
         )
     return request
+
+
+def put_on_end(end: Frame, request: OpenStream) -> PutBlock | None:
+    """Return the PutBlock that rides a stream's END, None if there is none; raises INVALID_REQUEST if it is not the stream's."""
+    if not end.header.length:
+        return None
+    put = read_record(end, PutBlock)
+    assert isinstance(put, PutBlock)  # noqa: S101 - read_record saw to it
+    its = (put.partition, put.container_id, put.local_id, put.length)
+    stream = (request.partition, request.container_id, request.local_id, end.header.offset)
+    if its != stream:
+        raise BlockError(
+            stream_errors.INVALID_REQUEST,
+            f"the PutBlock on END is of partition, container, block, length {its}; the stream is {stream}",
+        )
+    return put

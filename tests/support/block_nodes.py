@@ -11,7 +11,7 @@ from typing import Any
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import block_row, container_key
+from datanode_processors.pipeline.core.block_tables import block_row, container_key
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.peer import Peer
@@ -109,8 +109,8 @@ class Node:
         )
         if member:
             self.replica.put(row_of())
-            pipelines: Any = self.pipelines
-            pipelines._pipelines[PARTITION] = self.replica
+            replica: Any = self.replica
+            self.pipelines.table.put(PARTITION, replica)
         self.server = StreamServer(
             name=name, cluster="test", host="127.0.0.1", port=0, blocks=self.store, pipelines=self.pipelines,
             note=self._note, limits=WireLimits(stop_grace_s=0.2),

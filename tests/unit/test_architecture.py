@@ -4,7 +4,7 @@
 2. What is pure imports nothing but what is listed in ``PURE_STANDARD`` and ``PURE_THIRD_PARTY`` and calls no built-in
    that does I/O: no clock, no randomness, no threads, no files. Purity is a path: every folder called ``core``, and
    ``PURE_FOLDERS``. What is pure imports only what is pure.
-3. Rooms (folders) form no circle, hold a dozen modules at most, and say what lives there.
+3. Modules form no circle by their imports, rooms (folders) neither; rooms hold a dozen modules at most, and say what lives there.
 4. Nobody imports relatively or by a computed name, so that these checks see all; ``stratolog/__init__.py`` alone loads
    the SDK lazily.
 
@@ -192,6 +192,15 @@ def test_no_two_rooms_import_each_other() -> None:
         order = list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(f"rooms import each other in a circle: {' <- '.join(error.args[1])}")
+    assert len(order) == len(graph)
+
+
+def test_no_two_modules_import_each_other() -> None:
+    graph = {module: imported_modules(path) - {module} for module, path in MODULES.items()}
+    try:
+        order = list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"modules import each other in a circle: {' <- '.join(error.args[1])}")
     assert len(order) == len(graph)
 
 

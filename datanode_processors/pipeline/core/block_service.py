@@ -13,32 +13,49 @@ Rules (design, section 8; decision 0023):
    must have the same bytes.
 6. Everything here is idempotent by itself, so proposals have no retry rows.
 
-Keys: block ``block_key``; chunk ``block_key`` and its offset, 8 bytes big-endian; container 8 bytes big-endian; the pipeline's one row
-PIPELINE_KEY. Answers are encoded records of ``schemas.records.datanode``; a refusal is a StreamError.
+Rows and their keys are in ``block_tables``, what a request must be in itself in ``request_checks``. Answers are encoded records of ``schemas.records.datanode``; a refusal is a StreamError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from crc32c import crc32c
-
-from datanode_processors.blocks.core.checksums import check_cell_bytes, check_list, differing_cells
-from datanode_processors.errors import MAX_NAME_CHARACTERS, UNKNOWN_OFFSET, BlockError
+from datanode_processors.blocks.core.checksums import differing_cells
+from datanode_processors.errors import UNKNOWN_OFFSET, BlockError
+from datanode_processors.pipeline.core.block_tables import (
+    CLOSED,
+    OPEN,
+    PIPELINE_KEY,
+    block_row,
+    chunk_key,
+    chunk_of_key,
+    chunks_of,
+    container_key,
+    containers_of,
+    is_closed,
+    pipeline_row,
+)
+from datanode_processors.pipeline.core.request_checks import (
+    MAX_BLOCK_BYTES,
+    MAX_CHUNK_BYTES,
+    check_block,
+    check_chunk,
+    check_deletion,
+    check_members,
+    check_put_block,
+)
 from replicated_db.core.execution.service import Executed, Proposal, Refusal
 from replicated_db.core.execution.transaction import Transaction
-from replicated_db.core.tables.column_families import families
 from replicated_db.core.tables.merge import MAX_BYTES
 from schemas import stream_errors as codes
-from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row, encode_block_row
-from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.block_rows import block_key, encode_block_row
+from schemas.codecs.codec import encode
 from schemas.column_families import (
     BLOCK_TABLE,
     CHUNK_TABLE,
     CONTAINER_TABLE,
-    DN_COLUMN_FAMILIES,
     PIPELINE_TABLE,
 )
 from schemas.records.datanode import (
@@ -58,35 +75,6 @@ from schemas.records.datanode import (
     WriteChunk,
 )
 
-PARTITIONS = 256
-"""Pipelines that a cluster may have in its life: a container's id carries the partition in its lowest 8 bits."""
-
-MAX_MEMBERS = 7
-"""Datanodes of one pipeline."""
-
-MAX_DELETED_BLOCKS = 1000
-"""Blocks in one DeleteBlocks."""
-
-MAX_CHUNK_BYTES = 4 * 1024 * 1024
-"""Bytes of one WriteChunk."""
-
-MAX_BLOCK_BYTES = 1 << 40
-"""Largest length that is committed."""
-
-OPEN, CLOSED = "OPEN", "CLOSED"
-"""States of a pipeline."""
-
-PIPELINE_KEY = b"pipeline"
-
-DN_FAMILIES = families(DN_COLUMN_FAMILIES[1:], [MAX_BYTES])
-
-_KEY_BYTES = 16
-_NUMBER_BYTES = 8
-_LAST_NUMBER = (1 << 64) - 1
-
-LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlocks, WriteChunk)
-"""Requests that go through the log."""
-
 REFUSED = {
     Refusal.EXPIRED: codes.TIMED_OUT,
     Refusal.CALL_ID_REUSED: codes.INVALID_REQUEST,
@@ -94,35 +82,6 @@ REFUSED = {
     Refusal.FAILED: codes.FAILED,
     Refusal.PREPARED: codes.PIPELINE_CLOSED,
 }
-
-
-def chunk_key(container_id: int, local_id: int, offset: int) -> bytes:
-    """Return a chunk's key in chunkTable."""
-    return block_key(container_id, local_id) + offset.to_bytes(_NUMBER_BYTES, "big")
-
-
-def chunk_of_key(key: bytes) -> tuple[int, int, int]:
-    """Return (container id, local id, offset)."""
-    return *block_of_key(key[:_KEY_BYTES]), int.from_bytes(key[_KEY_BYTES:], "big")
-
-
-def container_key(container_id: int) -> bytes:
-    """Return a container's key in containerTable."""
-    return container_id.to_bytes(_NUMBER_BYTES, "big")
-
-
-def check_block(partition: int, container_id: int, local_id: int) -> None:
-    """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
-    # The very first container of a cluster is number 0.
-    if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
-        raise BlockError(
-            codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
-        )
-    if container_id % PARTITIONS != partition:
-        raise BlockError(
-            codes.INVALID_REQUEST,
-            f"container {container_id} belongs to partition {container_id % PARTITIONS}, not {partition}",
-        )
 
 
 class BlockService:
@@ -297,63 +256,6 @@ class BlockService:
         return ChunkWritten(bcs_id=transaction.index)
 
 
-def check_members(request: OpenPipeline) -> None:
-    """Raise BlockError (INVALID_REQUEST) unless these can be a pipeline's members."""
-    names = [member.datanode for member in request.members]
-    if not 1 <= len(names) <= MAX_MEMBERS or len(set(names)) != len(names):
-        raise BlockError(
-            codes.INVALID_REQUEST, f"{request.pipeline}: members {names}: 1 to {MAX_MEMBERS} different ones are needed"
-        )
-    if not 0 <= request.partition < PARTITIONS:
-        raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{PARTITIONS - 1}")
-    check_texts(
-        request.pipeline,
-        *(text for one in request.members for text in (one.datanode, one.address, one.http_address, one.rack)),
-    )
-
-
-def check_texts(*texts: str) -> None:
-    """Raise BlockError (INVALID_REQUEST) if a name or address is too long: it is kept, and stands in many lines of the log."""
-    for text in texts:
-        if len(text) > MAX_NAME_CHARACTERS:
-            raise BlockError(
-                codes.INVALID_REQUEST, f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken"
-            )
-
-
-def check_put_block(request: PutBlock) -> None:
-    """Raise BlockError (INVALID_REQUEST) for a PutBlock that is wrong in itself."""
-    check_block(request.partition, request.container_id, request.local_id)
-    name = f"block {request.container_id}/{request.local_id}"
-    if not 0 <= request.length <= MAX_BLOCK_BYTES:
-        raise BlockError(codes.INVALID_REQUEST, f"{name}: length {request.length} is not in 0..{MAX_BLOCK_BYTES}")
-    try:
-        check_cell_bytes(request.bytes_per_checksum)
-        check_list(request.checksums, request.length, request.bytes_per_checksum)
-    except ValueError as error:
-        raise BlockError(codes.INVALID_REQUEST, f"{name}: {error}") from error
-
-
-def check_deletion(request: DeleteBlocks) -> None:
-    """Raise BlockError (INVALID_REQUEST) for a DeleteBlocks that is wrong in itself."""
-    if len(request.blocks) > MAX_DELETED_BLOCKS:
-        raise BlockError(
-            codes.INVALID_REQUEST, f"{len(request.blocks)} blocks to delete; at most {MAX_DELETED_BLOCKS} at once"
-        )
-    for block in request.blocks:
-        check_block(request.partition, block.container_id, block.local_id)
-
-
-def check_chunk(request: WriteChunk) -> None:
-    """Raise BlockError for a chunk that is wrong in itself, or whose bytes do not have their checksum."""
-    check_block(request.partition, request.container_id, request.local_id)
-    name = f"chunk at {request.offset} of block {request.container_id}/{request.local_id}"
-    if not 1 <= len(request.data) <= MAX_CHUNK_BYTES or not 0 <= request.offset <= MAX_BLOCK_BYTES - len(request.data):
-        raise BlockError(codes.INVALID_REQUEST, f"{name}: {len(request.data)} bytes; 1 to {MAX_CHUNK_BYTES} are taken")
-    if crc32c(request.data) != request.checksum:
-        raise BlockError(codes.CHECKSUM_MISMATCH, f"{name}: its bytes do not have the checksum {request.checksum:08x}")
-
-
 def _check_against(name: str, row: BlockRow, request: PutBlock) -> None:
     """Raise BlockError if a PutBlock contradicts the committed row."""
     if row.deleted:
@@ -381,45 +283,3 @@ def _close(transaction: Transaction, container_id: int) -> None:
     if not is_closed(transaction, container_id):
         row = ContainerRow(container_id=container_id, closed=True)
         transaction.put(CONTAINER_TABLE, container_key(container_id), encode(row))
-
-
-# -- reading rows: of a transaction, a store or a snapshot -----------------------------------------------------------
-
-
-def pipeline_row(view: Any) -> PipelineRow | None:
-    """Return the pipeline's row, None if the log does not have it yet."""
-    value = view.get(PIPELINE_TABLE, PIPELINE_KEY)
-    return None if value is None else decode_as(PipelineRow, value)
-
-
-def block_row(view: Any, key: bytes) -> BlockRow | None:
-    """Return a block's row, a tombstone included."""
-    value = view.get(BLOCK_TABLE, key)
-    return None if value is None else decode_block_row(value)
-
-
-def is_closed(view: Any, container_id: int) -> bool:
-    """Whether a container is closed; one without a row is open."""
-    value = view.get(CONTAINER_TABLE, container_key(container_id))
-    return value is not None and decode_as(ContainerRow, value).closed
-
-
-def containers_of(view: Any) -> Iterator[int]:
-    """Yield the containers that have rows in blockTable, ascending; one step per container, however many blocks it has."""
-    start = b""
-    while (found := next(iter(view.iterate(BLOCK_TABLE, start, None)), None)) is not None:
-        container_id, _ = block_of_key(found[0])
-        yield container_id
-        start = block_key(container_id, _LAST_NUMBER) + b"\x00"
-
-
-def blocks_of(view: Any, container_id: int) -> Iterator[tuple[int, BlockRow]]:
-    """Yield (local id, row) of a container's blocks, tombstones included."""
-    for key, value in view.iterate(BLOCK_TABLE, block_key(container_id, 0), block_key(container_id, _LAST_NUMBER)):
-        yield block_of_key(key)[1], decode_block_row(value)
-
-
-def chunks_of(view: Any, key: bytes, start: int, stop: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (key, bytes) of the chunks of a block that begin in start..stop-1."""
-    low, high = (max(0, offset).to_bytes(_NUMBER_BYTES, "big") for offset in (start, stop))
-    yield from view.iterate(CHUNK_TABLE, key + low, key + high)

@@ -10,20 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import (
+from datanode_processors.pipeline.core.block_service import BlockService
+from datanode_processors.pipeline.core.block_tables import (
     CLOSED,
     DN_FAMILIES,
-    MAX_CHUNK_BYTES,
-    MAX_DELETED_BLOCKS,
     OPEN,
-    BlockService,
     block_row,
-    check_members,
     chunk_key,
     containers_of,
     is_closed,
     pipeline_row,
 )
+from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES, MAX_DELETED_BLOCKS, check_members
 from replicated_db.core.execution.service import Proposal, Refusal
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.memory import MemoryStore

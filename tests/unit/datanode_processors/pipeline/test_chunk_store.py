@@ -8,7 +8,7 @@ import pytest
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.pipeline.chunk_store import ChunkStore
-from datanode_processors.pipeline.core.block_service import DN_FAMILIES, chunk_key, chunk_of_key
+from datanode_processors.pipeline.core.block_tables import DN_FAMILIES, chunk_key, chunk_of_key
 from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import CHUNK_TABLE
 from schemas.records.packets import CELL_BYTES

@@ -11,7 +11,9 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import proposals as limits_of
-from datanode_processors.pipeline.core.block_service import DN_FAMILIES, PARTITIONS, BlockService
+from datanode_processors.pipeline.core.block_service import BlockService
+from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
+from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.leading.leader import LeaderLimits, claim_for

@@ -22,9 +22,11 @@ import pytest
 from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.errors import BlockError
 from datanode_processors.heartbeats import Heartbeats
-from datanode_processors.repair import copies, copy_upkeep
+from datanode_processors.repair import copies, copy_actions, copy_peers
 from datanode_processors.repair.cell_fetch import fetch_cells
-from datanode_processors.repair.core import away
+from datanode_processors.repair.core import away, upkeep_plan
+from datanode_processors.repair.core.copy_states import CopyState
+from datanode_processors.repair.core.instructions import LookAt, RepairOne
 from datanode_processors.repair.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.repair.transfer import has_rows, import_container, replace_rows
 from datanode_processors.status import DatanodeStatus
@@ -42,9 +44,9 @@ Run = Callable[..., Node]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_upkeep, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(upkeep_plan, "FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(away, "FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(copy_upkeep, "SAVE_S", 0.0)
+    monkeypatch.setattr(upkeep_plan, "SAVE_S", 0.0)
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_the_scrubber_goes_on_behind_its_cursor_through_pipelines_and_copies_in_
     fetch(node, member)
     pipelines: Any = node.pipelines
     own = [(number, number, 1, row_of()) for number in (1, 2, 5)]
-    pipelines._own_blocks = lambda after: (one for one in own if after is None or one[:3] > after)
+    pipelines._answers.committed_blocks = lambda after: (one for one in own if after is None or one[:3] > after)
     places = [one[:3] for one in node.pipelines.committed_blocks(None)]
     copied: list[Place] = [(PARTITION, CONTAINER, BLOCK), (PARTITION, CONTAINER, OTHER)]
     assert places == [(1, 1, 1), (2, 2, 1), *copied, (5, 5, 1)]
@@ -252,7 +254,7 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
 
 
 def test_more_damage_than_is_known_by_block_is_repaired_by_container(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_upkeep, "MAX_DAMAGED", 0)
+    monkeypatch.setattr(upkeep_plan, "MAX_DAMAGED", 0)
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)
     stop(member)
@@ -445,19 +447,19 @@ def test_a_source_that_does_not_answer_is_asked_less_and_less(run: Run, monkeypa
     upkeep.stop()
     clock: list[float] = [1000.0]
     tried: list[float] = []
-    monkeypatch.setattr(copy_upkeep, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(copy_peers, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(away, "FIRST_PAUSE_S", 15.0)
 
     def silent(address: str, **_: Any) -> Any:
         tried.append(clock[0])
         raise BlockError(codes.TIMED_OUT, address)
 
-    monkeypatch.setattr(copy_upkeep, "Peer", silent)
+    monkeypatch.setattr(copy_peers, "Peer", silent)
 
     def ask_for(seconds: int) -> list[float]:
         tried.clear()
         for _ in range(seconds):
-            with pytest.raises(BlockError), upkeep._peer("dn9:1"):
+            with pytest.raises(BlockError), upkeep._peers.connect("dn9:1"):
                 pass
             clock[0] += 1
         return [later - earlier for earlier, later in itertools.pairwise(tried)]
@@ -472,29 +474,29 @@ def test_a_source_that_greets_and_then_is_silent_is_away_too(run: Run, code: str
     member, upkeep = run("dn1"), run("dn4", member=False).pipelines.upkeep
     upkeep.stop()
     for _ in range(2):
-        with suppress(BlockError), upkeep._peer(member.address):
+        with suppress(BlockError), upkeep._peers.connect(member.address):
             if code is not None:
                 raise BlockError(code, "")
-        assert (member.address in upkeep._away) == (code == codes.TIMED_OUT)
-    with suppress(BlockError), upkeep._peer(member.address):
+        assert (member.address in upkeep._peers._away) == (code == codes.TIMED_OUT)
+    with suppress(BlockError), upkeep._peers.connect(member.address):
         pass
     time.sleep(2 * away.FIRST_PAUSE_S)
-    with upkeep._peer(member.address):
+    with upkeep._peers.connect(member.address):
         pass
-    assert member.address not in upkeep._away
+    assert member.address not in upkeep._peers._away
 
 
 def test_a_repair_does_not_wait_until_all_copies_are_looked_at(run: Run) -> None:
     upkeep = run("dn4", member=False).pipelines.upkeep
     upkeep.stop()
-    upkeep._stopping = False
+    upkeep._stopping.clear()
     for number in range(1, 6):
-        upkeep._looks.put((number, None), number)
+        upkeep._plan.look_soon(number, number)
     for number in range(1, 4):
-        upkeep._repairs.put((number, BLOCK), 10)
+        upkeep._plan.find(number, BLOCK, "", 10)
     taken = [upkeep._next() for _ in range(8)]
-    assert [number for number, task in enumerate(taken) if task and task[1]] == [0, 2, 4]
-    assert {task[0] for task in taken if task and task[1] is None} == set(range(1, 6))
+    assert [number for number, task in enumerate(taken) if isinstance(task, RepairOne)] == [0, 2, 4]
+    assert {task.container_id for task in taken if isinstance(task, LookAt)} == set(range(1, 6))
 
 
 # ------------------------------------------------------------------------------------------- deleted while it is read
@@ -522,7 +524,7 @@ def test_a_block_that_is_deleted_while_it_is_read_is_not_damaged(
         assert found.scrub_block(PARTITION, CONTAINER, BLOCK, rows[BLOCK]), "it has read nothing"
     else:
         node.pipelines.handle(deleted)
-        upkeep._compare_lengths(CONTAINER, rows)
+        upkeep._actions.compare_lengths(CONTAINER, rows)
     assert (changed, upkeep.unhealthy_blocks()) == ([], 0)
     upkeep.damaged(CONTAINER + 256, BLOCK, "a copy that is not here")
     assert upkeep.unhealthy_blocks() == 0
@@ -545,10 +547,10 @@ def test_one_cell_that_nobody_has_does_not_have_the_whole_copy_read_again(
         read.append(said[2])
         return bad_cells(*said)
 
-    monkeypatch.setattr(copy_upkeep, "bad_cells", reading)
+    monkeypatch.setattr(copy_actions, "bad_cells", reading)
     member.damage(4)
     node.damage(4)
-    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    node.pipelines.upkeep.damaged(CONTAINER, upkeep_plan.WHOLE, "found by a test")
     eventually(lambda: read.count(BLOCK) > 3)
     assert read.count(OTHER) == 1
     assert [one["block"] for one in status(node)["unhealthy"]] == [BLOCK]
@@ -560,13 +562,13 @@ def test_one_cell_that_nobody_has_does_not_have_the_whole_copy_read_again(
 def test_without_a_place_for_each_block_the_copy_stays_damaged_as_a_whole(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_upkeep, "MAX_DAMAGED", 1)
+    monkeypatch.setattr(upkeep_plan, "MAX_DAMAGED", 1)
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)
     eventually(lambda: is_settled(node))
     member.damage(4)
     node.damage(4)
-    node.pipelines.upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    node.pipelines.upkeep.damaged(CONTAINER, upkeep_plan.WHOLE, "found by a test")
     eventually(lambda: any("trying again" in note for note in node.notes))
     assert [one["block"] for one in status(node)["unhealthy"]] == [None]
 
@@ -622,7 +624,7 @@ def test_a_source_without_rows_does_not_restore_a_copy(run: Run) -> None:
     kept = dict(table)
     table.clear()
     rows.unlink()
-    upkeep.damaged(CONTAINER, copy_upkeep.WHOLE, "found by a test")
+    upkeep.damaged(CONTAINER, upkeep_plan.WHOLE, "found by a test")
     eventually(lambda: any("has no rows there" in note for note in node.notes))
     assert not rows.exists()
     assert not healthy(node)
@@ -668,7 +670,7 @@ def test_cells_that_came_are_fsynced_though_the_source_broke_off(run: Run, monke
                 yield cell * CELL, memoryview(DATA[cell * CELL : (cell + 1) * CELL]), 0
             raise BlockError(codes.FAILED, "the connection broke")
 
-    ask = copy_upkeep._ask_for(CONTAINER, BLOCK)
+    ask = copy_actions.ask_for(CONTAINER, BLOCK)
     for cells in (0, 2):
         fetched: set[int] = set()
         peer: Any = Broken(cells)
@@ -683,16 +685,20 @@ def test_a_copy_that_comes_back_while_it_is_forgotten_is_looked_at(run: Run) -> 
     eventually(lambda: is_settled(node))
     upkeep = node.pipelines.upkeep
     upkeep.stop()
-    upkeep._gone(CONTAINER)
-    assert (CONTAINER, None) in upkeep._looks
+    upkeep.gone(CONTAINER)
+    assert LookAt(CONTAINER) in upkeep._plan._looks
     assert status(node)["unconfirmed"] == 1
     node.store.recount(CONTAINER)
     upkeep.damaged(CONTAINER, BLOCK, "found by a test")
     shutil.rmtree(node.path.parent)
     node.store.recount(CONTAINER)
     upkeep._copies._blocks._containers._known.clear()
-    upkeep._gone(CONTAINER)
-    assert ((CONTAINER, None) in upkeep._looks, len(upkeep._repairs), upkeep.unhealthy_blocks()) == (False, 0, 0)
+    upkeep.gone(CONTAINER)
+    assert (LookAt(CONTAINER) in upkeep._plan._looks, len(upkeep._plan._repairs), upkeep.unhealthy_blocks()) == (
+        False,
+        0,
+        0,
+    )
 
 
 def test_a_source_that_is_too_long_is_not_kept(run: Run) -> None:
@@ -726,11 +732,13 @@ def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run)
     upkeep = node.pipelines.upkeep
     upkeep.stop()
     stop(member)
-    upkeep._stopping = False
+    upkeep._stopping.clear()
     upkeep.named(CONTAINER, ["127.0.0.1:1"])
     upkeep._look(CONTAINER)
     assert status(node)["unconfirmed"] == 0
-    assert CONTAINER in upkeep._fresh, "it is to be looked at twice when a member is heard again"
+    assert upkeep._plan.state_of(CONTAINER) is CopyState.FRESH, (
+        "it is to be looked at twice when a member is heard again"
+    )
 
 
 def test_a_repair_ends_with_the_datanode(run: Run) -> None:
@@ -741,4 +749,4 @@ def test_a_repair_ends_with_the_datanode(run: Run) -> None:
     upkeep = node.pipelines.upkeep
     upkeep.stop()
     with pytest.raises(BlockError, check=lambda error: error.code == codes.STOPPING):
-        upkeep._repair_block(CONTAINER, BLOCK, row_of())
+        upkeep._work.repair_block(CONTAINER, BLOCK, row_of())

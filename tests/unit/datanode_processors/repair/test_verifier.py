@@ -14,6 +14,7 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.core.repairs import Repairs
+from datanode_processors.repair.core.verify_queue import LookThrough
 from datanode_processors.repair.verifier import PEER_TIMEOUT_S
 from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import hello_frame
@@ -35,7 +36,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def close(node: Node) -> None:
     replica: Any = node.replica
     node.replica.close()
-    node.pipelines.verifier._close(replica, CONTAINER)
+    node.pipelines.verifier._files.close(replica, CONTAINER)
 
 
 def test_a_closed_container_whose_blocks_are_deleted_is_not_reported(node: Node):
@@ -152,31 +153,27 @@ def test_a_verification_of_an_older_length_does_not_make_a_damaged_block_healthy
     verifier: Any = node.pipelines.verifier
     replica: Any = node.replica
     node.write(SHORT)
-    judge = verifier._wrong_cells
+    judge = verifier._files.wrong_cells
 
     def judged(container_id: int, local_id: int, row: BlockRow) -> list[int]:
         wrong: list[int] = judge(container_id, local_id, row)
-        verifier._wrong_cells = judge
+        verifier._files.wrong_cells = judge
         verifier.repair(replica, KEY, 1)  # a reader finds a cell wrong just then
         return wrong
 
-    verifier._wrong_cells = judged
+    verifier._files.wrong_cells = judged
     verifier._verify(replica, KEY)
     assert KEY in node.replica.unhealthy
     assert (PARTITION, KEY) in verifier._repairs
 
 
 @pytest.mark.parametrize("cell", [None, 3])
-def test_a_list_of_repairs_that_is_full_is_no_reason_to_look_again_and_again(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, cell: int | None
-):
+def test_a_list_of_repairs_that_is_full_is_no_reason_to_look_again_and_again(pair: Pair, cell: int | None):
     node, _ = pair
     verifier: Any = node.pipelines.verifier
     replica: Any = node.replica
     verifier._repairs = Repairs(limit=1)
     assert verifier._repairs.add((PARTITION, b"another"), float("inf"))
-    looks: list[Any] = []
-    monkeypatch.setattr(verifier, "_look_through", looks.append)
     if cell is None:
         verifier._verify(replica, KEY)
     else:
@@ -184,11 +181,9 @@ def test_a_list_of_repairs_that_is_full_is_no_reason_to_look_again_and_again(
     verifier._stopping = True
     assert verifier._next_to_verify() is None
     verifier._stopping = False
-    assert not verifier._to_look_through, "there is no room yet"
+    assert verifier._queue.take(has_room=False) is None, "there is no room yet"
     verifier._repairs = Repairs(limit=1)
-    step = verifier._next_to_verify()
-    step()
-    assert looks == [replica], "now there is"
+    assert verifier._next_to_verify() == LookThrough(PARTITION), "now there is"
 
 
 class Slow:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.repair.core.verify_queue import VerifyBlock
 from datanode_processors.repair.transfer import import_container
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import encode_block_row
@@ -97,7 +98,7 @@ def test_what_is_missing_at_the_end_is_refused_and_what_is_before_it_can_be_salv
     node.write(DATA[:here])
     whole = here - here % CELL
     assert refused(node.read(), codes.NOT_COMMITTED) == b""
-    assert (PARTITION, KEY) in node.pipelines.verifier._to_verify, "it is verified, and fetched"
+    assert VerifyBlock(PARTITION, KEY) in node.pipelines.verifier._queue, "it is verified, and fetched"
     assert refused(node.salvage(), codes.NOT_COMMITTED) == DATA[:whole]
     assert refused(node.salvage(whole, 1), codes.NOT_COMMITTED) == b""
     if whole:

@@ -487,7 +487,7 @@ def test_replicas_without_their_ends_give_what_they_have(make):
     first, second, third = world.members()
     for node, left in ((first, 12 * CELL_BYTES + 7), (second, 9 * CELL_BYTES)):
         os.truncate(node.blocks.path(block), left)
-        with node.blocks.store._held(block.container_id, block.local_id) as file:
+        with node.blocks.store._table.held(block.container_id, block.local_id) as file:
             file._end_at(left)
     for _ in range(4):
         with world.client.open("/v/b/k") as file:

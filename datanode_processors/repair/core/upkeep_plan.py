@@ -1,0 +1,278 @@
+"""The plan of keeping copies right: in which state each copy and each damaged block is, and what comes next. Pure.
+
+Rules:
+
+1. A copy of which no member was heard since it came, or since its sources were named, is *fresh*: the look in which a member is heard again
+   is followed by one more SETTLE_S later. All others are looked at once in ``interval_s``. Looks that nobody answered are
+   repeated after pauses that grow.
+2. A copy is *confirmed* once a member was heard of it, for as long as it is here.
+3. A damaged block stays planned until it is repaired or its copy has gone; attempts that fail are repeated after pauses that grow. What is
+   found while the block is at work may have been missed: it is taken again at once.
+4. Of more than MAX_DAMAGED damaged blocks the copies are repaired as a whole.
+5. Repairs and looks take turns: neither waits until there is none of the others.
+
+For one thread at a time: the owner has a lock. Times are seconds of one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Final
+
+from datanode_processors.core.transitions import next_state
+from datanode_processors.repair.core.agenda import Agenda
+from datanode_processors.repair.core.copy_states import (
+    COPY_TRANSITIONS,
+    DAMAGE_TRANSITIONS,
+    CopyEvent,
+    CopyState,
+    DamageEvent,
+    DamageState,
+)
+from datanode_processors.repair.core.instructions import (
+    Instructions,
+    LookAt,
+    RepairOne,
+    ReportHealth,
+    SaveSources,
+    Say,
+    Task,
+)
+
+WHOLE: Final = 0
+"""In place of a local id, which is never 0: the copy's rows, and with them all its blocks."""
+MAX_DAMAGED = 10_000
+"""Damaged blocks that are known one by one; where there are more, their containers are repaired as a whole."""
+MAX_NAMED = 20
+"""Damaged blocks that the status names."""
+FIRST_PAUSE_S = 1.0
+LAST_PAUSE_S = 600.0
+"""Pauses between two attempts at one repair, or one look that nobody answered."""
+SETTLE_S = 30.0
+"""What is deleted while the Object Manager has not heard of a copy yet (it has just been fetched, or its datanode was away) is asked
+for so long after its first look."""
+LOOK_S = 3600.0
+"""Between two looks at a copy, at most."""
+SAVE_S = 5.0
+"""The sources are written no more often."""
+
+Block = tuple[int, int]
+"""(container id, local id or WHOLE)"""
+
+
+@dataclass(slots=True)
+class _Copy:
+    state: CopyState = CopyState.ABSENT
+    confirmed: bool = False
+    pause_s: float = 0.0
+    """After a look that nobody answers; 0: the first one."""
+
+
+@dataclass(slots=True)
+class _Damage:
+    reason: str
+    pause_s: float
+    state: DamageState = DamageState.SOUND
+    tried: bool = False
+
+
+class UpkeepPlan:
+    """Of one datanode."""
+
+    def __init__(self, interval_s: float) -> None:
+        """``interval_s`` is the time between two looks at a copy, in seconds: LOOK_S at most; 0 = LOOK_S."""
+        self._interval_s = min(interval_s, LOOK_S) if interval_s else LOOK_S
+        self._copies: dict[int, _Copy] = {}
+        self._damaged: dict[Block, _Damage] = {}
+        self._looks: Agenda[LookAt | SaveSources] = Agenda()
+        self._repairs: Agenda[RepairOne] = Agenda()
+        self._repaired = False
+        """Whether the last task was a repair."""
+        self._saved_s = float("-inf")
+
+    # -- what comes next -------------------------------------------------------------------------------------------
+
+    def take(self, now_s: float) -> Task | None:
+        """Return the task that is due, repairs and others in turn (rule 5); None if none is."""
+        task: Task | None = None if self._repaired else self._repairs.take(now_s)
+        task = task or self._looks.take(now_s) or self._repairs.take(now_s)
+        if task is not None:
+            self._repaired = isinstance(task, RepairOne)
+        return task
+
+    def next_due_s(self) -> float | None:
+        """Return when the next task is due; None if there is none."""
+        agendas = (self._looks, self._repairs)
+        return min((due_s for one in agendas if (due_s := one.next_due_s()) is not None), default=None)
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def _move(self, container_id: int, event: CopyEvent) -> _Copy:
+        copy = self._copies.get(container_id) or _Copy()
+        copy.state = next_state(COPY_TRANSITIONS, copy.state, event)
+        self._copies[container_id] = copy
+        return copy
+
+    def start_with(self, container_id: int, now_s: float) -> None:
+        """The datanode starts, and has a copy: look at it."""
+        self._move(container_id, CopyEvent.STARTED)
+        self._looks.put(LookAt(container_id), now_s)
+
+    def name_sources(self, container_id: int, now_s: float, *, new: bool) -> None:
+        """The sources of a copy were named: look at it, and repair it, now; ``new`` says that they are to be written."""
+        if new:
+            self._looks.put_sooner(SaveSources(), self._saved_s + SAVE_S)
+        self._move(container_id, CopyEvent.NAMED).pause_s = 0.0
+        self._looks.put(LookAt(container_id), now_s)
+        for block in self._damaged:
+            if block[0] == container_id:
+                self._repairs.put_sooner(RepairOne(*block), now_s)
+
+    def note_saving(self, now_s: float) -> None:
+        """The sources are being written."""
+        self._saved_s = now_s
+
+    def look_soon(self, container_id: int, now_s: float) -> None:
+        """Have a copy looked at."""
+        self._looks.put(LookAt(container_id), now_s)
+
+    def begin_look(self, container_id: int) -> None:
+        """A look at a copy begins, which ends by ``end_look`` or ``forget``."""
+        self._move(container_id, CopyEvent.LOOK_BEGAN)
+
+    def end_look(self, container_id: int, now_s: float, *, heard: bool) -> Instructions:
+        """A look has ended, in which a member of the copy's pipeline has told its rows, or nobody."""
+        was = self._copies[container_id].state
+        copy = self._move(container_id, CopyEvent.MEMBER_HEARD if heard else CopyEvent.NOBODY_HEARD)
+        if heard:
+            copy.confirmed, copy.pause_s = True, 0.0
+            fresh = was is CopyState.LOOKING_FRESH
+            pause_s = min(SETTLE_S, self._interval_s) if fresh else self._interval_s
+        else:
+            pause_s = copy.pause_s or FIRST_PAUSE_S
+            copy.pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        self._looks.put_sooner(LookAt(container_id), now_s + pause_s)
+        if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
+            return (
+                Say(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is"),
+            )
+        return ()
+
+    def forget(self, container_id: int) -> None:
+        """A copy has gone, and all that was to be done for it."""
+        self._move(container_id, CopyEvent.GONE)
+        del self._copies[container_id]
+        self._looks.drop(LookAt(container_id))
+        for block in [block for block in self._damaged if block[0] == container_id]:
+            self._move_damage(block, self._damaged[block], DamageEvent.COPY_GONE)
+
+    # -- damage ----------------------------------------------------------------------------------------------------
+
+    def _move_damage(self, block: Block, damage: _Damage, event: DamageEvent) -> DamageState:
+        damage.state = next_state(DAMAGE_TRANSITIONS, damage.state, event)
+        if damage.state is DamageState.SOUND:
+            self._damaged.pop(block, None)
+            self._repairs.drop(RepairOne(*block))
+        else:
+            self._damaged[block] = damage
+        return damage.state
+
+    def find_again(self, container_id: int, local_id: int) -> bool:
+        """A block was found damaged: return whether that is known, of it or of its whole copy."""
+        for block in ((container_id, local_id), (container_id, WHOLE)):
+            if (damage := self._damaged.get(block)) is not None:
+                self._move_damage(block, damage, DamageEvent.FOUND)
+                return True
+        return False
+
+    def find(self, container_id: int, local_id: int, reason: str, now_s: float) -> Instructions:
+        """A block was found damaged, or with WHOLE the rows of a copy: have it repaired."""
+        if self.find_again(container_id, local_id):
+            return ()
+        block = (container_id, local_id if len(self._damaged) < MAX_DAMAGED else WHOLE)
+        self._move_damage(block, _Damage(reason=reason, pause_s=FIRST_PAUSE_S), DamageEvent.FOUND)
+        self._repairs.put(RepairOne(*block), now_s)
+        return Say(reason), ReportHealth()
+
+    def leave(self, container_id: int, local_id: int, reason: str, now_s: float) -> Instructions | None:
+        """The repair of a whole copy could not repair a block: have it tried again by itself; None if there is no room for it."""
+        block = (container_id, local_id)
+        known = self._damaged.get(block)
+        if known is None and len(self._damaged) >= MAX_DAMAGED:
+            return None
+        damage = known or _Damage(reason=reason, pause_s=2 * FIRST_PAUSE_S, tried=True)
+        self._move_damage(block, damage, DamageEvent.LEFT)
+        if known is not None:
+            return ()
+        self._repairs.put(RepairOne(*block), now_s + FIRST_PAUSE_S)
+        return (Say(f"{reason}; trying again, with growing pauses"),)
+
+    def note_deletion(self, blocks: Iterable[Block], now_s: float) -> None:
+        """Blocks of copies were deleted, or should have been: look whether any of them still counts as damaged."""
+        deleted = set(blocks)
+        for block in deleted & self._damaged.keys():
+            self._repairs.put_sooner(RepairOne(*block), now_s)
+        for container_id in {container_id for container_id, _ in deleted}:
+            if (container_id, WHOLE) in self._damaged or self.is_unconfirmed(container_id):
+                self._looks.put_sooner(LookAt(container_id), now_s)
+
+    def begin_repair(self, block: Block) -> None:
+        """The work at a task RepairOne begins; it ends by ``end_repair``, ``fail_repair`` or ``forget``."""
+        damage = self._damaged.get(block) or _Damage(reason="", pause_s=FIRST_PAUSE_S)
+        self._move_damage(block, damage, DamageEvent.WORK_BEGAN)
+
+    def _end_work(self, block: Block, event: DamageEvent) -> _Damage | None:
+        """Return what was at work; None if it went with its copy meanwhile, and what is known now is another copy's."""
+        damage = self._damaged.get(block)
+        if damage is None:
+            next_state(DAMAGE_TRANSITIONS, DamageState.SOUND, event)
+            return None
+        was = damage.state
+        self._move_damage(block, damage, event)
+        return None if was is DamageState.DUE else damage
+
+    def end_repair(self, block: Block, now_s: float) -> Instructions:
+        """A block was read and is right, or is not to be repaired any more."""
+        damage = self._end_work(block, DamageEvent.REPAIRED)
+        if damage is None:
+            return ()
+        if damage.state is DamageState.SOUND:
+            return (ReportHealth(),)
+        # What was found at work lay perhaps in cells that were right when they were read.
+        self._repairs.put(RepairOne(*block), now_s)
+        return ()
+
+    def fail_repair(self, block: Block, reason: str, now_s: float) -> Instructions:
+        """Nobody has the block right, or not all of it: it is tried again after a pause."""
+        damage = self._end_work(block, DamageEvent.FAILED)
+        if damage is None:
+            return ()
+        first, damage.tried, damage.reason = not damage.tried, True, reason
+        self._repairs.put(RepairOne(*block), now_s + damage.pause_s)
+        damage.pause_s = min(2 * damage.pause_s, LAST_PAUSE_S)
+        return (Say(f"{reason}; trying again, with growing pauses"),) if first else ()
+
+    # -- what it says ----------------------------------------------------------------------------------------------
+
+    def state_of(self, container_id: int) -> CopyState:
+        """Return the state of a copy."""
+        copy = self._copies.get(container_id)
+        return CopyState.ABSENT if copy is None else copy.state
+
+    def is_unconfirmed(self, container_id: int) -> bool:
+        """Whether a copy is known of which no member was heard since the start."""
+        copy = self._copies.get(container_id)
+        return copy is not None and not copy.confirmed
+
+    def damaged(self) -> list[Block]:
+        """Return what is damaged: blocks, and WHOLE copies."""
+        return list(self._damaged)
+
+    def named_damage(self) -> list[dict[str, object]]:
+        """Return the first MAX_NAMED damaged blocks as JSON; ``block`` is null where a copy is damaged as a whole."""
+        return [
+            {"container": block[0], "block": block[1] or None, "reason": self._damaged[block].reason}
+            for block in nsmallest(MAX_NAMED, self._damaged)
+        ]
