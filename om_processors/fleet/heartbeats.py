@@ -65,8 +65,7 @@ class FleetView(Background):
         """Make the picture anew from what was heard and the rows as they are applied now."""
         with self._lock:
             with self._replica.lock:
-                view = self._replica.late.cache
-                pipelines, rows = tables.pipelines(view), tables.datanodes(view)
+                pipelines, rows = tables.pipelines(self._replica.rows), tables.datanodes(self._replica.rows)
                 reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
             self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
             self.allocation = Allocation(

@@ -172,6 +172,11 @@ class Replica:
             state = state_after(state, decode_as(Mode, stored))
         return state
 
+    @property
+    def rows(self) -> StoreView:
+        """All that is applied, written to the store or not yet. Hold the lock; the store alone may be behind (:meth:`flush`)."""
+        return self.late.cache
+
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def adopt_topic(self, topic_id: str, record_at_position: bytes | None) -> None:
