@@ -32,7 +32,7 @@ def test_it_says_when_the_end_is_reached():
 
 def test_rows_that_do_not_fit_come_the_next_time():
     cursor = RowCursor(filled(3), "things")
-    found = []
+    found: list[tuple[bytes, bytes]] = []
     for _ in range(3):
         found += cursor.next_rows(10, lambda rows: rows[:1])
         assert cursor.at_end == (len(found) == 3)
