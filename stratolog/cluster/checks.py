@@ -25,6 +25,7 @@ from stratolog.cluster.verdicts import INCREMENTAL, SCRUBBED, UNKNOWN, Latest, V
 from stratolog.configuration.settings import Settings
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import node_status
+from stratolog.shard_views import leader_of, view_in, views_in
 
 SCAN_TIMEOUT_S = 300.0
 SPREAD_TIMEOUT_S = 60.0
@@ -69,25 +70,24 @@ def replicas(settings: Settings) -> list[ReplicaStanding]:
     """Return where all replicas stand, by shard and node; those of a silent node are left out."""
     found = []
     for node in settings.nodes:
-        status = node_status(node.address) or {}
-        shards: Any = status.get("shards", [])
         found += [
             ReplicaStanding(
                 node=node.name, shard=view["shard"], role=view["role"], leader=view["leader"], index=view["applied_index"],
                 offset=view["applied_offset"], digest=view["digest"], flagged=view["flagged"],
             )
-            for view in shards
+            for view in views_in(node_status(node.address))
         ]  # fmt: skip
     return sorted(found, key=lambda replica: (replica.shard, replica.node))
 
 
 def leaders(settings: Settings) -> dict[int, str]:
     """Return the node that leads each shard, by its own word; shards without exactly one are left out."""
-    led: dict[int, list[str]] = {}
-    for replica in replicas(settings):
-        if replica.role == "leader":
-            led.setdefault(replica.shard, []).append(replica.node)
-    return {shard: nodes[0] for shard, nodes in led.items() if len(nodes) == 1}
+    statuses = {node.name: node_status(node.address) for node in settings.nodes}
+    led = {
+        shard: leader_of({name: view_in(status, shard) for name, status in statuses.items()})
+        for shard in range(settings.shards)
+    }
+    return {shard: node for shard, node in led.items() if node is not None}
 
 
 def check_spread(settings: Settings, *, report: Callable[[str], None], timeout_s: float = SPREAD_TIMEOUT_S) -> Check:

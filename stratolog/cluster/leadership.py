@@ -11,6 +11,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UsageError, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.shard_views import leads, view_in
 
 TRANSFER_TIMEOUT_S = 60.0
 OWNER_WAIT_S = 15.0
@@ -24,20 +25,15 @@ def check_shard(settings: Settings, shard: int) -> None:
 
 def shard_views(settings: Settings, shard: int) -> dict[str, dict[str, Any]]:
     """Return what each node that answers says of a shard."""
-    views: dict[str, dict[str, Any]] = {}
-    for node in settings.nodes:
-        status: Any = stack.node_status(node.address)
-        for view in (status or {}).get("shards", []):
-            if view["shard"] == shard:
-                views[node.name] = view
-    return views
+    views = {node.name: view_in(stack.node_status(node.address), shard) for node in settings.nodes}
+    return {name: view for name, view in views.items() if view}
 
 
 def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
     """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
     check_nodes(settings, {node})
     found = shard_views(settings, shard)
-    if found.get(node, {}).get("role") == "leader":
+    if leads(found.get(node, {})):
         return {"shard": shard, "leader": node, "term": found[node]["term"], "gap_ms": 0.0, "moved": False}
     owner = _owner(settings, shard)
     target = settings.node(node).address

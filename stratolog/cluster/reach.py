@@ -19,6 +19,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack, state
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE
+from stratolog.shard_views import leads, view_in
 
 PROBE_TIMEOUT_S = 1.0
 BROKER_WAIT_S = 60.0
@@ -198,22 +199,14 @@ def _amiss(seen: Seen) -> list[str]:
     if silent:
         words.append(f"no answer from {', '.join(silent)}")
     for shard in range(seen.shards):
-        words += _amiss_of_shard(shard, list(_views(seen, shard)))
+        views = (view_in(status, shard) for status in seen.statuses.values())
+        words += _amiss_of_shard(shard, [view for view in views if view])
     return words + _amiss_of_bytes(seen)
-
-
-def _views(seen: Seen, shard: int) -> list[Json]:
-    return [
-        view
-        for status in seen.statuses.values()
-        for view in (status or {}).get("shards", ())
-        if view["shard"] == shard
-    ]  # fmt: skip
 
 
 def _amiss_of_shard(shard: int, views: Sequence[Json]) -> list[str]:
     words = []
-    if not any(view.get("role") == "leader" for view in views):
+    if not any(map(leads, views)):
         words.append(f"shard {shard} has no leader")
     if any(view.get("prepared") for view in views):
         words.append(

@@ -40,6 +40,7 @@ from stratolog.local.ports import WANTED, Moved, free_datanodes, with_free_ports
 from stratolog.local.processes import free_ports, log_tail, spawn, stop_all, wait_until
 from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, StackMember, StackState
 from stratolog.local.topics import TopicPlan, ensure_topics
+from stratolog.shard_views import is_agreed, view_in
 
 Report = Callable[[str], None]
 """Told in words what is going on."""
@@ -398,26 +399,17 @@ def audit_health(settings: Settings) -> dict[str, object]:
 
 def is_led(settings: Settings) -> bool:
     """Say whether every node answers and every shard has exactly one leader, which all nodes know."""
-    statuses = [node_status(node.address) for node in settings.nodes]
-    for shard in range(settings.shards):
-        views = [_shard_view(status, shard) for status in statuses]
-        leaders = {view.get("leader") for view in views}
-        roles = [view.get("role") for view in views]
-        if len(leaders) != 1 or None in leaders or roles.count("leader") != 1:
-            return False
-    return True
+    statuses = {node.name: node_status(node.address) for node in settings.nodes}
+    return all(
+        is_agreed({name: view_in(status, shard) for name, status in statuses.items()})
+        for shard in range(settings.shards)
+    )
 
 
 def has_usable_pipeline(settings: Settings) -> bool:
     """Say whether every node sees a pipeline that takes blocks."""
     views = [node_answer(node.address, "/v1/pipelines?consistency=stale") for node in settings.nodes]
     return all(view is not None and any(one["usable"] for one in view["pipelines"]) for view in views)
-
-
-def _shard_view(status: Mapping[str, object] | None, shard: int) -> Mapping[str, object]:
-    shards = status.get("shards", []) if status else []
-    found = [view for view in shards if view["shard"] == shard] if isinstance(shards, list) else []
-    return found[0] if found else {}
 
 
 SOURCES = Path(__file__).resolve().parents[2]

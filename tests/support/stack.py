@@ -38,6 +38,7 @@ from stratolog.local.stack import (
     topic_plan,
 )
 from stratolog.local.topics import ensure_topics
+from stratolog.shard_views import leads
 from tests.support.pausing import pause
 
 DEFAULT_TIMEOUT_S = 60.0
@@ -321,7 +322,7 @@ class TestStack:
 
     def leaders(self, shard: int) -> list[str]:
         """Return the running nodes that say of themselves that they lead the shard (a paused one says nothing)."""
-        return [name for name in self.nodes if self.shard(name, shard).get("role") == "leader"]
+        return [name for name in self.nodes if leads(self.shard(name, shard))]
 
     # -------------------------------------------------------------------------------------------- waits
 

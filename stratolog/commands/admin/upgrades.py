@@ -28,6 +28,7 @@ from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
 from stratolog.local import stack
 from stratolog.local.processes import wait_until
+from stratolog.shard_views import leads
 
 if TYPE_CHECKING:
     from producers.client import Client
@@ -185,7 +186,7 @@ def _level(settings: Settings, shard: int) -> int:
     deadline_s = time.monotonic() + REPLICAS_TIMEOUT_S
     while time.monotonic() < deadline_s:
         for view in shard_views(settings, shard).values():
-            if view.get("role") == "leader":
+            if leads(view):
                 return int(view["feature_level"])
         time.sleep(0.1)
     raise Unavailable(f"shard {shard} has no leader")

@@ -23,6 +23,7 @@ from stratolog.local.jars import kafka_jars
 from stratolog.local.kafka import KafkaCluster, Listener
 from stratolog.local.processes import Process, log_tail, wait_until
 from stratolog.local.state import AUDIT, BROKER, NODE, StackMember, StackState
+from stratolog.shard_views import leader_of, view_in, views_in
 
 WAIT_TIMEOUT_S = 120.0
 POLL_INTERVAL_S = 0.05
@@ -83,18 +84,18 @@ class Cluster:
 
     def views(self, name: str) -> list[dict[str, Any]]:
         """Return what a node says of its shards; empty if it does not answer."""
-        status: Any = stack.node_status(self.settings.node(name).address)
-        return list((status or {}).get("shards", []))
+        return views_in(self._status(name))
 
     def view(self, name: str, shard: int) -> dict[str, Any]:
         """Return what a node says of a shard; empty if it does not answer."""
-        return next((view for view in self.views(name) if view["shard"] == shard), {})
+        return view_in(self._status(name), shard)
 
     def leader(self, shard: int, *, other_than: str = "") -> str | None:
         """Return the node that says that it leads the shard, None if there is not exactly one."""
-        asked = [name for name in self.names if name != other_than]
-        found = [name for name in asked if self.view(name, shard).get("role") == "leader"]
-        return found[0] if len(found) == 1 else None
+        return leader_of({name: self.view(name, shard) for name in self.names if name != other_than})
+
+    def _status(self, name: str) -> Any:
+        return stack.node_status(self.settings.node(name).address)
 
     def get(self, name: str, path: str, timeout_s: float = ANSWER_TIMEOUT_S, **parameters: Any) -> dict[str, Any]:
         """GET from a node; raises StepFailed if it does not answer with 200."""
