@@ -37,12 +37,24 @@ RETRY_S = 1.0
 NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
 
 
+class LatestAllocation:
+    """What blocks may be allocated on, as the last picture has it: NOTHING before the first. There before any replica is."""
+
+    def __init__(self) -> None:
+        self.now = NOTHING
+
+    def choose(self) -> Allocation:
+        """Return what blocks may be allocated on now; never waits."""
+        return self.now
+
+
 class FleetView(Background):
-    """The picture that this node has now. ``allocation`` is for the leaders' threads, ``picture`` for loops and readers."""
+    """The picture that this node has now, for loops and readers. ``allocation`` is kept up to it, for the leaders' threads."""
 
     def __init__(
-        self, config: NodeConfig, replica: Replica, clock: Clock, note: Note, fatal: Callable[[BaseException], None]
-    ) -> None:
+        self, config: NodeConfig, replica: Replica, allocation: LatestAllocation, clock: Clock, note: Note,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         """``replica`` is shard 0's."""
         super().__init__("heartbeats", fatal)
         self._config = config
@@ -54,12 +66,8 @@ class FleetView(Background):
             since_ms=clock.elapsed_ms(),
         )  # fmt: skip
         self._lock = threading.Lock()
-        self.allocation = NOTHING
+        self._allocation = allocation
         self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
-
-    def choose(self) -> Allocation:
-        """Return what blocks may be allocated on now; never waits."""
-        return self.allocation
 
     def refresh(self) -> Picture:
         """Make the picture anew from what was heard and the rows as they are applied now."""
@@ -68,7 +76,7 @@ class FleetView(Background):
                 pipelines, rows = tables.pipelines(self._replica.rows), tables.datanodes(self._replica.rows)
                 reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
             self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
-            self.allocation = Allocation(
+            self._allocation.now = Allocation(
                 pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
                 generations=placement.generations(picture),
             )  # fmt: skip
