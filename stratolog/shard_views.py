@@ -1,6 +1,7 @@
 """What nodes say of a shard (``/status``), and who leads it by their own word: told here, and nowhere else. Pure.
 
-A *view* is one node's entry about one shard; the empty one is that of a node that does not answer, or does not have the shard.
+A *view* is one node's entry about one shard; the empty one is that of a node that does not answer, or does not have the
+shard.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def leads(view: View) -> bool:
 
 
 def leader_of(views: Mapping[str, View]) -> str | None:
-    """Return the node, of those whose views of one shard these are, that says that it leads; None if there is not exactly one."""
+    """Return the node that says that it leads, by the nodes' views of one shard; None if there is not exactly one."""
     found = [name for name, view in views.items() if leads(view)]
     return found[0] if len(found) == 1 else None
 

@@ -1,10 +1,11 @@
-"""Hearing the datanodes: every node reads ``dn.heartbeats``, all of it, and keeps a picture of the fleet that its leaders allocate from.
+"""Hearing the datanodes: every node reads all of ``dn.heartbeats``, and keeps the picture that its leaders allocate from.
 
 Rules:
-    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node that starts has a
-      picture at once; how old a heartbeat is, is told by the broker's clock against this machine's, cut to 0..time-out.
-    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here. Leaders take
-      the last one: a read of one attribute, which never waits.
+    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node
+      that starts has a picture at once; how old a heartbeat is, is told by the broker's clock against this machine's,
+      cut to 0..time-out.
+    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here.
+      Leaders take the last one: a read of one attribute, which never waits.
     - Nothing here decides. A picture that is old or wrong costs a client a retry, or a loop a turn.
 """
 
@@ -38,7 +39,7 @@ NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={}
 
 
 class LatestAllocation:
-    """What blocks may be allocated on, as the last picture has it: NOTHING before the first. There before any replica is."""
+    """What blocks may be allocated on, by the last picture: NOTHING before the first. It is made before the replicas."""
 
     def __init__(self) -> None:
         self.now = NOTHING
@@ -49,7 +50,7 @@ class LatestAllocation:
 
 
 class FleetView(Background):
-    """The picture that this node has now, for loops and readers. ``allocation`` is kept up to it, for the leaders' threads."""
+    """The picture that this node has now, for loops and readers. It keeps ``allocation`` for the leaders' threads."""
 
     def __init__(
         self, config: NodeConfig, replica: Replica, allocation: LatestAllocation, clock: Clock, note: Note,

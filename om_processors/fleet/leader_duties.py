@@ -1,4 +1,4 @@
-"""What a node does unasked for the shards that it leads: open keys expire; with datanodes, it listens to them, and places."""
+"""What a node does unasked for the shards that it leads: open keys expire; with datanodes, it listens, and places."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from replicated_db.shell.process import Background
 
 
 class LeaderDuties:
-    """The loops of one node, and by what they act. ``fleet`` is None without datanodes; it is started and closed with the others."""
+    """The loops of one node, and by what they act. ``fleet`` is None without datanodes, else one of the loops."""
 
     def __init__(
-        self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids, note: Note,
-        fatal: Callable[[BaseException], None],
+        self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
+        note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._proposer = Proposer(
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,

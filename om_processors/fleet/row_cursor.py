@@ -27,9 +27,10 @@ class RowCursor:
     def next_rows(
         self, limit: int, fitting: Callable[[Sequence[StoredRow]], Sequence[StoredRow]] = lambda rows: rows
     ) -> Sequence[StoredRow]:
-        """Return up to ``limit`` rows behind the last one, of these as many of the first as ``fitting`` returns, at least one.
+        """Return up to ``limit`` rows behind the last one. ``fitting`` may take fewer: the first of them, at least one.
 
-        None although the end is not reached: the next rows lie behind many removed ones, and come once those are compacted.
+        No row although the end is not reached: the next ones lie behind many removed rows, and come once those are
+        compacted.
         """
         start = self._after + b"\x00" if self._after else b""
         page = self._store.page(self._cf, start, limit)

@@ -1,4 +1,4 @@
-"""Who leads: this node's membership of the leaders' group, and a thread for each shard that it leads (design, section 4).
+"""Who leads: a node's membership of the leaders' group, and a thread for each shard that it leads (design, section 4).
 
 ``core/leadership_machine`` decides; this module tells it what happens, and carries out what it says. Threads:
     - *leadership* is a member of the group (``leaders_group``), or waits until the node may be one;
@@ -6,8 +6,8 @@
     - ``shard_thread`` leads a shard; the last thing that it does is to say why it ended;
     - moves and loans are asked for on threads of the HTTP API.
 
-One lock lies around the machine and what is done at once: threads are started and told to end in the order of the decisions.
-What takes time (drains, other nodes' answers) comes after it. A StopProcess of any shard ends the process.
+One lock lies around the machine and what is done at once: threads are started and told to end in the order of the
+decisions. What takes time (drains, other nodes' answers) comes after it. A StopProcess of any shard ends the process.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Leadership:
             del self._threads[number]
 
     def _await_drain(self, threads: Iterable[ShardThread | None]) -> None:
-        """Wait until threads that have been told to end have done so, DRAIN_S in all; not for those that have ended already."""
+        """Wait for threads that have been told to end, DRAIN_S in all; None is one that has ended already."""
         deadline = time.monotonic() + DRAIN_S
         for thread in threads:
             # One that stands still will not drain: the others' new leaders need not wait for it.

@@ -29,7 +29,7 @@ class NodeSigns:
         self._membership_check = MembershipCheck(config.node, config.replicas)
 
     def ask(self, consumer: Consumer) -> None:
-        """Ask the brokers where the logs end; raises WrongCluster if a log has other members than the node's settings."""
+        """Ask the brokers where the logs end; raises WrongCluster if a log names other members than the settings."""
         self.ends.ask(consumer, self._check_members)
 
     def _check_members(self, replica: Replica, end: int) -> None:

@@ -21,10 +21,11 @@ RETRY_S = 0.5
 
 
 class ClaimPatience:
-    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so that another may try.
+    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so
+    that another may try.
 
-    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. Once the
-    shard is led it begins anew.
+    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and
+    again. Once the shard is led it begins anew.
     """
 
     def __init__(self) -> None:
@@ -40,8 +41,8 @@ class ClaimPatience:
 class ShardThread:
     """Claims and leads until it is told to stop, is deposed, or cannot.
 
-    ``ended`` is told why it ends, as the last thing; ``fatal`` is called with anything that must end the process. ``leaderless`` says whether
-    the shard's partition has no leader, so that no other node could do better.
+    ``ended`` is told why it ends, as the last thing; ``fatal`` is called with anything that must end the process.
+    ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
     """
 
     def __init__(

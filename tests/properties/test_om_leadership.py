@@ -1,8 +1,9 @@
 """The machine of leadership in random orders of events, against the threads and the group that it believes to have.
 
-What is told is what the shell can tell: the end of a thread that runs, the callbacks of an open consumer, the steps of a move in order. Held
-at every step: a shard never has two threads; one that is told to end counts as draining until it has ended; a borrower's failure
-costs the loan and nothing else; after ``stop`` nothing is started; nobody stays a member who has a reason to leave.
+What is told is what the shell can tell: the end of a thread that runs, the callbacks of an open consumer, the steps of
+a move in order. Held at every step: a shard never has two threads; one that is told to end counts as draining until it
+has ended; a borrower's failure costs the loan and nothing else; after ``stop`` nothing is started; nobody stays a
+member who has a reason to leave.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What happens to a node's leadership (events), and what is to be done about it (instructions). Pure.
 
-Times are in seconds, of the node's monotonic clock. ``thread`` is the number that ``StartThread`` gave a shard's thread: what a thread says
-that has been told to end long ago is not taken for its successor's word.
+Times are in seconds, of the node's monotonic clock. ``thread`` is the number that ``StartThread`` gave a shard's
+thread: what a thread says that has been told to end long ago is not taken for its successor's word.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Who leads on this node, as a state machine: events in, instructions out (``leadership_events``), by the tables of ``leadership_states``.
+"""Who leads on this node, as a state machine: events in, instructions out, by the tables of ``leadership_states``.
 
 Rules (design, section 4; decisions 0013, 0026 and 0034):
-    - A node joins the group only while no sign speaks against it (``watchdog``), and leaves it with all its shards when one does.
+    - A node joins the group only while no sign speaks against it (``watchdog``), and leaves it with all its shards when
+      one does.
     - What the group takes away is drained; whoever asked for it waits for that.
-    - A leader that was deposed, cannot claim or is unfit leaves the group, so that others may try; the latter two stay out for UNFIT_WAIT_S.
-    - The owner may lend a shard (``lending``). A borrower's failures cost it the loan and nothing else, unless it is unfit.
+    - A leader that was deposed, cannot claim or is unfit leaves the group, so that others may try; the latter two stay
+      out for UNFIT_WAIT_S.
+    - The owner may lend a shard (``lending``). A borrower's failures cost it the loan and nothing else, unless it is
+      unfit.
     - A node that leaves or stops starts no thread for a shard that it owns. One that stops starts nothing at all.
 
-Pure: time, signs and jitter come in with events. One lock around ``handle`` and the carrying out of StartThread and EndThread is the
-shell's to hold (``leadership``).
+Pure: time, signs and jitter come in with events. One lock around ``handle`` and the carrying out of StartThread and
+EndThread is the shell's to hold (``leadership``).
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from om_processors.leading.core.watchdog import Bounds, reasons_not_to_join, rea
 from schemas.result_codes import INVALID_REQUEST
 
 UNFIT_WAIT_S = 60.0
-"""How long a node that is unfit to lead (its clock is wrong), or cannot claim a shard that it owns, stays out of the group."""
+"""How long a node stays out of the group that is unfit to lead (its clock is wrong) or cannot claim a shard it owns."""
 
 COSTS_MEMBERSHIP = frozenset({ThreadEnd.DEPOSED, ThreadEnd.FAILED})
 """Ends of an owner's thread that make its node leave the group. UNFIT does so whoever the owner is."""

@@ -1,10 +1,11 @@
-"""What a node is to the leaders' group and to each shard, and how signals change it: two tables, and nothing else. Pure.
+"""What a node is to the leaders' group and to each shard, and how signals change it: two tables. Pure.
 
-A pair of state and signal that a table does not name cannot come about (``next_member_state`` and ``next_role`` raise ImpossibleEvent).
-A signal that is late, and therefore of no consequence, is named with the state that it leaves as it is.
+A pair of state and signal that a table does not name cannot come about (``next_member_state`` and ``next_role`` raise
+ImpossibleEvent). A signal that is late, and therefore of no consequence, is named with the state that it leaves as it
+is.
 
-What has to be done follows from the change of state (``leadership_machine``): a thread is started as a role that has one
-is taken on, and told to end as it is given up. So no shard ever has two.
+What has to be done follows from the change of state (``leadership_machine``): a thread is started as a role that has
+one is taken on, and told to end as it is given up. So no shard ever has two.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _table(rows: Mapping[_Signal, Mapping[_State, _State]]) -> Mapping[tuple[_St
 def _leaving_others_alone(
     states: type[_State], changed: Mapping[_State, _State], *, but: frozenset[_State] = frozenset()
 ) -> Mapping[_State, _State]:
-    """Return a row: ``changed``, and every other state as it is, except for those in which the signal cannot come (``but``)."""
+    """Return a row: ``changed``, and every other state as it is, but for those in which the signal cannot come."""
     return {state: changed.get(state, state) for state in states if state not in but}
 
 
