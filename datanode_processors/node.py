@@ -31,7 +31,6 @@ from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.status import DatanodeStatus
 from datanode_processors.wire.core.limits import WireLimits
-from datanode_processors.wire.counters import StreamCounts
 from datanode_processors.wire.server import StreamServer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
@@ -57,7 +56,11 @@ class CannotStart(StopProcess):
 
 
 class DatanodeProcess:
-    """Everything of one process, wired."""
+    """Everything of one process, wired, in two phases.
+
+    ``__init__`` makes all of it: the known pipelines are open, and streams are served. :meth:`start` begins what a datanode does of
+    its own accord: elections, heartbeats, verification.
+    """
 
     def __init__(self, config: DatanodeConfig, topics: Topics, folder: DataFolder) -> None:
         self.config = config
@@ -74,6 +77,16 @@ class DatanodeProcess:
             config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.observe
         )
         self.pipelines.open_known(self.outbox)
+        self.app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
+        replicas = dict(self.pipelines.replicas)
+        when_brokers_answer(partial(place_group, config, self.app.conf.id, replicas, self.partitions))
+        try:
+            self.server = StreamServer(
+                name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
+                pipelines=self.pipelines, note=self._note, limits=WireLimits(max_streams=config.max_streams),
+            )  # fmt: skip
+        except OSError as error:
+            raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
         self.heartbeats = Heartbeats(
             config, self.blocks, self.pipelines, streams=lambda: self.server.snapshot().streams,
             layout_version=LAYOUT_VERSION, prepared=self._is_prepared, clock=self.clock,
@@ -89,38 +102,26 @@ class DatanodeProcess:
         )  # fmt: skip
         self._scrubbing = threading.Thread(target=self._scrub, name="block-scrub", daemon=True)
         self._ending: threading.Timer | None = None
-        self.app = self._make_app()
-        try:
-            self.server = StreamServer(
-                name=config.node, cluster=config.cluster, host=config.host, port=config.port, blocks=self.blocks,
-                pipelines=self.pipelines, note=self._note, limits=WireLimits(max_streams=config.max_streams),
-            )  # fmt: skip
-        except OSError as error:
-            raise CannotStart(f"the stream server cannot listen on {config.address}: {error.strerror}") from error
+        self._attach()
 
     def _note(self, message: str, **fields: Any) -> None:
         self.notes.info(message, **fields)
 
-    def _streams(self) -> StreamCounts:
-        return self.server.snapshot()
-
     def _is_prepared(self) -> bool:
         return self.folder.layout.upgrade_prepared
 
-    def _make_app(self) -> faust.App:
-        config, pipelines = self.config, self.pipelines
-        app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)
-        when_brokers_answer(partial(place_group, config, app.conf.id, dict(pipelines.replicas), self.partitions))
+    def _attach(self) -> None:
+        """Give the app its follower and its pages."""
+        config, pipelines, app = self.config, self.pipelines, self.app
         PipelineFollower(
             config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
         ).attach(app)
         status = DatanodeStatus(
-            config, self.blocks, pipelines, self._streams, lambda: self.heartbeats.sent, self._is_prepared
+            config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
         # Hand over while the follower still runs: what is in flight becomes effective and is answered.
         app.on_before_shutdown.connect(self._hand_over)
-        return app
 
     async def _hand_over(self, *_: Any, **__: Any) -> None:
         await asyncio.get_running_loop().run_in_executor(None, self._stop_serving)

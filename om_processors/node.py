@@ -21,11 +21,8 @@ import mode.loop
 from om_processors.config import NodeConfig
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
-from om_processors.fleet.datanode_client import Courier
-from om_processors.fleet.heartbeats import NOTHING, FleetView
-from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
-from om_processors.fleet.placement_loop import PlacementLoop
-from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.heartbeats import FleetView, LatestAllocation
+from om_processors.fleet.leader_duties import LeaderDuties
 from om_processors.follower import OMFollower, make_app, place_group
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.flusher import Flusher
@@ -34,7 +31,7 @@ from om_processors.leading.intake import RequestIntake
 from om_processors.leading.leadership import Leadership
 from om_processors.leading.outbox import KafkaOutbox
 from om_processors.leading.pulse import Pulse
-from om_processors.namespace.context import Allocation, Contexts
+from om_processors.namespace.context import Contexts
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.fleet_api import FleetApi
 from om_processors.serving.http_api import OMHttpApi
@@ -65,7 +62,7 @@ log = logging.getLogger("stratolog.node")
 
 
 class OMNode:
-    """Everything of one process, wired."""
+    """Everything of one process, wired. ``__init__`` makes all of it, :func:`run` starts it; nothing is completed in between."""
 
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
         self.config = config
@@ -80,20 +77,17 @@ class OMNode:
         self.follower_logs = {
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
-        self.fleet: FleetView | None = None
-        self.proposer: Proposer | None = None
-        self.cleanup: OpenKeyCleanupLoop | None = None
-        self.placement: PlacementLoop | None = None
+        self.allocation = LatestAllocation()
         self._ending: threading.Timer | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
         self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
         self.notes = Notes(self.replicas)
-        if config.datanodes:
-            self.fleet = FleetView(config, self.replicas[SYSTEM_SHARD], self.clock, self.notes.info, fatal)
+        self.fleet = self._fleet_view() if config.datanodes else None
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
+        self.duties = LeaderDuties(config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal)
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
@@ -110,11 +104,12 @@ class OMNode:
         config = self.config
         return Contexts(
             shard=shard, shards=config.shards, pipelines=config.pipelines,
-            choose=self._allocation if config.datanodes else None, block_bytes=config.block_bytes,
+            choose=self.allocation.choose if config.datanodes else None, block_bytes=config.block_bytes,
         )  # fmt: skip
 
-    def _allocation(self) -> Allocation:
-        return NOTHING if self.fleet is None else self.fleet.choose()
+    def _fleet_view(self) -> FleetView:
+        system = self.replicas[SYSTEM_SHARD]
+        return FleetView(self.config, system, self.allocation, self.clock, self.notes.info, fatal)
 
     def _loop(self, shard: int) -> LeaderLoop:
         config, replica = self.config, self.replicas[shard]
@@ -175,47 +170,12 @@ class OMNode:
         await self.consistency.close()
         self._ending = end_soon(self.close)
 
-    def start_proposing(self) -> None:
-        """Begin to act for the shards that this node leads: open keys expire; with datanodes, listen to them, and place."""
-        config, note = self.config, self.notes.info
-        self.proposer = Proposer(
-            config.bootstrap_servers,
-            node=config.node,
-            shards=config.shards,
-            clock=self.clock,
-            ids=SystemIds(),
-            log=note,
-            secret=config.secret,
-        )
-        self.cleanup = OpenKeyCleanupLoop(
-            self.loops, self.proposer, config.open_key_expire_threshold_ms, self.clock, note, fatal
-        )
-        self.cleanup.start()
-        if self.fleet is not None:
-            self.courier = Courier(own=config.node, cluster=config.cluster, log=note)
-            self.placement = PlacementLoop(
-                config, self.fleet, self.loops, self.proposer, self.courier, self.clock, note, fatal
-            )
-            self.fleet.start()
-            self.placement.start()
-
-    def stop_proposing(self) -> None:
-        """End what :meth:`start_proposing` began."""
-        if self.cleanup is not None:
-            self.cleanup.close()
-        if self.fleet is not None and self.placement is not None:
-            self.placement.close()
-            self.fleet.close()
-            self.courier.close()
-        if self.proposer is not None:
-            self.proposer.close()
-
     def close(self) -> None:
         """Hand over, send what is queued, close the stores."""
         if self._ending is not None:
             self._ending.cancel()
         self.leadership.stop()
-        self.stop_proposing()
+        self.duties.close()
         closing()
         self.outbox.close()
         if self.write_audit is not None:
@@ -245,7 +205,7 @@ def run(config: NodeConfig) -> None:
     worker = faust.Worker(app, loglevel=config.log_level, redirect_stdouts=False, override_logging=False)
     node.flusher.start()
     node.leadership.start()
-    node.start_proposing()
+    node.duties.start()
     try:
         worker.execute_from_commandline()
     finally:

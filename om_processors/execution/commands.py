@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import singledispatch
 
 from om_processors.errors import OMError
+from om_processors.execution.levels import require_level
 from om_processors.execution.requests import LATE_REQUEST_TYPES
 from replicated_db.core.errors import DigestsDiffer, NotSettled
 from replicated_db.core.execution.service import shortened
@@ -50,15 +51,8 @@ def _command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
     name = type(body).__name__
     if body.shard != shard:
         raise OMError(codes.WRONG_SHARD, f"{name} of shard {body.shard} sent to shard {shard}")
-    _require_level(transaction, features.level_of_command(body), name)
+    require_level(transaction.feature_level, features.level_of_command(body), name)
     _carry_out(body, transaction)
-
-
-def _require_level(transaction: Transaction, needed: int, what: str) -> None:
-    level = transaction.feature_level
-    if level < needed:
-        message = f"{what} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
-        raise OMError(codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
 
 
 @singledispatch
@@ -153,6 +147,7 @@ def _(body: SetRequestMode, transaction: Transaction) -> None:
     if body.mode not in REQUEST_MODES:
         raise OMError(codes.INVALID_REQUEST, f"mode {body.mode!r} is none of {', '.join(REQUEST_MODES)}")
     # Until then the requests themselves cannot be written to the log: the leader has to refuse them.
-    _require_level(transaction, features.level_of_type(body.request_type), f"a mode of {body.request_type}")
+    needed = features.level_of_type(body.request_type)
+    require_level(transaction.feature_level, needed, f"a mode of {body.request_type}")
     if (body.mode == LATE_MODE) != (body.request_type in transaction.state.late):
         transaction.control(Mode, request_type=body.request_type, mode=body.mode)

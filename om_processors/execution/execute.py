@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from om_processors.errors import OMError
+from om_processors.execution.levels import require_level
 from om_processors.execution.requests import HANDLERS
 from om_processors.namespace import ids
 from om_processors.namespace.context import (
@@ -26,11 +27,7 @@ from om_processors.namespace.context import (
 from replicated_db.core.execution.service import shortened
 from schemas.features import level_of_command
 from schemas.records.messages import FleetRequest, LeaderRequest, Request, RequestBody, ShardCommand, shard_of_request
-from schemas.result_codes import (
-    NOT_SUPPORTED_OPERATION,
-    NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION,
-    WRONG_SHARD,
-)
+from schemas.result_codes import NOT_SUPPORTED_OPERATION, WRONG_SHARD
 from schemas.sharding import shard_of
 
 SHARD_CACHE_ENTRIES = 4096
@@ -62,13 +59,7 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> RequestPrepara
     body = request.body
     handler = _handler(body)
     handler.check(body)
-    if isinstance(body, FleetRequest | LeaderRequest):
-        if (shard := shard_of_request(body, context.shards)) != context.shard:
-            raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
-    elif not isinstance(body, ShardCommand):
-        shard = _shard_of(body.volume, context.shards)
-        if shard != context.shard:
-            raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+    _check_shard(body, context)
     if handler.admit is not None:
         handler.admit(body, context)
     object_id = ids.object_id(context.shard, context.index)
@@ -83,6 +74,14 @@ def _pre_execute(request: Request, context: PreExecuteContext) -> RequestPrepara
     )
 
 
+def _check_shard(body: RequestBody, context: PreExecuteContext) -> None:
+    if isinstance(body, FleetRequest | LeaderRequest | ShardCommand):  # they have no volume
+        if (shard := shard_of_request(body, context.shards)) != context.shard:
+            raise OMError(WRONG_SHARD, f"{type(body).__name__} of shard {shard} sent to shard {context.shard}")
+    elif (shard := _shard_of(body.volume, context.shards)) != context.shard:
+        raise OMError(WRONG_SHARD, f"volume /{body.volume} lives in shard {shard}, not in {context.shard}")
+
+
 def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
     """Authorize and validate a prepared request against the state, write its operations, return its result.
 
@@ -91,15 +90,9 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
     if isinstance(prepared.body, FleetRequest | LeaderRequest):
-        _check_level(prepared.body, tx.feature_level)
+        require_level(tx.feature_level, level_of_command(prepared.body), type(prepared.body).__name__)
     authorizer.authorize(prepared, tx)
     return _handler(prepared.body).apply(prepared.body, prepared, tx)
-
-
-def _check_level(body: RequestBody, level: int) -> None:
-    if level < (needed := level_of_command(body)):
-        message = f"{type(body).__name__} needs feature level {needed}, the shard is at {level}: 'stratolog admin finalize' raises it"
-        raise OMError(NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, message)
 
 
 def execute(

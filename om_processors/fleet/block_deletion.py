@@ -21,6 +21,7 @@ from om_processors.fleet.core import placement
 from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.row_cursor import RowCursor
 from om_processors.namespace import ids, tables
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
@@ -52,7 +53,6 @@ class BlockDeletion:
         self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
     ) -> None:
         self._shard = shard
-        self._replica = replica
         self._proposer = proposer
         self._courier = courier
         self._clock = clock
@@ -62,8 +62,8 @@ class BlockDeletion:
         """By row: where its blocks have been deleted."""
         self._parts: dict[tuple[bytes, Place], int] = {}
         """Of rows that go in parts: how many of their blocks in a place are deleted."""
-        self._after = b""
-        """The last row that was looked at: rows that cannot go for now must not hide those behind them."""
+        self._cursor = RowCursor(replica.store, DELETED_TABLE)
+        """Goes on behind the last row that was looked at: rows that cannot go for now must not hide those behind them."""
         self._rest_until_ms = 0
 
     def turn(self, picture: Picture) -> None:
@@ -90,15 +90,10 @@ class BlockDeletion:
             self._purge(fitting(gone[:MAX_PURGED_ROWS]))
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
-        """Return rows behind the last one that was looked at, and the blocks of each that datanodes hold; from the start after the end."""
-        start = self._after + b"\x00" if self._after else b""
-        # Without the apply lock: nothing rests on what is read. A row that is purged meanwhile is purged once more, which changes nothing.
-        page = self._replica.store.page(DELETED_TABLE, start, MAX_ROWS)
-        if page.rows or not page.more:
-            self._after = page.rows[-1][0] if page.more else b""
+        """Return the next rows, and the blocks of each that datanodes hold. One that is purged meanwhile is purged once more, which changes nothing."""
         return [
             (key, [block for block in tables.decode_key(value).blocks if is_on_datanodes(block)])
-            for key, value in page.rows
+            for key, value in self._cursor.next_rows(MAX_ROWS)
         ]
 
     def _done_of(self, key: bytes) -> set[Place]:

@@ -1,10 +1,11 @@
-"""Hearing the datanodes: every node reads ``dn.heartbeats``, all of it, and keeps a picture of the fleet that its leaders allocate from.
+"""Hearing the datanodes: every node reads all of ``dn.heartbeats``, and keeps the picture that its leaders allocate from.
 
 Rules:
-    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node that starts has a
-      picture at once; how old a heartbeat is, is told by the broker's clock against this machine's, cut to 0..time-out.
-    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here. Leaders take
-      the last one: a read of one attribute, which never waits.
+    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node
+      that starts has a picture at once; how old a heartbeat is, is told by the broker's clock against this machine's,
+      cut to 0..time-out.
+    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here.
+      Leaders take the last one: a read of one attribute, which never waits.
     - Nothing here decides. A picture that is old or wrong costs a client a retry, or a loop a turn.
 """
 
@@ -37,12 +38,24 @@ RETRY_S = 1.0
 NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={})
 
 
+class LatestAllocation:
+    """What blocks may be allocated on, by the last picture: NOTHING before the first. It is made before the replicas."""
+
+    def __init__(self) -> None:
+        self.now = NOTHING
+
+    def choose(self) -> Allocation:
+        """Return what blocks may be allocated on now; never waits."""
+        return self.now
+
+
 class FleetView(Background):
-    """The picture that this node has now. ``allocation`` is for the leaders' threads, ``picture`` for loops and readers."""
+    """The picture that this node has now, for loops and readers. It keeps ``allocation`` for the leaders' threads."""
 
     def __init__(
-        self, config: NodeConfig, replica: Replica, clock: Clock, note: Note, fatal: Callable[[BaseException], None]
-    ) -> None:
+        self, config: NodeConfig, replica: Replica, allocation: LatestAllocation, clock: Clock, note: Note,
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         """``replica`` is shard 0's."""
         super().__init__("heartbeats", fatal)
         self._config = config
@@ -54,22 +67,17 @@ class FleetView(Background):
             since_ms=clock.elapsed_ms(),
         )  # fmt: skip
         self._lock = threading.Lock()
-        self.allocation = NOTHING
+        self._allocation = allocation
         self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
-
-    def choose(self) -> Allocation:
-        """Return what blocks may be allocated on now; never waits."""
-        return self.allocation
 
     def refresh(self) -> Picture:
         """Make the picture anew from what was heard and the rows as they are applied now."""
         with self._lock:
             with self._replica.lock:
-                view = self._replica.late.cache
-                pipelines, rows = tables.pipelines(view), tables.datanodes(view)
+                pipelines, rows = tables.pipelines(self._replica.rows), tables.datanodes(self._replica.rows)
                 reopens = self._replica.state.feature_level >= PIPELINE_GENERATIONS
             self.picture = picture = self._fleet.picture(pipelines, rows, self._clock.elapsed_ms(), reopens=reopens)
-            self.allocation = Allocation(
+            self._allocation.now = Allocation(
                 pipelines=placement.choices(picture), closed_containers=picture.closed_containers,
                 generations=placement.generations(picture),
             )  # fmt: skip

@@ -14,10 +14,12 @@ Ozone's OpenKeyCleanupService, with ``ozone.om.open.key.expire.threshold`` as th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 
 from om_processors.execution.requests.key import MAX_EXPIRED_ROWS
 from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.row_cursor import RowCursor, StoredRow
 from om_processors.namespace import tables
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
@@ -48,10 +50,7 @@ class OpenKeyCleanup:
         self._expire_threshold_ms = expire_threshold_ms
         self._clock = clock
         self._note = note
-        self._after = b""
-        """The last row that was looked at; empty: the next one is the first."""
-        self._waits = False
-        """Whether the next rows lie behind many removed ones: they come once those are compacted."""
+        self._cursor = RowCursor(replica.store, OPEN_KEY_TABLE)
         self._rest_until_ms = 0
         self._log_time_ms = -1
         self._log_time_seen_ms = 0
@@ -63,8 +62,8 @@ class OpenKeyCleanup:
         log_time_ms = self._log_time(now_ms)
         if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
             return
-        found = self._next_rows()
-        if not (self._after or self._waits):
+        found = self._cursor.next_rows(MAX_ROWS, fitting)
+        if self._cursor.at_end:
             self._rest_until_ms = now_ms + min(REST_MS, self._expire_threshold_ms)
         before_ms = log_time_ms - self._expire_threshold_ms
         rows = [key for key, value in found if tables.decode_key(value).modification_time_ms < before_ms]
@@ -80,28 +79,17 @@ class OpenKeyCleanup:
             self._log_time_ms, self._log_time_seen_ms = last_ms, now_ms
         return last_ms + now_ms - self._log_time_seen_ms
 
-    def _next_rows(self) -> list[tuple[bytes, bytes]]:
-        """Return rows behind the last one that was looked at, and remember the last of these; nothing is behind the table's last row."""
-        start = self._after + b"\x00" if self._after else b""
-        # Without the apply lock, as nothing rests on what is read.
-        page = self._replica.store.page(OPEN_KEY_TABLE, start, MAX_ROWS)
-        self._waits = page.more and not page.rows
-        found: list[tuple[bytes, bytes]] = []
-        size_bytes = 0
-        for key, value in page.rows:
-            size_bytes += 2 * len(key) + len(value)
-            if found and size_bytes > MAX_BYTES:
-                break
-            found.append((key, value))
-        if not self._waits:
-            self._after = found[-1][0] if page.more or len(found) < len(page.rows) else b""
-        return found
-
     def _expire(self, rows: list[bytes], before_ms: int) -> None:
         body = ExpireOpenKeys(shard=self._shard, modified_before_ms=before_ms, rows=rows)
         # What is not proposed now, or lost on its way, is found again by the next walk.
         if self._proposer.propose(("expire", self._shard, rows[0], len(rows)), body):
             self._note(f"{len(rows)} rows of {OPEN_KEY_TABLE} are to expire", shard=self._shard)
+
+
+def fitting(rows: Sequence[StoredRow]) -> Sequence[StoredRow]:
+    """Return the first rows of MAX_BYTES in all, one at least if there are any."""
+    sizes = accumulate(2 * len(key) + len(value) for key, value in rows)
+    return rows[: max(1, sum(size <= MAX_BYTES for size in sizes))]
 
 
 class OpenKeyCleanupLoop(Background):

@@ -1,5 +1,6 @@
 """Who leads a shard, and how requests reach the leader.
 
-``leadership`` decides with the group, ``lending`` and ``watchdog``; ``shard_thread`` runs a leader; ``intake`` reads
-om.requests, ``gateway`` orders it, ``outbox`` answers. Begin with ``leadership.py``.
+``core/leadership_machine`` decides; ``leadership`` carries out, with the group (``leaders_group``), other nodes
+(``loan_calls``) and a thread for each shard (``shard_thread``). ``intake`` reads om.requests, ``gateway`` orders it,
+``outbox`` answers. Begin with ``core/leadership_states.py``.
 """

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from om_processors.leading.core.leadership_events import ThreadEnd
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.leader_loop import LeaderLoop
@@ -21,10 +22,11 @@ RETRY_S = 0.5
 
 
 class ClaimPatience:
-    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so that another may try.
+    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so
+    that another may try.
 
-    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and again. Once the
-    shard is led it begins anew.
+    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and
+    again. Once the shard is led it begins anew.
     """
 
     def __init__(self) -> None:
@@ -40,22 +42,20 @@ class ClaimPatience:
 class ShardThread:
     """Claims and leads until it is told to stop, is deposed, or cannot.
 
-    ``deposed`` is called when another leads, ``failing`` when the shard cannot be claimed here, ``unfit`` when this node had better lead
-    nothing for a while, ``fatal`` with anything that must end the process. ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
+    ``ended`` is told why it ends, as the last thing; ``fatal`` is called with anything that must end the process.
+    ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
     """
 
     def __init__(
         self, loop: LeaderLoop, note: Note, *,
-        deposed: Callable[[], None], failing: Callable[[], None], unfit: Callable[[], None], fatal: Callable[[BaseException], None],
+        ended: Callable[[ThreadEnd], None], fatal: Callable[[BaseException], None],
         patience: ClaimPatience, leaderless: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
         self.shard = loop.replica.identity.shard
         self.stop = threading.Event()
         self._loop = loop
         self._note = note
-        self._deposed = deposed
-        self._failing = failing
-        self._unfit = unfit
+        self._ended = ended
         self._fatal = fatal
         self._patience = patience
         self._leaderless = leaderless
@@ -69,12 +69,16 @@ class ShardThread:
         return self.thread.is_alive()
 
     def _run(self) -> None:
+        why = ThreadEnd.TOLD
         try:
-            self._lead()
+            try:
+                why = self._lead()
+            finally:
+                self._ended(why)
         except BaseException as error:
             self._fatal(error)
 
-    def _lead(self) -> None:
+    def _lead(self) -> ThreadEnd:
         failing_since: float | None = None
         while not self.stop.is_set():
             led = self._loop.times_led
@@ -92,16 +96,13 @@ class ShardThread:
                         shard=self.shard,
                     )
                     self._patience.left += 1
-                    self._failing()
-                    return
+                    return ThreadEnd.FAILED
                 self._note(f"shard {self.shard}: {error}; trying again", shard=self.shard)
                 self.stop.wait(RETRY_S)
                 continue
             except UnfitToLead as error:
                 self._note(f"shard {self.shard}: {error}", shard=self.shard)
-                self._unfit()
-                return
+                return ThreadEnd.UNFIT
             self._note(f"shard {self.shard}: leadership ended: {reason}", shard=self.shard)
-            if not self.stop.is_set():
-                self._deposed()
-            return
+            return ThreadEnd.TOLD if self.stop.is_set() else ThreadEnd.DEPOSED
+        return ThreadEnd.TOLD

@@ -151,7 +151,7 @@ class Invariants(Watch):
         if index < required:
             raise Violation(f"a linearizable read at {node.name} sees index {index}, but {required} was acknowledged")
         row = eras[found].row_at(asked.row, moment.offset)
-        if node.name not in self.tainted and node.replica.late.cache.get(*asked.row) != row:
+        if node.name not in self.tainted and node.replica.rows.get(*asked.row) != row:
             raise Violation(
                 f"a linearizable read at {node.name} sees another {asked.row} than the log gives at {moment.offset}"
             )

@@ -5,21 +5,18 @@ A command that reaches execution all the same is refused; its handler exists so 
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from om_processors.errors import OMError
-from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, Result, RowTransaction
+from om_processors.namespace.context import AnyHandler, RequestHandler
 from schemas.records.messages import SHARD_COMMANDS, ShardCommand
 from schemas.result_codes import NOT_SUPPORTED_OPERATION
 
 
-def _refuse(body: ShardCommand) -> None:
+def _refuse(body: ShardCommand, *_: object) -> NoReturn:
     raise OMError(NOT_SUPPORTED_OPERATION, f"{type(body).__name__} of shard {body.shard} is no request on tables")
 
 
-def _apply(body: ShardCommand, _prepared: RequestPreparation, _tx: RowTransaction) -> Result:
-    _refuse(body)
-    return None
-
-
 HANDLERS: tuple[AnyHandler, ...] = tuple(
-    RequestHandler(body=command, check=_refuse, apply=_apply) for command in SHARD_COMMANDS
+    RequestHandler(body=command, check=_refuse, apply=_refuse) for command in SHARD_COMMANDS
 )

@@ -10,7 +10,7 @@ Kafka's coordinator says who *owns* a shard, and its client offers no way to say
 4. A loan ends with its owner's ownership: the next owner leads by itself.
 
 Safety never depends on any of this: whoever claims leads, by the log's order alone, and both sides may be wrong about the loan.
-This module is pure; ``leadership`` keeps the loans.
+This module is pure; ``leadership_machine`` keeps the loans.
 """
 
 from __future__ import annotations

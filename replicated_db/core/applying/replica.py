@@ -145,6 +145,11 @@ class Replica:
         self.records_applied = 0
         self.records_void = 0
 
+    @property
+    def rows(self) -> StoreView:
+        """All that is applied, written to the store or not yet. Hold the lock; the store alone may be behind (:meth:`flush`)."""
+        return self.late.cache
+
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def adopt_topic(self, topic_id: str, record_at_position: bytes | None) -> None:

@@ -192,7 +192,7 @@ def test_a_table_that_ends_with_a_turn_is_at_its_end(monkeypatch: pytest.MonkeyP
         case.open(f"k{number}")
     case.advance(THRESHOLD_MS + 1_000)
     case.turn()
-    assert (case.names(), case.cleanup._after) == ([], b"")
+    assert (case.names(), case.cleanup._cursor.at_end) == ([], True)
 
 
 def test_what_a_turn_proposes_is_within_the_limits():

@@ -1,8 +1,9 @@
-"""Who leads on this node: threads that end by themselves leave room for those that come after them."""
+"""The threads around the machine of leadership: what they tell it, and that what it says is done."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,13 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
+from om_processors.errors import OMError
+from om_processors.leading import shard_thread
+from om_processors.leading.core.leadership_events import BorrowFailed, GroupLeft, SignsSeen
+from om_processors.leading.core.leadership_machine import UNFIT_WAIT_S
+from om_processors.leading.core.leadership_states import IN_GROUP, MemberState
 from om_processors.leading.leadership import Leadership
+from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
 from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
@@ -28,7 +35,7 @@ class Loop:
         )  # fmt: skip
         self.leading = False
         self.times_led = 0
-        self.deposed, self.unfit = threading.Event(), threading.Event()
+        self.deposed, self.unfit, self.failing = threading.Event(), threading.Event(), threading.Event()
 
     def beat(self) -> None:
         pass
@@ -37,6 +44,8 @@ class Loop:
         return 0
 
     def lead(self, stop: threading.Event) -> str:
+        if self.failing.is_set():
+            raise LogUnavailable("no answer")
         self.times_led += 1
         self.leading = True
         try:
@@ -45,12 +54,20 @@ class Loop:
                     return "did not count: another term leads"
                 if self.unfit.is_set():
                     raise UnfitToLead("its clock is wrong")
+                if self.failing.is_set():
+                    raise LogUnavailable("no answer")
         finally:
             self.leading = False
         return "stopped"
 
 
 class Consumer:
+    def __init__(self) -> None:
+        self.gone: list[int] = []
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        self.gone += [one.partition for one in partitions]
+
     def incremental_assign(self, _: Any) -> None:
         pass
 
@@ -71,21 +88,37 @@ def leadership(loop: Loop) -> Iterator[Leadership]:
     errors: list[BaseException] = []
     loops: Any = {0: loop}
     found = Leadership(config, loops, lambda: 0.0, lambda *_, **__: None, errors.append)
-    found._ends.lags = {0: 0}
+    found._signs.ends.lags = {0: 0}
     yield found
-    found._end([0], drain=True)
+    found.stop()
+    assert wait_until(lambda: not found._threads, DEADLINE_S, interval_s=0.001)
     assert errors == []
 
 
+def join(leadership: Leadership) -> None:
+    """What the thread of the group does, later than any reason to stay out lasts."""
+    later_s = time.monotonic() + 2 * UNFIT_WAIT_S
+    if leadership._machine.state is MemberState.LEAVING:
+        leadership._tell(GroupLeft(now_s=later_s, jitter_s=0.0))
+    leadership._tell(SignsSeen(signs=leadership._signs_now(), now_s=later_s))
+    assert is_member(leadership)
+
+
+def is_member(leadership: Leadership) -> bool:
+    return leadership._machine.state in IN_GROUP and leadership._member_wanted.is_set()
+
+
 def assign(leadership: Leadership) -> None:
+    if not is_member(leadership):
+        join(leadership)
     consumer: Any = Consumer()
-    leadership._assigned(consumer, [TopicPartition(OM_REQUESTS, 0, 0)])
+    leadership._group.on_assigned(consumer, [TopicPartition(OM_REQUESTS, 0, 0)])
 
 
 def ends(leadership: Leadership, loop: Loop, how: threading.Event) -> None:
     """Have the shard's thread end by itself."""
     how.set()
-    assert wait_until(lambda: not loop.leading and 0 not in leadership._threads, DEADLINE_S, interval_s=0.001)
+    assert wait_until(lambda: not loop.leading and not leadership._threads, DEADLINE_S, interval_s=0.001)
     how.clear()
 
 
@@ -95,17 +128,20 @@ def leads(loop: Loop) -> bool:
 
 @pytest.mark.parametrize("how", ["deposed", "unfit"])
 def test_a_borrower_that_led_no_more_leads_once_the_shard_is_its_own(leadership: Leadership, loop: Loop, how: str):
+    join(leadership)
     assert leadership.borrow(0, "n1") == {"shard": 0, "term": 3}
     ends(leadership, loop, getattr(loop, how))
+    assert is_member(leadership) == (how == "deposed")
     assign(leadership)
     assert leads(loop)
     assert loop.times_led == 2
 
 
 def test_a_deposed_borrower_loses_the_loan_and_nothing_else(leadership: Leadership, loop: Loop):
+    join(leadership)
     leadership.borrow(0, "n1")
     ends(leadership, loop, loop.deposed)
-    assert not leadership._leave.is_set()
+    assert is_member(leadership)
     assert leadership.renew(0, "n1") == {"shard": 0, "leads": False}
     assert leadership.roles(0)["borrowed_from"] is None
 
@@ -114,26 +150,92 @@ def test_a_borrower_that_is_deposed_while_it_gives_the_shard_back_stays_in_the_g
     leadership: Leadership, loop: Loop
 ):
     """Its loan is over, so it is not to be taken for an owner."""
+    join(leadership)
     leadership.borrow(0, "n1")
-    thread = leadership._threads[0]
+    (thread,) = leadership._threads.values()
     with leadership._lock:  # its thread waits for this to say that it was deposed
         loop.deposed.set()
         assert wait_until(lambda: not loop.leading, DEADLINE_S, interval_s=0.001)
-        leadership._end([0], drain=False)
+        leadership._tell(BorrowFailed(shard=0, owner="n1"))
+        assert leadership.fitness()["against"] == ["shard 0: its last leader thread has not ended"]
     assert wait_until(lambda: not thread.running, DEADLINE_S, interval_s=0.001)
-    assert not leadership._leave.is_set()
+    assert is_member(leadership)
 
 
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_thread, "MAX_FAILING_S", 0.0)
+    monkeypatch.setattr(shard_thread, "RETRY_S", 0.001)
+
+
+@pytest.mark.usefixtures("no_patience")
 def test_a_borrower_that_cannot_claim_a_shard_loses_the_loan_and_nothing_else(leadership: Leadership, loop: Loop):
+    join(leadership)
     leadership.borrow(0, "n1")
-    thread = leadership._threads[0]
-    with leadership._lock:
-        thread.thread, itself = threading.current_thread(), thread.thread
-        leadership._failing(0)
-        thread.thread = itself
-    assert not leadership._leave.is_set()
+    ends(leadership, loop, loop.failing)
+    assert is_member(leadership)
     assert leadership.roles(0)["borrowed_from"] is None
-    thread.stop.set()
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_an_owner_that_cannot_claim_a_shard_leaves_the_group(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    ends(leadership, loop, loop.failing)
+    assert not is_member(leadership)
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_one_that_cannot_claim_does_not_borrow(leadership: Leadership, loop: Loop):
+    loop.failing.set()
+    with pytest.raises(OMError, match="n2 could not claim shard 0"):
+        leadership.borrow(0, "n1")
+    assert leadership.roles(0)["borrowed_from"] is None
+
+
+def test_a_shard_that_is_given_back_is_drained(leadership: Leadership, loop: Loop):
+    leadership.borrow(0, "n1")
+    assert leadership.give_back(0, "n3") == {"shard": 0}
+    assert loop.leading
+    assert leadership.give_back(0, "n1") == {"shard": 0}
+    assert not loop.leading
+
+
+def test_a_revoked_shard_is_drained_before_that_is_acknowledged(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    consumer: Any = Consumer()
+    leadership._group.on_revoked(consumer, [TopicPartition(OM_REQUESTS, 0, 0)])
+    assert not loop.leading
+    assert consumer.gone == [0]
+    assert is_member(leadership)
+
+
+def test_an_owner_that_is_asked_to_lead_claims_anew(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    moved = leadership.transfer(0, "n2", "nowhere:1")
+    assert (moved["leader"], moved["term"], loop.times_led) == ("n2", 3, 2)
+
+
+def test_a_shard_is_not_moved_to_a_node_that_does_not_answer(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    with pytest.raises(OMError, match="n1 does not answer at 127.0.0.1:1"):
+        leadership.transfer(0, "n1", "127.0.0.1:1")
+    assert (loop.leading, loop.times_led) == (True, 1)
+    with pytest.raises(OMError, match="n1 does not answer at 127.0.0.1:1"):
+        leadership.transfer(0, "n1", "127.0.0.1:1")
+
+
+def test_nothing_is_started_once_it_stops(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    leadership.stop()
+    assert wait_until(lambda: not loop.leading and not leadership._threads, DEADLINE_S, interval_s=0.001)
+    with pytest.raises(OMError, match="n2 may not lead now: it stops"):
+        leadership.borrow(0, "n1")
+    assert loop.times_led == 1
 
 
 def test_a_deposed_borrower_may_borrow_again(leadership: Leadership, loop: Loop):
@@ -148,7 +250,7 @@ def test_a_deposed_owner_leaves_the_group(leadership: Leadership, loop: Loop):
     assign(leadership)
     assert leads(loop)
     ends(leadership, loop, loop.deposed)
-    assert wait_until(leadership._leave.is_set, DEADLINE_S, interval_s=0.001)
+    assert not is_member(leadership)
 
 
 def test_a_borrower_that_is_assigned_the_shard_goes_on(leadership: Leadership, loop: Loop):
@@ -160,7 +262,7 @@ def test_a_borrower_that_is_assigned_the_shard_goes_on(leadership: Leadership, l
 
 
 def test_a_partition_that_nobody_can_read_keeps_no_node_from_leading_others(leadership: Leadership):
-    leadership._ends.lags = {0: None}
+    leadership._signs.ends.lags = {0: None}
     assert leadership.fitness()["against"] == ["shard 0: the brokers do not say where its log ends"]
-    leadership._ends.leaderless = frozenset({0})
+    leadership._signs.ends.leaderless = frozenset({0})
     assert leadership.fitness()["against"] == []

@@ -1,0 +1,49 @@
+"""What a node does unasked for the shards that it leads: open keys expire; with datanodes, it listens, and places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from om_processors.config import NodeConfig
+from om_processors.fleet.datanode_client import Courier
+from om_processors.fleet.heartbeats import FleetView
+from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
+from om_processors.fleet.placement_loop import PlacementLoop
+from om_processors.fleet.proposer import Proposer
+from replicated_db.core.ports import Clock, Ids
+from replicated_db.shell.leader_loop import LeaderLoop
+from replicated_db.shell.logs import Note
+from replicated_db.shell.process import Background
+
+
+class LeaderDuties:
+    """The loops of one node, and by what they act. ``fleet`` is None without datanodes, else one of the loops."""
+
+    def __init__(
+        self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
+        note: Note, fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
+        self._proposer = Proposer(
+            config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
+            secret=config.secret,
+        )  # fmt: skip
+        self._courier = Courier(own=config.node, cluster=config.cluster, log=note)
+        threshold_ms = config.open_key_expire_threshold_ms
+        self._background: list[Background] = [
+            OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal)
+        ]
+        if fleet is not None:
+            placing = PlacementLoop(config, fleet, loops, self._proposer, self._courier, clock, note, fatal)
+            self._background += [fleet, placing]
+
+    def start(self) -> None:
+        """Begin."""
+        for loop in self._background:
+            loop.start()
+
+    def close(self) -> None:
+        """End all loops, then that by which they act."""
+        for loop in reversed(self._background):
+            loop.close()
+        self._courier.close()
+        self._proposer.close()

@@ -1,0 +1,169 @@
+"""What a node is to the leaders' group and to each shard, and how signals change it: two tables. Pure.
+
+A pair of state and signal that a table does not name cannot come about (``next_member_state`` and ``next_role`` raise
+ImpossibleEvent). A signal that is late, and therefore of no consequence, is named with the state that it leaves as it
+is.
+
+What has to be done follows from the change of state (``leadership_machine``): a thread is started as a role that has
+one is taken on, and told to end as it is given up. So no shard ever has two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from typing import TypeVar
+
+
+class MemberState(Enum):
+    """What the node is to the leaders' group."""
+
+    OUTSIDE = auto()
+    """No member. It joins once no sign speaks against it."""
+    JOINING = auto()
+    """The consumer has subscribed; the group is not settled, or not any more. Shards may be assigned already."""
+    MEMBER = auto()
+    """The group is settled."""
+    LEAVING = auto()
+    """All threads have been told to end; the consumer closes once they are drained."""
+    STOPPING = auto()
+    """As LEAVING, for good."""
+    STOPPED = auto()
+    """Nothing is ever started again."""
+
+
+IN_GROUP = frozenset({MemberState.JOINING, MemberState.MEMBER})
+"""States in which the group may assign shards, and in which this node may lead them as their owner."""
+
+STOPS = frozenset({MemberState.STOPPING, MemberState.STOPPED})
+
+
+class MemberSignal(Enum):
+    """What happens to the node's membership."""
+
+    JOIN = auto()
+    SETTLED = auto()
+    UNSETTLED = auto()
+    LEAVE = auto()
+    LEFT = auto()
+    STOP = auto()
+
+
+class ShardRole(Enum):
+    """What the node is to a shard."""
+
+    ELSEWHERE = auto()
+    """Neither owner nor leader: the replica follows."""
+    LEADING = auto()
+    """Owner, with a thread that leads, or tries to."""
+    MOVING = auto()
+    """Owner that has stepped down, because the shard is being moved."""
+    LENT = auto()
+    """Owner; a borrower leads."""
+    VACANT = auto()
+    """Owner whose thread has ended. It leads nothing until it is assigned the shard anew, for it leaves the group."""
+    BORROWED = auto()
+    """Not the owner; a thread leads for the owner."""
+
+
+OWNED = frozenset({ShardRole.LEADING, ShardRole.MOVING, ShardRole.LENT, ShardRole.VACANT})
+WITH_THREAD = frozenset({ShardRole.LEADING, ShardRole.BORROWED})
+
+
+class ShardSignal(Enum):
+    """What happens to a shard."""
+
+    ASSIGNED = auto()
+    """The group gives it to this node."""
+    TAKEN_AWAY = auto()
+    """The group takes it back, holds it for lost, or is left."""
+    NODE_LEAVES = auto()
+    """The node begins to leave the group, with all its shards."""
+    THREAD_ENDED = auto()
+    """Its thread has ended by itself."""
+    STEP_DOWN = auto()
+    """It is moved: this node, or the borrower, makes room."""
+    BORROWER_LEADS = auto()
+    """The node that was asked to lead it does."""
+    MOVE_ENDED = auto()
+    """The move is over, whatever came of it."""
+    BORROW = auto()
+    """Its owner asks this node to lead it."""
+    LOAN_ENDED = auto()
+    """The borrower leads no longer: the owner wants it back, has not renewed the loan, or the claim has failed."""
+    TAKEN_BACK = auto()
+    """The owner leads again: the borrower does not."""
+    LOAN_LOST = auto()
+    """The borrower does not lead, and the owner is about to leave the group."""
+
+
+class ImpossibleEvent(Exception):
+    """Something has happened that cannot happen in this state: a defect."""
+
+
+_State = TypeVar("_State", bound=Enum)
+_Signal = TypeVar("_Signal", bound=Enum)
+
+
+def _table(rows: Mapping[_Signal, Mapping[_State, _State]]) -> Mapping[tuple[_State, _Signal], _State]:
+    return {(state, signal): following for signal, row in rows.items() for state, following in row.items()}
+
+
+def _leaving_others_alone(
+    states: type[_State], changed: Mapping[_State, _State], *, but: frozenset[_State] = frozenset()
+) -> Mapping[_State, _State]:
+    """Return a row: ``changed``, and every other state as it is, but for those in which the signal cannot come."""
+    return {state: changed.get(state, state) for state in states if state not in but}
+
+
+_M, _R = MemberState, ShardRole
+
+MEMBER_TABLE: Mapping[tuple[MemberState, MemberSignal], MemberState] = _table(
+    {
+        MemberSignal.JOIN: {_M.OUTSIDE: _M.JOINING},
+        MemberSignal.SETTLED: _leaving_others_alone(_M, {_M.JOINING: _M.MEMBER}),
+        MemberSignal.UNSETTLED: _leaving_others_alone(_M, {_M.MEMBER: _M.JOINING}),
+        MemberSignal.LEAVE: _leaving_others_alone(_M, {_M.JOINING: _M.LEAVING, _M.MEMBER: _M.LEAVING}),
+        MemberSignal.LEFT: {_M.LEAVING: _M.OUTSIDE, _M.STOPPING: _M.STOPPED},
+        MemberSignal.STOP: {
+            _M.OUTSIDE: _M.STOPPED, _M.JOINING: _M.STOPPING, _M.MEMBER: _M.STOPPING, _M.LEAVING: _M.STOPPING,
+            _M.STOPPING: _M.STOPPING, _M.STOPPED: _M.STOPPED,
+        },
+    }
+)  # fmt: skip
+
+SHARD_TABLE: Mapping[tuple[ShardRole, ShardSignal], ShardRole] = _table(
+    {
+        ShardSignal.ASSIGNED: _leaving_others_alone(
+            _R, {_R.ELSEWHERE: _R.LEADING, _R.VACANT: _R.LEADING, _R.BORROWED: _R.LEADING}
+        ),
+        ShardSignal.TAKEN_AWAY: dict.fromkeys(_R, _R.ELSEWHERE),
+        ShardSignal.NODE_LEAVES: _leaving_others_alone(
+            _R, {_R.LEADING: _R.VACANT, _R.MOVING: _R.VACANT, _R.BORROWED: _R.ELSEWHERE}
+        ),
+        ShardSignal.THREAD_ENDED: {_R.LEADING: _R.VACANT, _R.BORROWED: _R.ELSEWHERE},
+        ShardSignal.STEP_DOWN: {_R.LEADING: _R.MOVING, _R.LENT: _R.MOVING},
+        ShardSignal.BORROWER_LEADS: _leaving_others_alone(_R, {_R.MOVING: _R.LENT}, but=frozenset({_R.LENT})),
+        ShardSignal.MOVE_ENDED: _leaving_others_alone(_R, {_R.MOVING: _R.LEADING}),
+        ShardSignal.BORROW: {_R.ELSEWHERE: _R.BORROWED},
+        ShardSignal.LOAN_ENDED: _leaving_others_alone(_R, {_R.BORROWED: _R.ELSEWHERE}),
+        ShardSignal.TAKEN_BACK: {_R.LENT: _R.LEADING},
+        ShardSignal.LOAN_LOST: {_R.LENT: _R.VACANT},
+    }
+)
+
+
+def next_member_state(state: MemberState, signal: MemberSignal) -> MemberState:
+    """Return what follows; raises ImpossibleEvent."""
+    following = MEMBER_TABLE.get((state, signal))
+    if following is None:
+        raise ImpossibleEvent(f"{signal.name} while {state.name}")
+    return following
+
+
+def next_role(role: ShardRole, signal: ShardSignal) -> ShardRole:
+    """Return what follows; raises ImpossibleEvent."""
+    following = SHARD_TABLE.get((role, signal))
+    if following is None:
+        raise ImpossibleEvent(f"{signal.name} while {role.name}")
+    return following
