@@ -15,6 +15,7 @@ import select
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.connection import ServedConnection
@@ -73,7 +74,8 @@ class StreamServer:
             if self._stopping:
                 return
             self._stopping = True
-        self._wake_write.send(b"!")
+        with suppress(OSError):  # a connection that came just now has woken the thread, and it has ended
+            self._wake_write.send(b"!")
         self._accepting.join()
         deadline = time.monotonic() + self._node.limits.stop_grace_s
         while self._counters.streams and time.monotonic() < deadline:
