@@ -169,7 +169,10 @@ class Wire:
         return frame
 
     def wait_event(self, conversation: Conversation, timeout_s: float) -> Event:
-        """Return the next event of this wire's conversation. Raises as ``Conversation.next_event``, and WireClosed (also for the time-out)."""
+        """Return the next event of this wire's conversation.
+
+        Raises as ``Conversation.next_event``, and WireClosed (also for the time-out).
+        """
         return cast("Event", self._wait_next(conversation.next_event, timeout_s))  # of a union mypy infers object
 
     def _wait_next(self, take: Callable[[], Taken | None], timeout_s: float) -> Taken:
@@ -377,6 +380,9 @@ def stream_error(own: str, error: BlockError) -> StreamError:
 
 
 def error_frame(own: str, error: BlockError, *, stream: int = 0, sequence: int = 0) -> bytes:
-    """Return the ERROR frame that says ``error``, to a peer that nothing was said to yet; ``own`` is this datanode's name."""
+    """Return the ERROR frame that says ``error``, to a peer to whom nothing was said yet.
+
+    ``own`` is this datanode's name.
+    """
     record = stream_error(own, error)
     return encode_frame(Kind.ERROR, encode(record), stream=stream, sequence=sequence, offset=max(0, error.offset))

@@ -1,5 +1,5 @@
-"""How an Object Manager node asks datanodes: one request a connection, which is a ``schemas.conversation``; and the courier, which
-asks without keeping anybody waiting.
+"""How an Object Manager node asks datanodes: one request a connection, which is a ``schemas.conversation``; and the
+courier, which asks without keeping anybody waiting.
 
 Rules of the courier:
     - What is under way is not asked again (by its key). At most MAX_UNDER_WAY requests are, each on a thread of its own: none waits for

@@ -157,7 +157,10 @@ class DatanodeConnection:
         return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
 
     def receive(self, timeout_ms: int) -> Event:
-        """Wait for what the datanode says next and return it; its ERROR is raised, TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that."""
+        """Wait for what the datanode says next and return it.
+
+        Its ERROR is raised; TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that.
+        """
         self._limit_receiving(timeout_ms)
         while (event := self._next_event()) is None:
             self._read_some(0)

@@ -1,12 +1,13 @@
 """A conversation with a datanode, as a datanode or with one: what came, in order and judged, and what may be said.
 
-Bytes in: receive into ``space()``, tell ``received(count)``, then take ``next_event()`` until it is None; ``ended()`` when
-the connection has. Commands in: ``hello``, ``request``, ``say`` and the like return the bytes to send. The caller has the
-socket, the threads and the deadlines.
+Bytes in: receive into ``space()``, tell ``received(count)``, then take ``next_event()`` until it is None; call
+``ended()`` when the connection has ended. Commands in: ``hello``, ``request``, ``say`` and the like return the bytes to
+send. The caller has the socket, the threads and the deadlines.
 
-What came wrong is a :class:`ConversationFailed` with its :class:`ConversationFault`, once and for all; a payload that cannot be read is an
-``UnreadableRecord``, and the conversation goes on unless it was HELLO's. What is asked of the conversation at the wrong time is a
-:class:`MisusedConversation`. No more is kept than ``FrameBuffer`` and ``limits`` allow.
+What came wrong is a :class:`ConversationFailed` with its :class:`ConversationFault`, once and for all. A payload that
+cannot be read is an ``UnreadableRecord``, and the conversation goes on, unless the payload was that of HELLO. What is
+asked of the conversation at the wrong time is a :class:`MisusedConversation`. No more is kept than ``FrameBuffer`` and
+``limits`` allow.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ConversationFault(Enum):
     """What was wrong with what came."""
 
     BAD_FRAME = "no frame"
-    """The bytes are no frame, or one too large, or not what a connection begins with; or a payload does not have its checksum."""
+    """The bytes are no frame, or one too large, or not what a connection begins with; or a checksum is wrong."""
     UNREADABLE = "no HELLO"
     """The payload of HELLO cannot be read."""
     WRONG_CLUSTER = "another cluster"
@@ -90,7 +91,7 @@ class PeerRefused:
 
 
 Event = PeerGreeted | PeerAnswered | PeerRefused | Frame
-"""A Frame is one of DATA, END, ACK, OPEN or REQUEST, in its place and with its checksum; good until ``space`` is called."""
+"""A Frame is DATA, END, ACK, OPEN or REQUEST, in its place and with its checksum; good until ``space`` is called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def own_hello(name: str, cluster: str) -> Hello:
 def judge_hello(hello: Hello, cluster: str, *, datanode: str = "", cluster_needed: bool = False) -> int:
     """Return the version to speak with a peer; raises ConversationFailed: another version, cluster or datanode.
 
-    ``cluster`` is this side's, empty if it does not know; a peer need not say its own unless that is ``cluster_needed``.
+    ``cluster`` is this side's, empty if it does not know; a peer need not say its own, unless ``cluster_needed``.
     ``datanode`` is the name that the peer must have, empty: any.
     """
     unknown = not cluster_needed and not (hello.cluster and cluster)
@@ -145,7 +146,7 @@ class Conversation:
         self, role: ConversationRole, hello: Hello, *, datanode: str = "", cluster_needed: bool = False,
         frames: FrameBuffer | None = None,
     ) -> None:  # fmt: skip
-        """``hello`` is what this side says; the peer's is judged by ``judge_hello``. ``frames`` is the buffer to receive into."""
+        """``hello`` is what this side says, ``frames`` the buffer to receive into; the rest as for ``judge_hello``."""
         self._role = role
         self._table = TABLE[role]
         self._state = ConversationState.IDLE
@@ -208,7 +209,7 @@ class Conversation:
         self._state = after
 
     def shrink(self) -> None:
-        """Give back what the buffer has grown by, if nothing is in it; ends the life of the frames that were handed out."""
+        """Give back what the buffer has grown by, if nothing is in it; ends the life of frames that were handed out."""
         self._frames.shrink()
 
     def _hear(self, frame: Frame) -> Event:
@@ -266,8 +267,9 @@ class Conversation:
         return self.say(Kind.HELLO, encode(self._hello))
 
     def request(self, request: Any, *, sequence: int = 0) -> bytes:
-        """Return the REQUEST of a record; its answer will be an PeerAnswered, a PeerRefused, or DATA and END for a request for bytes.
+        """Return the REQUEST of a record.
 
+        Its answer will be PeerAnswered or PeerRefused; of a request for bytes DATA frames, then END or PeerRefused.
         ``sequence`` comes back in the answer. Raises Unencodable.
         """
         payload = encode(request)

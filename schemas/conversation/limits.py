@@ -20,8 +20,9 @@ from schemas.records.packets import MAX_RECORD_BYTES, Frame, Kind
 
 LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
 LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
-"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of ContainerBlocks more,
-but it is taken from datanodes that were asked alone). All others take many times as much, and are limited to MAX_RECORD_BYTES."""
+"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of
+ContainerBlocks more, but it is taken from datanodes that were asked alone). All others take many times as much, and are
+limited to MAX_RECORD_BYTES."""
 _NONE: frozenset[str] = frozenset()
 LARGE_BY_KIND: Mapping[Kind, frozenset[str]] = {
     Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS,
@@ -34,7 +35,10 @@ class UnreadableRecord(ValueError):
 
 
 def decode_within(data: bytes, what: str, large: frozenset[str]) -> Any:
-    """Decode a record; raises UnreadableRecord, naming ``what`` it is, also for one over MAX_RECORD_BYTES that is not among the ``large``."""
+    """Decode a record; raises UnreadableRecord, naming ``what`` it is.
+
+    A record over MAX_RECORD_BYTES is not decoded, unless its type is among the ``large``.
+    """
     if len(data) > MAX_RECORD_BYTES:
         known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
         name = "record" if known is None else known.name

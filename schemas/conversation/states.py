@@ -3,12 +3,12 @@
 Rules
     1. Each side says HELLO first, without waiting for the other's, and listens only when it has said its own.
     2. The client asks and streams, the server answers. Requests may be under way together; they are answered in turn.
-    3. An ERROR that answers a request leaves the conversation open. Any other ends it: instead of HELLO, in a stream, or
-       unasked (a server that stops).
-    4. What the table does not name is out of place: a fault of the peer's if it came, of the caller's if it is to be sent.
+    3. An ERROR that answers a request leaves the conversation open. Any other ends it: instead of HELLO, in a stream,
+       or unasked (a server that stops).
+    4. What the table does not name is out of place: the peer's fault if it came, the caller's if it is to be sent.
 
-A step is the way that a word goes, seen from this side, and the word. ``TABLE`` is written once, by who speaks, and turned
-for each role. Two things depend on more than the state: an ACK of END's own sequence number is LAST_ACK, and a
+A step is the way that a word goes, seen from this side, and the word. ``TABLE`` is written once, by who speaks, and
+turned for each role. Two things depend on more than the state: an ACK of END's own sequence number is LAST_ACK, and a
 conversation that would be OPEN while requests are under way is ASKING (``conversation``).
 """
 
@@ -121,7 +121,7 @@ _SERVER: tuple[tuple[ConversationState, Way, Word, ConversationState], ...] = (
     # The machine of the stream takes its frames itself, END too.
     (ConversationState.STREAMING, Way.SENT, Word.LAST_ACK, ConversationState.OPEN),
 )
-"""What a server may do besides: say why it refuses or gives up, whatever came; and leave a stream to a machine of its own."""
+"""What a server may do besides: say why it refuses or gives up; and leave a stream to a machine of its own."""
 
 ANSWERS = frozenset({Word.REPLY, Word.END, Word.ERROR})
 """With these, in ASKING or READING, the oldest request is answered."""

@@ -1,4 +1,4 @@
-"""The conversation: its table, state by state and word by word, for both roles; limits; and any bytes, however they are cut."""
+"""The conversation: its table, state by state and word by word, for both roles; limits; any bytes, however cut."""
 
 from __future__ import annotations
 
