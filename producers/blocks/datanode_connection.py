@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from struct import Struct
 from typing import Any, TypeVar
 
-from producers.errors import DatanodeError
+from producers.errors import UNREACHABLE, DatanodeError
 from producers.waiting import WORD_AFTER_MS, logger
 from schemas.conversation.conversation import (
     Conversation,
@@ -42,8 +42,6 @@ from schemas.records.datanode import Hello, Member, StreamError
 from schemas.records.packets import Frame
 from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
 
-UNREACHABLE = "UNREACHABLE"
-"""Status of a DatanodeError: the connection could not be made, or broke."""
 STATUSES = {
     ConversationFault.BAD_FRAME: BAD_FRAME,
     ConversationFault.UNREADABLE: BAD_FRAME,

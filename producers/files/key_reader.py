@@ -23,10 +23,10 @@ from collections.abc import Sequence
 
 from producers.blocks.block_commit import NOT_REACHED
 from producers.blocks.core.topology import nearest_first
-from producers.blocks.datanode_connection import UNREACHABLE, DatanodeConnection
+from producers.blocks.datanode_connection import DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import DatanodeError, RequestFailed
+from producers.errors import UNREACHABLE, DatanodeError, RequestFailed
 from producers.files.key_streams import KeyStreams
 from producers.waiting import SlowWait
 from schemas.records.datanode import Member, ReadBlock, SalvageBlock
