@@ -14,7 +14,7 @@ conversation that would be OPEN while requests are under way is ASKING (``conver
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from schemas.records.packets import Kind
@@ -31,6 +31,8 @@ class ConversationRole(Enum):
 
 class ConversationState(Enum):
     """Where a conversation stands."""
+
+    __hash__ = object.__hash__  # of each packet's step: enum's own is written in Python
 
     IDLE = "idle"
     """Nothing was said."""
@@ -55,12 +57,16 @@ class ConversationState(Enum):
 class Way(Enum):
     """Which way a word goes, seen from this side."""
 
+    __hash__ = object.__hash__
+
     SENT = "sent"
     CAME = "came"
 
 
 class Word(Enum):
     """What is said: a frame, by its kind; or nothing any more."""
+
+    __hash__ = object.__hash__
 
     HELLO = "HELLO"
     OPEN = "OPEN"
@@ -74,7 +80,8 @@ class Word(Enum):
     GONE = "the end of the connection"
 
 
-WORDS: Mapping[Kind, Word] = {kind: Word[kind.name] for kind in Kind}
+WORDS: Sequence[Word] = [Word.GONE, *(Word[kind.name] for kind in sorted(Kind))]
+"""By number of the kind of frame; there is no kind 0."""
 
 Step = tuple[Way, Word]
 
