@@ -27,8 +27,8 @@ from producers.blocks.datanode_connection import Answer, DatanodeConnection, Dat
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
+from schemas.conversation.conversation import Event
 from schemas.records.datanode import Member, PutBlock
-from schemas.records.packets import FrameHeader
 from schemas.records.rows import BlockLocation
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -72,7 +72,7 @@ class CountingDatanodes(Datanodes):
         connection = super().connect(member, timeout_ms=timeout_ms)
         receive = connection.receive_patiently
 
-        def counted(timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+        def counted(timeout_ms: int) -> Event:
             self._waits.add("stream")
             return receive(timeout_ms)
 

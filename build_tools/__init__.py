@@ -1,1 +1,1 @@
-"""How the package is built: the wheel has everything below ``stratolog`` (decision 0036)."""
+"""How the package is built: the wheel has everything below ``stratolog`` (decision 0036); and the awaited methods."""

@@ -1,7 +1,8 @@
 """The asyncio client: the same typed methods, awaited (design, sections 4 and 5).
 
 What belongs here: the bridge between the pipeline's thread and an event loop. Outcomes are handed to the loop in
-batches, with one wake-up for all that have come since the last. Reads run in the loop's worker threads.
+batches, with one wake-up for all that have come since the last. Reads run in the loop's worker threads. The methods that
+send a request or read are written from those of ``Client`` (``build_tools/async_methods.py``).
 """
 
 from __future__ import annotations
@@ -167,7 +168,39 @@ class AsyncClient:
             else:
                 future.set_result(outcome)
 
-    # Volumes and buckets
+    # Bytes
+
+    def open(
+        self, path: str, mode: str = "rb", *, size: int = 0, replication: str = "RATIS/THREE",
+        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncKeyFile:  # fmt: skip
+        """As :meth:`producers.Client.open`, by ``async with``; the work is done in FILE_WORKERS threads at most.
+
+        >>> async with client.open("/vol1/bucket1/a/b.txt") as file:  # doctest: +SKIP
+        ...     print(await file.read())
+        b'hello'
+        """
+        arguments.choice("mode", mode, MODES)
+        check_open(
+            path, size=size, replication=replication, metadata=metadata, options=options, consistency=consistency
+        )
+
+        def opens() -> KeyOutput | KeyInput:
+            return self._file_client()[0].open(
+                path, mode, size=size, replication=replication, metadata=metadata, options=options,
+                consistency=consistency,
+            )  # fmt: skip
+
+        return AsyncKeyFile(opens, lambda: self._file_client()[1])
+
+    def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
+        if self._files is None:
+            workers = ThreadPoolExecutor(max_workers=FILE_WORKERS, thread_name_prefix="stratolog-file")
+            self._files = Client.over(self.pipeline, self.reads, self._streams), workers
+        return self._files
+
+    # Written by build_tools.async_methods from Client's methods: change those, and run it.
 
     async def create_volume(
         self,
@@ -239,8 +272,6 @@ class AsyncClient:
         """As :meth:`producers.Client.delete_bucket`."""
         await self.call(bodies.delete_bucket(volume, bucket))
 
-    # Keys
-
     async def create_key(
         self,
         volume: str,
@@ -282,40 +313,6 @@ class AsyncClient:
         """As :meth:`producers.Client.log_digest_base`."""
         await self.call(bodies.log_digest_base(shard, index, slots=slots, sums=sums, basis=basis, force=force))
 
-    # Bytes
-
-    def open(
-        self, path: str, mode: str = "rb", *, size: int = 0, replication: str = "RATIS/THREE",
-        metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
-        consistency: Consistency = DEFAULT_CONSISTENCY,
-    ) -> AsyncKeyFile:  # fmt: skip
-        """As :meth:`producers.Client.open`, by ``async with``; the work is done in FILE_WORKERS threads at most.
-
-        >>> async with client.open("/vol1/bucket1/a/b.txt") as file:  # doctest: +SKIP
-        ...     print(await file.read())
-        b'hello'
-        """
-        arguments.choice("mode", mode, MODES)
-        check_open(
-            path, size=size, replication=replication, metadata=metadata, options=options, consistency=consistency
-        )
-
-        def opens() -> KeyOutput | KeyInput:
-            return self._file_client()[0].open(
-                path, mode, size=size, replication=replication, metadata=metadata, options=options,
-                consistency=consistency,
-            )  # fmt: skip
-
-        return AsyncKeyFile(opens, lambda: self._file_client()[1])
-
-    def _file_client(self) -> tuple[Client, ThreadPoolExecutor]:
-        if self._files is None:
-            workers = ThreadPoolExecutor(max_workers=FILE_WORKERS, thread_name_prefix="stratolog-file")
-            self._files = Client.over(self.pipeline, self.reads, self._streams), workers
-        return self._files
-
-    # Reads
-
     async def volume_info(self, volume: str, *, consistency: Consistency = DEFAULT_CONSISTENCY) -> VolumeView:
         """As :meth:`producers.Client.volume_info`."""
         return await asyncio.to_thread(self.reads.volume_info, volume, consistency=consistency)
@@ -352,6 +349,8 @@ class AsyncClient:
     ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
         return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
+
+    # Written by hand again.
 
     # Closing
 

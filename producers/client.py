@@ -413,7 +413,7 @@ class Client:
 
         >>> [found.volume for found in client.list_volumes(prefix="vol")]  # doctest: +SKIP
         """
-        return self.reads.list_volumes(prefix=prefix, start_after=start_after, limit=limit, consistency=consistency)
+        return self.reads.volumes(prefix, start_after, limit, consistency).entries()
 
     def list_buckets(
         self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -423,9 +423,7 @@ class Client:
 
         >>> [(found.bucket, found.usage["used_bytes"]) for found in client.list_buckets("vol1")]  # doctest: +SKIP
         """
-        return self.reads.list_buckets(
-            volume, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
-        )
+        return self.reads.buckets(volume, prefix, start_after, limit, consistency).entries()
 
     def list_keys(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -438,9 +436,7 @@ class Client:
 
         >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
-        return self.reads.list_keys(
-            volume, bucket, prefix=prefix, start_after=start_after, limit=limit, consistency=consistency
-        )
+        return self.reads.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     # Closing
 

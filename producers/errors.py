@@ -41,6 +41,8 @@ NOT_CONNECTED = "NOT_CONNECTED"
 WRITE_FAILED = "WRITE_FAILED"
 """Status of a key that is closed, or written on, after its writing failed by something that has no status, or was cancelled."""
 
+UNREACHABLE = "UNREACHABLE"
+"""Status of a DatanodeError: the connection could not be made, or broke."""
 NAMED_UNANSWERED = 10
 """At most so many unanswered requests are named in a message."""
 

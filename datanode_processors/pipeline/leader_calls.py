@@ -14,9 +14,10 @@ from typing import Any
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import LARGE_REQUESTS, decode_bounded
+from datanode_processors.wire.wire import decode_bounded
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
+from schemas.conversation.limits import LARGE_REQUESTS
 from schemas.records.datanode import Forwarded
 
 ANSWER_TIMEOUT_S = 30.0

@@ -31,11 +31,11 @@ from datanode_processors.repair.copy_work import CopyWork
 from datanode_processors.repair.core.copy_look import LookState
 from datanode_processors.repair.core.instructions import (
     Instructions,
+    LogLine,
     LookAt,
     RepairOne,
     ReportHealth,
     SaveSources,
-    Say,
     Task,
 )
 from datanode_processors.repair.core.upkeep_plan import WHOLE, UpkeepPlan
@@ -202,7 +202,7 @@ class CopyUpkeep:
 
     def _tell(self, said: Instructions) -> None:
         for instruction in said:
-            if isinstance(instruction, Say):
+            if isinstance(instruction, LogLine):
                 self._note(instruction.text)
             elif isinstance(instruction, ReportHealth):
                 self._changed()

@@ -32,10 +32,10 @@ from datanode_processors.repair.core.instructions import (
     FindBadCells,
     ForgetCopy,
     Instruction,
+    LogLine,
     LookSoon,
     ReadRows,
     RepairBlock,
-    Say,
 )
 from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
@@ -130,7 +130,7 @@ class CopyWork:
         """Do what a machine asks for, and return the event that came of it, if any; raises BlockError."""
         actions = self._actions
         match instruction:
-            case Say():
+            case LogLine():
                 return self._note(instruction.text)
             case DropIfDeleted():
                 return actions.drop(container_id)

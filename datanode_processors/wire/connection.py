@@ -12,11 +12,14 @@ from datanode_processors.wire.counters import Counters
 from datanode_processors.wire.forwarding import Forwarding, StreamHost, stream_request
 from datanode_processors.wire.ports import Note
 from datanode_processors.wire.reading import send_block
-from datanode_processors.wire.wire import Wire, WireClosed, error_frame, hello_frame, read_hello, read_record
+from datanode_processors.wire.wire import Wire, WireClosed, failure, read_record, refusal, stream_error, unreadable
 from schemas import stream_errors
 from schemas.codecs.codec import encode
-from schemas.records.datanode import Hello, ReadBlock, SalvageBlock
-from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
+from schemas.conversation.conversation import ConversationFailed, Event, PeerGreeted, PeerRefused, own_hello
+from schemas.conversation.limits import UnreadableRecord
+from schemas.conversation.states import ConversationRole
+from schemas.records.datanode import ReadBlock, SalvageBlock
+from schemas.records.packets import Frame, FrameHeader, Kind
 
 
 class ServedConnection:
@@ -31,6 +34,7 @@ class ServedConnection:
         self._counters = counters
         self._note = note
         self._stopping = False
+        self._talk = wire.conversation(ConversationRole.SERVER, own_hello(node.name, node.cluster))
 
     def stop(self) -> None:
         """Have the connection end: what it does is told STOPPING. Called by another thread."""
@@ -42,12 +46,10 @@ class ServedConnection:
         try:
             self._greet()
             while True:
-                self._serve_frame(self.wire.wait_frame(self._node.limits.idle_timeout_s))
+                self._serve_frame(self._hear(self._node.limits.idle_timeout_s))
         except WireClosed:
             if self._stopping:
                 self._refuse(BlockError(stream_errors.STOPPING, f"datanode {self._node.name} stops"))
-        except BadFrame as error:
-            self._refuse(BlockError(stream_errors.BAD_FRAME, str(error)))
         except BlockError as error:
             self._refuse(error)
         except Exception as error:
@@ -60,19 +62,30 @@ class ServedConnection:
 
     def _greet(self) -> None:
         timeout_s = self._node.limits.handshake_timeout_s
-        self.wire.wait_send(hello_frame(self._node.name, self._node.cluster), timeout_s=timeout_s)
-        hello: Hello = read_hello(self.wire.wait_hello(timeout_s), self._node.cluster)
-        self.peer = shown(hello.peer, MAX_NAME_CHARACTERS)
+        self.wire.wait_send(self._talk.hello(), timeout_s=timeout_s)
+        event = self._hear(timeout_s)
+        if isinstance(event, PeerRefused):
+            said = refusal(event.error)
+            raise BlockError(said.code, said.message, hint=said.hint, datanode=said.datanode)
+        assert isinstance(event, PeerGreeted), event  # noqa: S101 - nothing else comes before HELLO
+        self.peer = shown(event.hello.peer, MAX_NAME_CHARACTERS)
         self._counters.name(self.wire, self.peer)
 
-    def _serve_frame(self, frame: Frame) -> None:
-        header = frame.header
-        if header.kind is Kind.OPEN:
-            self._stream(frame)
-        elif header.kind is Kind.REQUEST:
-            self._request(frame)
+    def _hear(self, timeout_s: float) -> Event:
+        """Return what the peer says next; raises BlockError, WireClosed."""
+        try:
+            return self.wire.wait_event(self._talk, timeout_s)
+        except ConversationFailed as error:
+            raise failure(error) from error
+        except UnreadableRecord as error:
+            raise refusal(unreadable(error)) from error
+
+    def _serve_frame(self, event: Event) -> None:
+        assert isinstance(event, Frame), event  # noqa: S101 - a server that was greeted hears OPEN or REQUEST
+        if event.header.kind is Kind.OPEN:
+            self._stream(event)
         else:
-            raise BlockError(stream_errors.INVALID_REQUEST, f"{header.kind.name} outside of a stream")
+            self._request(event)
 
     # ----------------------------------------------------------------------------------------------- streams
 
@@ -81,7 +94,9 @@ class ServedConnection:
         with self._counters.stream(self._node.limits.max_streams) as outcome:
             self.streaming = True
             try:
+                # It takes the stream's frames out of the same buffer, until it has acknowledged END.
                 Forwarding(self._node, self.wire, header, stream_request(frame)).run()
+                self._talk.stream_is_over()
                 outcome.completed = True
             except WireClosed as error:
                 outcome.reclaimed = True
@@ -109,18 +124,24 @@ class ServedConnection:
         try:
             request = read_record(frame)
             if isinstance(request, ReadBlock | SalvageBlock):
-                send_block(self._node, self.wire, header, request)
+                send_block(self._node, self.wire, self._talk, header, request)
                 return
             reply = encode(self._node.pipelines.handle(request))
-            answer = encode_frame(Kind.REPLY, reply, stream=header.stream, sequence=header.sequence)
+            answer = self._talk.say(Kind.REPLY, reply, stream=header.stream, sequence=header.sequence)
         except BlockError as error:
-            answer = error_frame(self._node.name, error, stream=header.stream, sequence=header.sequence)
+            answer = self._error(error, header)
         except WireClosed:
             raise
         except Exception as error:
             self._note(f"defect in a request of {self.peer}: {_said(error)}", peer=self.peer, error=error)
-            answer = error_frame(self._node.name, self._defect(error), stream=header.stream, sequence=header.sequence)
+            answer = self._error(self._defect(error), header)
         self.wire.wait_send(answer, timeout_s=self._node.limits.send_timeout_s)
+
+    def _error(self, error: BlockError, header: FrameHeader | None = None) -> bytes:
+        """Return the ERROR frame that says ``error``, to what the frame with ``header`` began."""
+        stream, sequence = (header.stream, header.sequence) if header else (0, 0)
+        record = encode(stream_error(self._node.name, error))
+        return self._talk.say(Kind.ERROR, record, stream=stream, sequence=sequence, offset=max(0, error.offset))
 
     def _defect(self, error: Exception) -> BlockError:
         return BlockError(
@@ -129,10 +150,8 @@ class ServedConnection:
 
     def _refuse(self, error: BlockError, header: FrameHeader | None = None) -> None:
         """Tell the peer, and see to it that it can read it."""
-        stream, sequence = (header.stream, header.sequence) if header else (0, 0)
-        frame = error_frame(self._node.name, error, stream=stream, sequence=sequence)
         try:
-            self.wire.wait_send(frame, timeout_s=self._node.limits.linger_s)
+            self.wire.wait_send(self._error(error, header), timeout_s=self._node.limits.linger_s)
         except WireClosed:
             return
         self.wire.discard(self._node.limits.linger_s, MAX_WINDOW_BYTES)

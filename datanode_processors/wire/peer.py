@@ -12,11 +12,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from datanode_processors.errors import MAX_NAME_CHARACTERS, BlockError, shown
-from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
+from datanode_processors.wire.wire import CODES, Wire, WireClosed, connect, refusal
 from schemas import stream_errors
-from schemas.codecs.codec import encode
+from schemas.conversation.conversation import (
+    ConversationFailed,
+    ConversationFault,
+    Event,
+    PeerAnswered,
+    PeerGreeted,
+    PeerRefused,
+    own_hello,
+)
+from schemas.conversation.limits import UnreadableRecord
+from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import ReadBlock, SalvageBlock
-from schemas.records.packets import BadFrame, Frame, Kind, encode_frame
+from schemas.records.packets import Frame, Kind
 
 CONNECT_TIMEOUT_S = 5.0
 SLOWEST_BYTES_PER_S = 256 * 1024
@@ -34,10 +44,14 @@ class Peer:
         try:
             self._wire: Wire = connect(address, min(timeout_s, CONNECT_TIMEOUT_S))
         except WireClosed as error:
-            raise self._failure(error) from error
+            raise self._closed(error) from error
+        self._talk = self._wire.conversation(ConversationRole.CLIENT, own_hello(own, cluster))
         try:
-            self._send(hello_frame(own, cluster))
-            self.name = shown(read_hello(self._receive(hello=True), cluster).peer, MAX_NAME_CHARACTERS)
+            self._send(self._talk.hello())
+            greeted = self._receive()
+            if not isinstance(greeted, PeerGreeted):
+                raise self._unexpected(greeted)
+            self.name = shown(greeted.hello.peer, MAX_NAME_CHARACTERS)
         except BaseException:
             self.close()
             raise
@@ -57,10 +71,10 @@ class Peer:
     def request(self, request: Any) -> Any:
         """Send a request and return its answer; raises BlockError: the peer's, or the connection's."""
         self._ask(request)
-        frame = self._answer()
-        if frame.header.kind is not Kind.REPLY:
-            raise self._unexpected(frame)
-        return read_record(frame)
+        event = self._receive()
+        if not isinstance(event, PeerAnswered):
+            raise self._unexpected(event)
+        return event.record
 
     def read_block(self, request: ReadBlock | SalvageBlock) -> Iterator[tuple[int, memoryview, int]]:
         """Yield (offset, bytes, CRC32C) of the cells that hold what is asked for; the bytes are good until the next one.
@@ -71,54 +85,57 @@ class Peer:
         left_s = self._timeout_s + max(0, request.length) / SLOWEST_BYTES_PER_S
         while True:
             begun_s = time.monotonic()
-            frame = self._answer(min(self._timeout_s, left_s))
+            event = self._receive(min(self._timeout_s, left_s))
             left_s -= time.monotonic() - begun_s  # what is done with the bytes is no fault of the peer's
-            if frame.header.kind is not Kind.DATA:
-                break
+            if not isinstance(event, Frame):
+                raise self._unexpected(event)
+            if event.header.kind is not Kind.DATA:
+                return
             if left_s <= 0:
                 raise BlockError(
                     stream_errors.TIMED_OUT,
                     f"datanode at {self._address}: less than {SLOWEST_BYTES_PER_S} bytes a second came of {request.length}",
                 )
-            yield frame.header.offset, frame.payload, frame.header.crc
-        if frame.header.kind is not Kind.END:
-            raise self._unexpected(frame)
+            yield event.header.offset, event.payload, event.header.crc
 
     def _ask(self, request: Any) -> None:
         self._sequence += 1
-        self._send(encode_frame(Kind.REQUEST, encode(request), sequence=self._sequence))
-
-    def _answer(self, timeout_s: float | None = None) -> Frame:
-        frame = self._receive(timeout_s)
-        if frame.header.kind is Kind.ERROR:
-            error = read_error(frame)
-            raise BlockError(error.code, error.message, error.offset, error.hint, error.datanode)
-        if frame.header.sequence != self._sequence:
-            raise self._unexpected(frame)
-        return frame
+        try:
+            frame = self._talk.request(request, sequence=self._sequence)
+        except ConversationFailed as error:
+            raise self._failed(error) from error
+        self._send(frame)
 
     def _send(self, frame: bytes) -> None:
         try:
             self._wire.wait_send(frame, timeout_s=self._timeout_s)
         except WireClosed as error:
-            raise self._failure(error) from error
+            raise self._closed(error) from error
 
-    def _receive(self, timeout_s: float | None = None, *, hello: bool = False) -> Frame:
-        receive = self._wire.wait_hello if hello else self._wire.wait_frame
+    def _receive(self, timeout_s: float | None = None) -> Event:
+        """Return what the peer says next; raises BlockError, also for its ERROR."""
         try:
-            return receive(self._timeout_s if timeout_s is None else timeout_s)
+            event = self._wire.wait_event(self._talk, self._timeout_s if timeout_s is None else timeout_s)
         except WireClosed as error:
-            raise self._failure(error) from error
-        except BadFrame as error:
-            raise BlockError(stream_errors.BAD_FRAME, f"datanode at {self._address}: {error}") from error
+            raise self._closed(error) from error
+        except ConversationFailed as error:
+            raise self._failed(error) from error
+        except UnreadableRecord as error:
+            raise BlockError(stream_errors.INVALID_REQUEST, f"datanode at {self._address}: {error}") from error
+        if isinstance(event, PeerRefused):
+            raise refusal(event.error)
+        return event
 
-    def _failure(self, error: WireClosed) -> BlockError:
+    def _closed(self, error: WireClosed) -> BlockError:
         code = stream_errors.TIMED_OUT if error.timed_out else stream_errors.FAILED
         return BlockError(code, f"datanode at {self._address}: {error}")
 
-    def _unexpected(self, frame: Frame) -> BlockError:
-        header = frame.header
+    def _failed(self, error: ConversationFailed) -> BlockError:
+        # What a peer answers in the wrong place is no request that this datanode could call invalid.
+        code = stream_errors.BAD_FRAME if error.fault is ConversationFault.OUT_OF_PLACE else CODES[error.fault]
+        return BlockError(code, f"datanode at {self._address}: {error}")
+
+    def _unexpected(self, event: Event) -> BlockError:
         return BlockError(
-            stream_errors.BAD_FRAME,
-            f"datanode at {self._address}: {header.kind.name} {header.sequence} does not answer request {self._sequence}",
+            stream_errors.BAD_FRAME, f"datanode at {self._address}: {type(event).__name__} is no answer to that"
         )

@@ -15,8 +15,9 @@ from datanode_processors.wire.forwarding import StreamHost
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.wire import Wire
 from schemas import stream_errors
+from schemas.conversation.conversation import Conversation
 from schemas.records.datanode import ReadBlock, SalvageBlock
-from schemas.records.packets import FrameHeader, Kind, encode_frame, encode_header
+from schemas.records.packets import FrameHeader, Kind
 
 _CHECKSUM = Struct(">I")
 _NOT_THERE = frozenset({stream_errors.FAILED, stream_errors.NO_SUCH_BLOCK})
@@ -42,7 +43,9 @@ def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int
     return start, stop - start
 
 
-def send_block(node: StreamHost, wire: Wire, asked: FrameHeader, request: ReadBlock | SalvageBlock) -> None:
+def send_block(
+    node: StreamHost, wire: Wire, talk: Conversation, asked: FrameHeader, request: ReadBlock | SalvageBlock
+) -> None:
     """Answer a request for bytes. Raises BlockError to tell the reader, WireClosed if it has gone."""
     readable = node.pipelines.readable(request)
     start, length = cells_of(request, readable)
@@ -50,7 +53,9 @@ def send_block(node: StreamHost, wire: Wire, asked: FrameHeader, request: ReadBl
     try:
         for offset, data, crc in _cells(node, request, readable, start, start + length):
             _check(node, request, readable, offset, len(data), crc)
-            header = encode_header(Kind.DATA, asked.stream, asked.sequence, offset, len(data), crc)
+            header = talk.header(
+                Kind.DATA, stream=asked.stream, sequence=asked.sequence, offset=offset, length=len(data), crc=crc
+            )
             wire.wait_send(header, data, timeout_s=node.limits.send_timeout_s)
             reached = offset + len(data)
     except BlockError as error:
@@ -62,7 +67,7 @@ def send_block(node: StreamHost, wire: Wire, asked: FrameHeader, request: ReadBl
             stream_errors.NOT_COMMITTED,
             f"block {request.container_id}/{request.local_id} ends here at {reached}; {start + length} bytes were expected",
         )
-    end = encode_frame(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
+    end = talk.say(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
     wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
 
 

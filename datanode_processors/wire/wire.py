@@ -11,26 +11,26 @@ import select
 import socket
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 from datanode_processors.errors import BlockError
 from schemas import stream_errors
-from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode, encode
-from schemas.codecs.registry import MARKER, registry
-from schemas.records.datanode import Hello, StreamError
-from schemas.records.packets import (
-    MAX_PAYLOAD_BYTES,
-    MAX_RECORD_BYTES,
-    MIN_VERSION,
-    VERSION,
-    BadFrame,
-    Frame,
-    FrameBuffer,
-    Kind,
-    agreed_version,
-    check_payload,
-    encode_frame,
+from schemas.codecs.codec import encode
+from schemas.conversation.conversation import (
+    Conversation,
+    ConversationFailed,
+    ConversationFault,
+    Event,
+    judge_hello,
+    own_hello,
 )
+from schemas.conversation.limits import UnreadableRecord, decode_within, record_of
+from schemas.conversation.states import ConversationRole
+from schemas.records.datanode import Hello, StreamError
+from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_payload, encode_frame
+
+Taken = TypeVar("Taken")
 
 SOCKET_BUFFER_BYTES = 1024 * 1024
 """Send and receive buffer that is asked of the kernel for each connection; Linux doubles it for its own bookkeeping, up to its
@@ -39,11 +39,16 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
 """A peer whose host has vanished is noticed 25 s after its last sign of life."""
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 """Errors of a process, or a host, that has no more descriptors."""
-LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
-LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
-"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of ContainerBlocks more,
-but it is taken from datanodes that were asked alone). All others take many times as much, and are limited to MAX_RECORD_BYTES."""
-_LARGE = {Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS}
+CODES = {
+    ConversationFault.BAD_FRAME: stream_errors.BAD_FRAME,
+    ConversationFault.UNREADABLE: stream_errors.INVALID_REQUEST,
+    ConversationFault.WRONG_CLUSTER: stream_errors.WRONG_CLUSTER,
+    ConversationFault.UNSUPPORTED_VERSION: stream_errors.UNSUPPORTED_VERSION,
+    ConversationFault.OTHER_DATANODE: stream_errors.INVALID_REQUEST,
+    ConversationFault.OUT_OF_PLACE: stream_errors.INVALID_REQUEST,
+    ConversationFault.CUT_OFF: stream_errors.FAILED,
+}
+"""How a datanode tells what was wrong in a conversation."""
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
 """The event of a peer that has closed its sending side."""
 
@@ -126,9 +131,17 @@ class Wire:
         poll.register(self.sock, HANG_UP)
         return bool(poll.poll(0))
 
+    def conversation(self, role: ConversationRole, hello: Hello) -> Conversation:
+        """Return a conversation that takes its events out of this wire's buffer, by ``wait_event``."""
+        return Conversation(role, hello, frames=self._buffer)
+
     def frame(self) -> Frame | None:
         """Return the next frame, or None if it has not come whole; does not wait. Raises BadFrame, WireClosed."""
-        while (frame := self._buffer.frame()) is None:
+        return self._next(self._buffer.frame)
+
+    def _next(self, take: Callable[[], Taken | None]) -> Taken | None:
+        """Return what ``take`` makes of the buffer, receiving what has come; None if that is not enough."""
+        while (taken := take()) is None:
             try:
                 count = self.sock.recv_into(self._buffer.space())
             except BlockingIOError:
@@ -139,7 +152,7 @@ class Wire:
                 raise WireClosed("the peer closed the connection")
             self._buffer.received(count)
             self.bytes_in += count
-        return frame
+        return taken
 
     def ready(self) -> Frame | None:
         """Return the next frame if it was received together with the last one; frames taken before stay good. Raises BadFrame."""
@@ -151,12 +164,23 @@ class Wire:
 
     def wait_frame(self, timeout_s: float) -> Frame:
         """Return the next frame, its payload checked. Raises BadFrame, WireClosed (also for the time-out)."""
-        deadline = time.monotonic() + timeout_s
-        while (frame := self.frame()) is None:
-            self._shrink()
-            self._wait(select.POLLIN, deadline, timeout_s)
+        frame = self._wait_next(self._buffer.frame, timeout_s)
         frame.check()
         return frame
+
+    def wait_event(self, conversation: Conversation, timeout_s: float) -> Event:
+        """Return the next event of this wire's conversation.
+
+        Raises as ``Conversation.next_event``, and WireClosed (also for the time-out).
+        """
+        return cast("Event", self._wait_next(conversation.next_event, timeout_s))  # of a union mypy infers object
+
+    def _wait_next(self, take: Callable[[], Taken | None], timeout_s: float) -> Taken:
+        deadline = time.monotonic() + timeout_s
+        while (taken := self._next(take)) is None:
+            self._shrink()
+            self._wait(select.POLLIN, deadline, timeout_s)
+        return taken
 
     def _shrink(self) -> None:
         """A connection on which nothing is under way keeps no more than the usual."""
@@ -283,10 +307,7 @@ def connect(address: str, timeout_s: float) -> Wire:
 
 def hello_frame(peer: str, cluster: str) -> bytes:
     """Return the first frame of a side that calls itself ``peer``."""
-    hello = Hello(
-        peer=peer, cluster=cluster, min_version=MIN_VERSION, max_version=VERSION, max_payload_bytes=MAX_PAYLOAD_BYTES
-    )
-    return encode_frame(Kind.HELLO, encode(hello))
+    return encode_frame(Kind.HELLO, encode(own_hello(peer, cluster)))
 
 
 def read_hello(frame: Frame, cluster: str) -> Hello:
@@ -301,72 +322,67 @@ def read_hello(frame: Frame, cluster: str) -> Hello:
         raise BlockError(stream_errors.BAD_FRAME, f"a connection begins with HELLO, not {frame.header.kind.name}")
     hello: Hello = read_record(frame, Hello)
     try:
-        agreed_version(hello.min_version, hello.max_version)
-    except BadFrame as error:
-        raise BlockError(stream_errors.UNSUPPORTED_VERSION, str(error)) from error
-    if hello.cluster and hello.cluster != cluster:
-        raise BlockError(
-            stream_errors.WRONG_CLUSTER, f"this is cluster {cluster!r}; peer {hello.peer!r} is of {hello.cluster!r}"
-        )
+        judge_hello(hello, cluster)
+    except ConversationFailed as failed:
+        raise failure(failed) from failed
     return hello
 
 
 def read_record(frame: Frame, *types: type) -> Any:
-    """Return the record in a frame's payload, one of ``types`` if any are given; raises INVALID_REQUEST.
-
-    The payload is copied: records keep no views of a buffer that is reused.
-    """
-    kind = frame.header.kind
-    value = decode_bounded(bytes(frame.payload), f"payload of {kind.name}", _LARGE.get(kind, frozenset()))
-    if types and not isinstance(value, types):
-        wanted = " or ".join(cls.__name__ for cls in types)
-        raise BlockError(
-            stream_errors.INVALID_REQUEST,
-            f"payload of {frame.header.kind.name} is a {type(value).__name__}, not a {wanted}",
-        )
-    return value
+    """As ``record_of``; raises INVALID_REQUEST."""
+    try:
+        return record_of(frame, *types)
+    except UnreadableRecord as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, str(error)) from error
 
 
 def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:
-    """Decode a record; raises INVALID_REQUEST, naming ``what`` it is, also for one over MAX_RECORD_BYTES that is not among the ``large``."""
-    if len(data) > MAX_RECORD_BYTES:
-        known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
-        name = "record" if known is None else known.name
-        if name not in large:
-            raise BlockError(
-                stream_errors.INVALID_REQUEST,
-                f"{what}: a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are taken",
-            )
+    """As ``decode_within``; raises INVALID_REQUEST."""
     try:
-        return decode(data)
-    except Undecodable as error:
-        raise BlockError(stream_errors.INVALID_REQUEST, f"{what}: {error}") from error
+        return decode_within(data, what, large)
+    except UnreadableRecord as error:
+        raise BlockError(stream_errors.INVALID_REQUEST, str(error)) from error
+
+
+def failure(error: ConversationFailed) -> BlockError:
+    """Return the error that says what was wrong in a conversation."""
+    return BlockError(CODES[error.fault], str(error))
+
+
+def refusal(error: StreamError) -> BlockError:
+    """Return what a peer said in an ERROR."""
+    return BlockError(error.code, error.message, error.offset, error.hint, error.datanode)
+
+
+def unreadable(error: Exception) -> StreamError:
+    """Return what stands for an ERROR that cannot be read."""
+    return StreamError(
+        code=stream_errors.FAILED, message=f"an error that cannot be read: {error}", datanode="", offset=-1, hint=""
+    )
 
 
 def read_error(frame: Frame) -> StreamError:
     """Return the StreamError of an ERROR frame, also of one that cannot be read."""
     try:
         check_payload(frame.header, frame.payload)
-        error = read_record(frame, StreamError)
-    except (BlockError, BadFrame) as unreadable:
-        return StreamError(
-            code=stream_errors.FAILED,
-            message=f"an error that cannot be read: {unreadable}",
-            datanode="",
-            offset=-1,
-            hint="",
-        )
-    assert isinstance(error, StreamError)  # noqa: S101 - read_record saw to it
+        error = record_of(frame, StreamError)
+    except (UnreadableRecord, BadFrame) as problem:
+        return unreadable(problem)
+    assert isinstance(error, StreamError)  # noqa: S101 - record_of saw to it
     return error
 
 
-def error_frame(own: str, error: BlockError, *, stream: int = 0, sequence: int = 0) -> bytes:
-    """Return the ERROR frame that says ``error``; ``own`` is this datanode's name."""
-    record = StreamError(
-        code=error.code,
-        message=error.message,
-        datanode=error.datanode or own,
-        offset=error.offset,
-        hint=error.hint,
+def stream_error(own: str, error: BlockError) -> StreamError:
+    """Return the record that says ``error``; ``own`` is this datanode's name."""
+    return StreamError(
+        code=error.code, message=error.message, datanode=error.datanode or own, offset=error.offset, hint=error.hint
     )
+
+
+def error_frame(own: str, error: BlockError, *, stream: int = 0, sequence: int = 0) -> bytes:
+    """Return the ERROR frame that says ``error``, to a peer to whom nothing was said yet.
+
+    ``own`` is this datanode's name.
+    """
+    record = stream_error(own, error)
     return encode_frame(Kind.ERROR, encode(record), stream=stream, sequence=sequence, offset=max(0, error.offset))

@@ -1,5 +1,5 @@
-"""How an Object Manager node asks datanodes: one request a connection, over the frames of ``schemas.records.packets``; and the courier, which
-asks without keeping anybody waiting.
+"""How an Object Manager node asks datanodes: one request a connection, which is a ``schemas.conversation``; and the
+courier, which asks without keeping anybody waiting.
 
 Rules of the courier:
     - What is under way is not asked again (by its key). At most MAX_UNDER_WAY requests are, each on a thread of its own: none waits for
@@ -21,21 +21,17 @@ from contextlib import suppress
 from threading import Lock
 from typing import Any
 
-from schemas.codecs.codec import Undecodable, decode, encode
-from schemas.records.datanode import Hello, StreamError
-from schemas.records.packets import (
-    HEADER_BYTES,
-    MAX_HELLO_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MIN_VERSION,
-    VERSION,
-    BadFrame,
-    Kind,
-    agreed_version,
-    check_payload,
-    decode_header,
-    encode_frame,
+from schemas.conversation.conversation import (
+    Conversation,
+    ConversationFailed,
+    ConversationFault,
+    Event,
+    PeerAnswered,
+    PeerRefused,
+    own_hello,
 )
+from schemas.conversation.limits import UnreadableRecord
+from schemas.conversation.states import ConversationRole
 from schemas.stream_errors import WRONG_CLUSTER
 
 CONNECT_TIMEOUT_S = 3.0
@@ -44,6 +40,8 @@ HELLO_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 FETCH_TIMEOUT_S = 3600.0
 """Copying a container may take this long."""
+CODES = {ConversationFault.WRONG_CLUSTER: WRONG_CLUSTER}
+"""How it is told what was wrong in a conversation; the rest has no code."""
 MAX_UNDER_WAY = 64
 MAX_PER_DATANODE = 8
 """Requests under way to one address."""
@@ -68,58 +66,40 @@ def ask(
     ``datanode`` is the name that it must have, empty: any. ``opened`` is given the socket; who shuts it down has the request fail.
     """
     host, _, port = address.rpartition(":")
+    talk = Conversation(ConversationRole.CLIENT, own_hello(own, cluster), datanode=datanode, cluster_needed=True)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S) as wire:
             opened(wire)
             wire.settimeout(hello_timeout_s)
-            hello = Hello(
-                peer=own, cluster=cluster, min_version=MIN_VERSION, max_version=VERSION,
-                max_payload_bytes=MAX_PAYLOAD_BYTES,
-            )  # fmt: skip
-            wire.sendall(encode_frame(Kind.HELLO, encode(hello)))
-            _check_hello(_receive(wire, hello_timeout_s, MAX_HELLO_BYTES), cluster, datanode)
-            wire.sendall(encode_frame(Kind.REQUEST, encode(request), sequence=1))
-            return _receive(wire, timeout_s, MAX_PAYLOAD_BYTES)
-    except (OSError, BadFrame, Undecodable, ValueError) as error:
+            wire.sendall(talk.hello())
+            _hear(wire, talk, hello_timeout_s)
+            wire.sendall(talk.request(request, sequence=1))
+            answer = _hear(wire, talk, timeout_s)
+    except ConversationFailed as error:
+        raise DatanodeFailed(f"datanode at {address}: {error}", CODES.get(error.fault, "")) from error
+    except (OSError, UnreadableRecord, ValueError) as error:
         raise DatanodeFailed(f"datanode at {address}: {type(error).__name__}: {error}") from error
+    if not isinstance(answer, PeerAnswered):
+        raise DatanodeFailed(
+            f"datanode at {address}: {type(answer).__name__} is no answer to a {type(request).__name__}"
+        )
+    return answer.record
 
 
-def _check_hello(hello: Any, cluster: str, datanode: str) -> None:
-    if not isinstance(hello, Hello):
-        raise BadFrame(f"a {type(hello).__name__} where a Hello was expected")
-    if hello.cluster != cluster:
-        raise DatanodeFailed(f"datanode {hello.peer} is of cluster {hello.cluster!r}, not {cluster!r}", WRONG_CLUSTER)
-    if datanode and hello.peer != datanode:
-        raise DatanodeFailed(f"datanode {hello.peer!r} answers there, not {datanode!r}")
-    agreed_version(hello.min_version, hello.max_version)
-
-
-def _receive(wire: socket.socket, timeout_s: float, max_bytes: int) -> Any:
-    """Return the record of the next frame, all of it within a time; raises DatanodeFailed for an ERROR."""
+def _hear(wire: socket.socket, talk: Conversation, timeout_s: float) -> Event:
+    """Return what the datanode says next, all of it within a time; raises DatanodeFailed for an ERROR."""
     deadline_s = time.monotonic() + timeout_s
-    header = decode_header(_exactly(wire, HEADER_BYTES, deadline_s))
-    if header.length > max_bytes:
-        raise BadFrame(f"a {header.kind.name} of {header.length} bytes; at most {max_bytes} are taken")
-    payload = _exactly(wire, header.length, deadline_s)
-    check_payload(header, payload)
-    record = decode(payload)
-    if isinstance(record, StreamError):
-        raise DatanodeFailed(f"{record.datanode}: {record.code}: {record.message}", record.code)
-    return record
-
-
-def _exactly(wire: socket.socket, size: int, deadline_s: float) -> bytes:
-    data = bytearray()
-    while len(data) < size:
+    while (event := talk.next_event()) is None:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"{len(data)} of {size} bytes have come in time")
+            raise TimeoutError(f"no whole answer has come in {timeout_s:g} s")
         wire.settimeout(left_s)
-        part = wire.recv(size - len(data))
-        if not part:
-            raise BadFrame(f"the connection ended after {len(data)} of {size} bytes")
-        data += part
-    return bytes(data)
+        count = wire.recv_into(talk.space())
+        talk.received(count) if count else talk.ended()
+    if isinstance(event, PeerRefused):
+        said = event.error
+        raise DatanodeFailed(f"{said.datanode}: {said.code}: {said.message}", said.code)
+    return event
 
 
 class _Errand:

@@ -133,9 +133,9 @@ class Leadership:
                 self._member_wanted.set()
             case events.LeaveGroup():
                 self._member_wanted.clear()
-            case events.Say(text=text, shard=None):
+            case events.LeadershipNote(text=text, shard=None):
                 self._note(text)
-            case events.Say(text=text, shard=shard):
+            case events.LeadershipNote(text=text, shard=shard):
                 self._note(text, shard=shard)
             case _:
                 return False

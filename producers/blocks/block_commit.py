@@ -15,27 +15,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from producers.blocks.datanode_connection import UNREACHABLE, Datanodes
+from producers.blocks.core.stream_recovery import OF_THE_BLOCK
+from producers.blocks.datanode_connection import Datanodes
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import CommitWay, StreamOptions
-from producers.errors import DatanodeError
+from producers.errors import UNREACHABLE, DatanodeError
 from schemas.records.datanode import BlockCommitted, BlockWatched, Member, PutBlock, WatchBlock
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
 from schemas.stream_errors import (
     BAD_FRAME,
-    BLOCK_DELETED,
     CHECKSUM_MISMATCH,
-    CONTAINER_CLOSED,
-    INVALID_REQUEST,
     NOT_LEADER,
-    PIPELINE_CLOSED,
     TIMED_OUT,
     WRONG_CLUSTER,
 )
 
-OF_THE_BLOCK = frozenset({BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, INVALID_REQUEST, PIPELINE_CLOSED})
-"""Codes after which the block will never grow, whoever is asked."""
 NOT_REACHED = frozenset({UNREACHABLE, TIMED_OUT, BAD_FRAME, WRONG_CLUSTER})
 """Codes after which the datanode may be somewhere else: another listens at its address, or nobody does."""
 FIRST_PAUSE_MS = 20

@@ -16,9 +16,11 @@ from typing import Protocol
 
 from producers.blocks.core.stream_window import Buffer, Packet
 from producers.blocks.datanode_connection import DatanodeConnection
-from schemas.codecs.codec import Undecodable, decode_as, encode
+from schemas.codecs.codec import encode
+from schemas.conversation.conversation import Event
+from schemas.conversation.limits import UnreadableRecord, record_of
 from schemas.records.datanode import BlockCommitted, ChunkWritten, OpenStream, PutBlock, WriteChunk
-from schemas.records.packets import FrameHeader, Kind, encode_header
+from schemas.records.packets import Frame, Kind
 from schemas.stream_errors import BAD_FRAME
 
 ACK_PACKETS = 8
@@ -75,10 +77,11 @@ class PacketStream:
 
     def begin(self, offset: int) -> None:
         """As :meth:`BlockStream.begin`."""
-        self._connection.send(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
-        header, _ = self._connection.receive_patiently(self._silence_ms)
-        if self._offset_of(header) != offset:
-            raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {header.offset}")
+        opening = self._connection.talk.say(Kind.OPEN, encode(self._opening), stream=self._stream, offset=offset)
+        self._connection.send_parts([opening])
+        opened = self._acknowledgement(self._connection.receive_patiently(self._silence_ms)).header.offset
+        if opened != offset:
+            raise self._connection.error(BAD_FRAME, f"a stream at {offset} was opened at {opened}")
 
     def send(self, packets: Sequence[Packet]) -> None:
         """As :meth:`BlockStream.send`."""
@@ -86,41 +89,45 @@ class PacketStream:
         for packet in packets:
             self._sequence += 1
             data = packet.data
-            parts += (
-                encode_header(Kind.DATA, self._stream, self._sequence, packet.offset, len(data), packet.crc),
-                data,
-            )
+            header = self._connection.talk.header(
+                Kind.DATA, stream=self._stream, sequence=self._sequence, offset=packet.offset, length=len(data),
+                crc=packet.crc,
+            )  # fmt: skip
+            parts += (header, data)
         self._connection.send_parts(parts)
 
     def acknowledged(self, *, wait: bool) -> int | None:
         """As :meth:`BlockStream.acknowledged`."""
         found = None
         if wait:
-            header, _ = self._connection.receive_patiently(self._silence_ms)
-            found = self._offset_of(header)
-        while (frame := self._connection.receive_now()) is not None:
-            found = self._offset_of(frame[0])
+            found = self._acknowledgement(self._connection.receive_patiently(self._silence_ms)).header.offset
+        while (event := self._connection.receive_now()) is not None:
+            found = self._acknowledgement(event).header.offset
         return found
 
     def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
         """As :meth:`BlockStream.end`."""
         self._sequence += 1
         payload = b"" if commit is None else encode(commit)
-        self._connection.send(Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length)
+        ending = self._connection.talk.say(
+            Kind.END, payload, stream=self._stream, sequence=self._sequence, offset=length
+        )
+        self._connection.send_parts([ending])
         while True:
-            header, answer = self._connection.receive_patiently(END_PATIENCE * self._silence_ms)
-            acknowledged(self._offset_of(header))
-            if header.sequence == self._sequence and header.offset == length and (answer or commit is None):
+            last = self._acknowledgement(self._connection.receive_patiently(END_PATIENCE * self._silence_ms))
+            header, answered = last.header, last.header.length > 0
+            acknowledged(header.offset)
+            if header.sequence == self._sequence and header.offset == length and (answered or commit is None):
                 break
         try:
-            return decode_as(BlockCommitted, bytes(answer)) if answer else None
-        except Undecodable as error:
+            return record_of(last, BlockCommitted) if answered else None
+        except UnreadableRecord as error:
             raise self._connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
 
-    def _offset_of(self, header: FrameHeader) -> int:
-        if header.kind is not Kind.ACK:
-            raise self._connection.error(BAD_FRAME, f"a {header.kind.name} frame where an ACK was expected")
-        return header.offset
+    def _acknowledgement(self, event: Event) -> Frame:
+        """Return an ACK: the conversation gives nothing else in a stream."""
+        assert isinstance(event, Frame), event  # noqa: S101 - an ERROR was raised
+        return event
 
 
 class ChunkStream:
@@ -174,7 +181,7 @@ class ChunkStream:
             offset=packet.offset, data=bytes(packet.data), checksum=packet.crc,
         )  # fmt: skip
         connection = self._connection_for(self._sent % CHUNK_CONNECTIONS)
-        connection.send(Kind.REQUEST, encode(request))
+        connection.send_request(request)
         self._sent += 1
         self._under_way.append((connection, packet.end))
 
@@ -184,8 +191,8 @@ class ChunkStream:
         if wait and self._under_way:
             connection, _ = self._under_way[0]
             found = self._take(connection.receive_patiently(self._silence_ms))
-        while self._under_way and (frame := self._under_way[0][0].receive_now()) is not None:
-            found = self._take(frame)
+        while self._under_way and (event := self._under_way[0][0].receive_now()) is not None:
+            found = self._take(event)
         return found
 
     def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
@@ -203,9 +210,9 @@ class ChunkStream:
             self._connections[-1].doing = f"WriteChunk of block {self._container_id}/{self._local_id}"
         return self._connections[number]
 
-    def _take(self, frame: tuple[FrameHeader, bytearray]) -> int:
+    def _take(self, event: Event) -> int:
         connection, end = self._under_way.popleft()
-        answer = connection.answer(*frame)
+        answer = connection.answer(event)
         if not isinstance(answer, ChunkWritten):
             raise connection.error(BAD_FRAME, f"WriteChunk was answered with a {type(answer).__name__}")
         return end

@@ -10,8 +10,8 @@ fails, and commits in the background. The rules:
    make progress, this goes on.
 3. Otherwise the block is given up (:class:`BlockFailed`): what is acknowledged is committed through the log if that is
    possible, what is watched stays as a block of its own, and all other bytes are still here to be written elsewhere.
-4. A datanode that refuses the connection, or does not say HELLO, is failing. One that stays in the dark after an
-   error is believed STRIKES times. Before anybody is blamed, the Object Manager is asked whether it is somewhere else by now.
+4. Who is failing, and whether the block is given up, is decided in ``core.stream_recovery``. What that asks for is asked
+   here: of the Object Manager where datanodes are now, of datanodes whether they are there.
 """
 
 from __future__ import annotations
@@ -19,44 +19,29 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from producers.blocks.block_commit import OF_THE_BLOCK, BlockCommitter
+from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
+from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, UNREACHABLE, Datanodes
+from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, Datanodes
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
-from schemas.records.datanode import BlockCommitted, Member, OpenStream
+from schemas.records.datanode import BlockCommitted, OpenStream
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
-from schemas.stream_errors import (
-    BAD_FRAME,
-    DOWNSTREAM_FAILED,
-    FAILED,
-    NOT_LEADER,
-    OVERLOADED,
-    STOPPING,
-    TIMED_OUT,
-)
+from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED, TIMED_OUT
 
-STRIKES = 3
-"""Errors without an obvious culprit after which a datanode is left out."""
-MAX_FUTILE_RESUMES = 8
-"""Resumptions in a row without a byte of progress after which the block is given up."""
-PAUSE_MS = 50
 STILL_S = 0.25
 """How often who waits for a commit looks whether it still should."""
 MAX_STREAM_ID = 2**63 - 1
-
-_PASSING = frozenset({BAD_FRAME, OVERLOADED, NOT_LEADER, STOPPING})
-"""Codes that the same datanode may not give again."""
 
 
 class BlockFailed(Exception):
@@ -94,21 +79,16 @@ class BlockWriter:
         members = random.sample(pipeline.members, len(pipeline.members))
         self._members = nearest_first(members, options.rack)
         self._failing = failing if failing is not None else set()
-        self._strikes: dict[str, int] = {}
+        names = [member.datanode for member in members]
+        self._recovery = StreamRecovery(names, pipeline.majority, self._failing)
         self._committer = BlockCommitter(
             location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved
         )
         self._lock = threading.Lock()
         self._stream: BlockStream | None = None
-        self._streaming: list[Member] = []
-        self._primary: Member | None = None
-        self._avoided: str = ""
-        """The primary that is tried last next time."""
-        self._futile = 0
         self._resumed_at = -1
         self._since_ack = 0
         self._durable: Future[None] | None = None
-        self._leader_hint = ""
 
     # -- bytes
 
@@ -235,21 +215,22 @@ class BlockWriter:
     def _open(self, offset: int) -> BlockStream:
         members = [member for member in self._members if member.datanode not in self._failing]
         # The one that failed as primary may do better further down.
-        members.sort(key=lambda member: member.datanode == self._avoided)
+        members.sort(key=lambda member: member.datanode == self._recovery.avoided)
         location, pipeline, options = self.location, self.pipeline, self._options
         if options.commit_way == CommitWay.THROUGH_LOG:
-            hinted = [member for member in members if self._leader_hint in {member.datanode, member.address}]
+            hinted = [member for member in members if self._recovery.leader_hint in {member.datanode, member.address}]
             # The first of the list leads first; any other would send each chunk on to it.
-            listed = [member for member in pipeline.members if member in members and member.datanode != self._avoided]
+            avoided = self._recovery.avoided
+            listed = [member for member in pipeline.members if member in members and member.datanode != avoided]
             primary = (hinted or listed or members)[0]
-            self._begun_with(primary, [primary])
+            self._recovery.on_began(primary.datanode, [primary.datanode])
             stream: BlockStream = ChunkStream(
                 partial(self._datanodes.connect, primary), partition=pipeline.partition, container_id=location.container_id,
                 local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
             )  # fmt: skip
         else:
             primary = members[0]
-            self._begun_with(primary, members)
+            self._recovery.on_began(primary.datanode, [member.datanode for member in members])
             opening = OpenStream(
                 container_id=location.container_id, local_id=location.local_id, partition=pipeline.partition,
                 offset=offset, bytes_per_checksum=CELL_BYTES, window_bytes=self.window.limits.window_bytes,
@@ -265,10 +246,6 @@ class BlockWriter:
             stream.close()
             raise
         return stream
-
-    def _begun_with(self, primary: Member, members: list[Member]) -> None:
-        self._primary = primary
-        self._streaming = members
 
     def _close_stream(self) -> None:
         if self._stream is not None:
@@ -318,8 +295,7 @@ class BlockWriter:
             with self._lock:
                 self.window.acknowledge(offset)
         except ValueError as error:
-            primary = self._primary.datanode if self._primary else ""
-            raise DatanodeError(BAD_FRAME, str(error), datanode=primary) from error
+            raise DatanodeError(BAD_FRAME, str(error), datanode=self._recovery.primary) from error
 
     def _end(self, length: int, answers: list[BlockCommitted | None]) -> None:
         self._send_all()
@@ -351,15 +327,20 @@ class BlockWriter:
             self._resumed_at = window.acknowledged
             window.resume()
         self.resumed += 1
-        self._futile = 0 if progress else self._futile + 1
-        if error.status in OF_THE_BLOCK or self._futile > MAX_FUTILE_RESUMES:
+        step: RecoveryStep = self._recovery.on_failed(error, progress=progress)
+        while not isinstance(step, GiveUp | Resume):
+            if isinstance(step, Probe):
+                step = self._recovery.on_probed(self._silent(step.suspects))
+            else:
+                step = self._recovery.on_asked(moved=self._moved())
+        if isinstance(step, GiveUp):
             raise BlockFailed(error)
-        if not self._moved():
-            self._blame(error)
-        if len(self._members) - len(self._failing & {m.datanode for m in self._members}) < self.pipeline.majority:
-            raise BlockFailed(error)
-        if self._futile:
-            time.sleep(self._futile * PAUSE_MS / 1000)
+        time.sleep(step.pause_ms / 1000)
+
+    def _silent(self, names: Sequence[str]) -> set[str]:
+        """Return who of these does not say HELLO now."""
+        suspects = [member for member in self._members if member.datanode in names]
+        return set(names) - self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
 
     def _moved(self) -> bool:
         """Ask where the datanodes are now, and go on with those that are somewhere else; return whether there are any."""
@@ -373,36 +354,8 @@ class BlockWriter:
             return False
         self.pipeline = pipeline
         self._members[:] = [now.get(member.datanode, member) for member in self._members]
-        self._failing -= moved
-        for name in moved:
-            self._strikes.pop(name, None)
-        self._avoided = ""
+        self._recovery.on_moved(moved)
         return True
-
-    def _blame(self, error: DatanodeError) -> None:
-        """Find out who fails; rule 4."""
-        primary = self._primary.datanode if self._primary else ""
-        culprit = error.datanode or primary
-        self._avoided = primary if culprit == primary else self._avoided
-        if error.status == NOT_LEADER:
-            self._leader_hint = error.hint
-            return
-        if error.status == TIMED_OUT and culprit == primary:
-            # The primary is silent, but it may itself be waiting for another.
-            suspects = self._streaming
-        else:
-            suspects = [member for member in self._streaming if member.datanode == culprit]
-        if error.status in {TIMED_OUT, UNREACHABLE, DOWNSTREAM_FAILED}:
-            alive = self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
-            silent = {member.datanode for member in suspects} - alive
-            self._failing |= silent
-            if silent:
-                return
-        strikes = self._strikes[culprit] = self._strikes.get(culprit, 0) + 1
-        passing = error.status in _PASSING or error.status in {TIMED_OUT, UNREACHABLE}
-        passing = passing or (error.status == DOWNSTREAM_FAILED and error.hint in _PASSING | {"", TIMED_OUT, FAILED})
-        if not passing or strikes >= STRIKES:
-            self._failing.add(culprit)
 
     # -- commits
 

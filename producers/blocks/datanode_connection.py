@@ -1,10 +1,10 @@
 """Connections to datanodes: frames over blocking sockets, and requests over a few of them (design, section 8).
 
-What belongs here: sockets, time-outs, and the way from an ERROR frame to an exception; nothing of blocks. The rules:
+What belongs here: sockets, time-outs, and the way from what the conversation (``schemas.conversation``) says to an
+exception; nothing of blocks. The rules:
 
-1. Both sides say HELLO first. Another cluster, version or datanode than was meant ends the connection.
-2. A frame is sent as ``[header, payload]`` without copying the payload. What is received into a payload is not copied
-   either.
+1. What may be said when, and what HELLO must be, is the conversation's. Whatever it finds wrong ends the connection.
+2. A frame is sent as ``[header, payload]`` without copying the payload. What comes is good until the next is received.
 3. Every wait has a limit; a datanode that is silent for longer, or does not send a frame whole within twice that, is
    treated as gone (TIMED_OUT). What goes wrong
    with a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is closed.
@@ -21,33 +21,38 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from struct import Struct
 from typing import Any, TypeVar
 
-from crc32c import crc32c
-
-from producers.errors import DatanodeError
+from producers.errors import UNREACHABLE, DatanodeError
 from producers.waiting import WORD_AFTER_MS, logger
-from schemas.codecs.codec import Undecodable, decode, encode
-from schemas.records.datanode import Hello, Member, StreamError
-from schemas.records.packets import (
-    HEADER_BYTES,
-    MAX_PAYLOAD_BYTES,
-    MIN_VERSION,
-    VERSION,
-    BadFrame,
-    FrameHeader,
-    Kind,
-    agreed_version,
-    check_payload,
-    decode_header,
-    encode_header,
+from schemas.conversation.conversation import (
+    Conversation,
+    ConversationFailed,
+    ConversationFault,
+    Event,
+    PeerAnswered,
+    PeerGreeted,
+    PeerRefused,
+    own_hello,
 )
+from schemas.conversation.limits import UnreadableRecord
+from schemas.conversation.states import ConversationRole, ConversationState
+from schemas.records.datanode import Hello, Member, StreamError
+from schemas.records.packets import Frame
 from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
 
-UNREACHABLE = "UNREACHABLE"
-"""Status of a DatanodeError: the connection could not be made, or broke."""
+STATUSES = {
+    ConversationFault.BAD_FRAME: BAD_FRAME,
+    ConversationFault.UNREADABLE: BAD_FRAME,
+    ConversationFault.WRONG_CLUSTER: WRONG_CLUSTER,
+    ConversationFault.UNSUPPORTED_VERSION: UNSUPPORTED_VERSION,
+    # Two names must not lead to one datanode: its word would count twice in a watch.
+    ConversationFault.OTHER_DATANODE: UNREACHABLE,
+    ConversationFault.OUT_OF_PLACE: BAD_FRAME,
+    ConversationFault.CUT_OFF: UNREACHABLE,
+}
+"""What a client calls what was wrong in a conversation."""
 
 CONNECT_TIMEOUT_MS = 4_000
 """How long a connection may take, and then the HELLO of the datanode: a process that hangs still gets connections."""
@@ -57,8 +62,6 @@ wait for each other, so that the one next to a datanode that hangs can name it."
 PROBE_AFTER_MS = 4_000
 """After this silence a datanode that streams is asked for a HELLO on another connection; without one it is gone."""
 PROBE_TIMEOUT_MS = 2_000
-RECEIVE_BYTES = 64 * 1024
-"""What is read at once; larger payloads are received where they belong."""
 SOCKET_BUFFER_BYTES = 1024 * 1024
 MAX_IDLE = 4
 """Connections that are kept open to one datanode for requests to come."""
@@ -88,7 +91,8 @@ class DatanodeConnection:
         self.is_alive: Callable[[], bool] = lambda: True
         """Asked while the datanode is silent whether waiting makes sense."""
         self._silence_ms = silence_ms
-        self._received = bytearray()
+        self.talk = Conversation(ConversationRole.CLIENT, hello, datanode=datanode)
+        """What is to be sent is made by it, and sent here."""
         self._frame_deadline_s = float("inf")
         self._timeouts: dict[int, int] = {}
         try:
@@ -100,49 +104,23 @@ class DatanodeConnection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
             self._socket.settimeout(None)
             self._limit(socket.SO_SNDTIMEO, min(silence_ms, PROBE_AFTER_MS))
-            self._greet(hello, min(connect_timeout_ms, hello_timeout_ms or connect_timeout_ms))
+            self._greet(min(connect_timeout_ms, hello_timeout_ms or connect_timeout_ms))
         except BaseException:
             self._socket.close()
             raise
 
-    def _greet(self, hello: Hello, timeout_ms: int) -> None:
-        self.send(Kind.HELLO, encode(hello))
+    def _greet(self, timeout_ms: int) -> None:
+        self.send_parts([self.talk.hello()])
         if timeout_ms > WORD_AFTER_MS and not _readable([self], WORD_AFTER_MS / 1000):
             logger.warning(
                 "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
             )
-        header, payload = self.receive(timeout_ms)
-        if header.kind is not Kind.HELLO:
-            raise self.error(
-                BAD_FRAME, f"{self.address} answered HELLO with {header.kind.name} of {len(payload)} bytes"
-            )
-        try:
-            greeting = decode(bytes(payload))
-        except Undecodable as error:
-            raise self.error(BAD_FRAME, f"the HELLO of {self.address} cannot be read: {error}") from error
-        if not isinstance(greeting, Hello):
-            raise self.error(BAD_FRAME, f"{self.address} answered HELLO with a {type(greeting).__name__}")
-        if hello.cluster and greeting.cluster and greeting.cluster != hello.cluster:
-            message = f"{self.address} belongs to the cluster {greeting.cluster!r}, not {hello.cluster!r}"
-            raise self.error(WRONG_CLUSTER, message)
-        try:
-            agreed_version(greeting.min_version, greeting.max_version)
-        except BadFrame as error:
-            raise self.error(UNSUPPORTED_VERSION, str(error)) from error
-        if not self.datanode or self.datanode == self.address:
-            self.datanode = greeting.peer
-        elif greeting.peer != self.datanode:
-            # Two names must not lead to one datanode: its word would count twice in a watch.
-            raise self.error(UNREACHABLE, f"{self.address} is now the address of {greeting.peer!r}")
+        greeted = self.receive(timeout_ms)
+        if not isinstance(greeted, PeerGreeted):
+            raise self._unexpected(greeted)
+        self.datanode = greeted.hello.peer
 
     # -- frames
-
-    def send(self, kind: Kind, payload: bytes | bytearray | memoryview = b"", *, stream: int = 0, sequence: int = 0,
-             offset: int = 0, crc: int | None = None) -> None:  # fmt: skip
-        """Send a frame; ``crc`` is the payload's CRC32C if it is known."""
-        known = crc32c(payload) if crc is None else crc
-        header = encode_header(kind, stream, sequence, offset, len(payload), known)
-        self.send_parts([header, payload] if len(payload) else [header])
 
     def send_parts(self, parts: list[bytes | bytearray | memoryview]) -> None:
         """Send the parts of whole frames, one behind the other."""
@@ -163,13 +141,12 @@ class DatanodeConnection:
                     break
         raise self.error(TIMED_OUT, f"{self.address} takes no bytes")
 
-    def receive_patiently(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
+    def receive_patiently(self, timeout_ms: int) -> Event:
         """As :meth:`receive`, but give up sooner if the datanode does not seem to be alive."""
         for _ in range(timeout_ms // PROBE_AFTER_MS):
-            self._limit(socket.SO_RCVTIMEO, PROBE_AFTER_MS)
-            self._frame_deadline_s = time.monotonic() + 2 * PROBE_AFTER_MS / 1000
+            self._limit_receiving(PROBE_AFTER_MS)
             try:
-                while len(self._received) < HEADER_BYTES:
+                while not self.talk.has_received:
                     self._read_some(0)
                 break
             except DatanodeError as error:
@@ -177,75 +154,55 @@ class DatanodeConnection:
                     raise
         return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
 
-    def receive(self, timeout_ms: int) -> tuple[FrameHeader, bytearray]:
-        """Wait for a frame and return it; an ERROR frame is raised, TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that."""
-        self._limit(socket.SO_RCVTIMEO, timeout_ms)
-        self._frame_deadline_s = time.monotonic() + 2 * timeout_ms / 1000
-        while len(self._received) < HEADER_BYTES:
+    def receive(self, timeout_ms: int) -> Event:
+        """Wait for what the datanode says next and return it.
+
+        Its ERROR is raised; TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that.
+        """
+        self._limit_receiving(timeout_ms)
+        while (event := self._next_event()) is None:
             self._read_some(0)
-        return self._frame()
+        return event
 
-    def receive_now(self) -> tuple[FrameHeader, bytearray] | None:
-        """Return a frame that is there already, None if there is none; an ERROR frame is raised."""
-        if len(self._received) < HEADER_BYTES and not self._read_some(socket.MSG_DONTWAIT):
-            return None
-        self._frame_deadline_s = time.monotonic() + 2 * self._silence_ms / 1000
-        if len(self._received) < HEADER_BYTES:
-            return None
-        return self._frame()
+    def receive_now(self) -> Event | None:
+        """Return what the datanode has said already, None if that is nothing; its ERROR is raised."""
+        while (event := self._next_event()) is None:
+            if not self._read_some(socket.MSG_DONTWAIT):
+                return None
+        return event
 
-    def _frame(self) -> tuple[FrameHeader, bytearray]:
+    def _next_event(self) -> Event | None:
         try:
-            header = decode_header(bytes(self._received[:HEADER_BYTES]))
-            payload = self._payload(header.length)
-            check_payload(header, payload)
-        except BadFrame as error:
+            event = self.talk.next_event()
+        except ConversationFailed as error:
             self.close()
-            raise self.error(BAD_FRAME, str(error)) from error
-        if header.kind is Kind.ERROR:
-            raise self._refusal(payload)
-        return header, payload
-
-    def _payload(self, length: int) -> bytearray:
-        end = HEADER_BYTES + length
-        payload = self._received[HEADER_BYTES:end]
-        del self._received[:end]
-        have = len(payload)
-        if have < length:
-            payload += bytes(length - have)
-            with memoryview(payload) as view:
-                while have < length:
-                    have += self._checked(partial(self._socket.recv_into, view[have:]))
-        return payload
+            raise self.error(STATUSES[error.fault], f"{self.address}: {error}") from error
+        except UnreadableRecord as error:
+            raise self.error(BAD_FRAME, f"{self.address}: {error}") from error
+        if isinstance(event, PeerRefused):
+            raise self._refusal(event.error)
+        return event
 
     def _read_some(self, flags: int) -> bool:
         """Read what is there; False if nothing is and ``flags`` say not to wait."""
-        if flags:
-            try:
-                data = self._socket.recv(RECEIVE_BYTES, flags)
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                raise self.error(UNREACHABLE, f"{self.address}: {error}") from error
-            if not data:
-                raise self.error(UNREACHABLE, f"{self.address} closed the connection")
-        else:
-            data = self._checked(lambda: self._socket.recv(RECEIVE_BYTES))
-        self._received += data
-        return True
-
-    def _checked(self, read: Callable[[], Any]) -> Any:
-        if time.monotonic() > self._frame_deadline_s:
+        if not flags and time.monotonic() > self._frame_deadline_s:
             raise self.error(TIMED_OUT, f"{self.address} does not send a whole frame in time")
         try:
-            found = read()
+            count = self._socket.recv_into(self.talk.space(), 0, flags)
         except BlockingIOError as error:
+            if flags:
+                return False
             raise self.error(TIMED_OUT, f"{self.address} is silent") from error
         except OSError as error:
             raise self.error(UNREACHABLE, f"{self.address}: {error}") from error
-        if not found:
+        if not count:
             raise self.error(UNREACHABLE, f"{self.address} closed the connection")
-        return found
+        self.talk.received(count)
+        return True
+
+    def _limit_receiving(self, timeout_ms: int) -> None:
+        self._limit(socket.SO_RCVTIMEO, timeout_ms)
+        self._frame_deadline_s = time.monotonic() + 2 * timeout_ms / 1000
 
     def _last_words(self) -> DatanodeError | None:
         """Return the ERROR that the datanode sent before it closed the connection, if it is still to be had."""
@@ -264,22 +221,16 @@ class DatanodeConnection:
 
     # -- requests
 
-    def ask(self, request: Any, timeout_ms: int) -> Any:
-        """Send a request and return the record that answers it."""
-        self.doing = type(request).__name__
-        self.send(Kind.REQUEST, encode(request))
-        header, payload = self.receive(timeout_ms)
-        return self.answer(header, payload)
+    def send_request(self, request: Any) -> None:
+        """Send a request; what comes next answers the oldest that has no answer."""
+        self.send_parts([self.talk.request(request)])
 
-    def answer(self, header: FrameHeader, payload: bytearray) -> Any:
-        """Return the record in a REPLY; raises DatanodeError for any other frame."""
-        if header.kind is not Kind.REPLY:
-            raise self.error(BAD_FRAME, f"a {header.kind.name} frame where a REPLY was expected")
+    def answer(self, event: Event) -> Any:
+        """Return the record in the answer to a request; raises DatanodeError for anything else."""
+        if not isinstance(event, PeerAnswered):
+            raise self._unexpected(event)
         self.used = True
-        try:
-            return decode(bytes(payload))
-        except Undecodable as error:
-            raise self.error(BAD_FRAME, f"the answer cannot be read: {error}") from error
+        return event.record
 
     # -- errors
 
@@ -287,13 +238,11 @@ class DatanodeConnection:
         """Return the exception of what this datanode was asked last."""
         return DatanodeError(status, message, datanode=self.datanode, doing=self.doing)
 
-    def _refusal(self, payload: bytearray) -> DatanodeError:
-        try:
-            said = decode(bytes(payload))
-        except Undecodable as error:
-            return self.error(BAD_FRAME, f"an ERROR cannot be read: {error}")
-        if not isinstance(said, StreamError):
-            return self.error(BAD_FRAME, f"an ERROR holds a {type(said).__name__}")
+    def _unexpected(self, event: Event) -> DatanodeError:
+        said = event.header.kind.name if isinstance(event, Frame) else type(event).__name__
+        return self.error(BAD_FRAME, f"{self.address}: {said} is no answer to that")
+
+    def _refusal(self, said: StreamError) -> DatanodeError:
         self.used = True
         return DatanodeError(
             said.code, said.message, datanode=said.datanode or self.datanode, doing=self.doing, offset=said.offset,
@@ -305,9 +254,9 @@ class DatanodeConnection:
         return self._socket.fileno()
 
     @property
-    def has_received(self) -> bool:
-        """Whether a part of a frame is here already."""
-        return bool(self._received)
+    def is_idle(self) -> bool:
+        """Whether nothing is under way on it, so that it may be kept for the next request."""
+        return self.talk.state is ConversationState.OPEN and not self.talk.has_received
 
     def interrupt(self) -> None:
         """Have whoever waits on it hear that it is closed; for any thread."""
@@ -331,13 +280,7 @@ class Datanodes:
     ) -> None:  # fmt: skip
         self.silence_ms = silence_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._hello = Hello(
-            peer=peer,
-            cluster=cluster,
-            min_version=MIN_VERSION,
-            max_version=VERSION,
-            max_payload_bytes=MAX_PAYLOAD_BYTES,
-        )
+        self._hello = own_hello(peer, cluster)
         self._lock = threading.Lock()
         self._idle: dict[str, list[DatanodeConnection]] = {}
         self._turns = threading.BoundedSemaphore(max_conversations)
@@ -386,7 +329,8 @@ class Datanodes:
         """Keep a connection on which nothing is under way for the next request."""
         with self._lock:
             kept = self._idle.setdefault(connection.address, [])
-            if not self._closed and len(kept) < MAX_IDLE and not connection.has_received:
+            if not self._closed and len(kept) < MAX_IDLE and connection.is_idle:
+                connection.talk.shrink()
                 kept.append(connection)
                 return
         connection.close()
@@ -432,7 +376,7 @@ class Datanodes:
         try:
             connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
             connection.doing = type(request).__name__
-            connection.send(Kind.REQUEST, encode(request))
+            connection.send_request(request)
             asked[member.datanode] = connection
         except DatanodeError as error:
             if connection is not None:
@@ -455,7 +399,7 @@ class Datanodes:
                 connection = asked.pop(name)
                 reused = connection.used
                 try:
-                    outcome = connection.answer(*connection.receive(self.silence_ms))
+                    outcome = connection.answer(connection.receive(self.silence_ms))
                     if not isinstance(outcome, expect):
                         raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")
                     outcomes[name] = outcome

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from producers.bulk.core.file_ingest import FileEnded, FileIngest, FileStep, OpenFile
 from producers.bulk.histogram import Histogram
 from producers.bulk.key_copy import copy
 from producers.bulk.listing import metadata_of
@@ -324,64 +325,70 @@ class _Ingest:
 
 
 class _KeyWriter:
-    """One file on its way: createKey, then commitKey. Takes a place of the ingest's room and gives it back."""
+    """One file on its way: sends what :class:`FileIngest` says. Takes a place of the ingest's room and gives it back."""
 
-    __slots__ = ("begun_s", "bucket", "content", "run", "surveyed_size", "volume")
+    __slots__ = ("begun_s", "bucket", "content", "file", "run", "surveyed_size", "volume")
 
     def __init__(self, run: _Ingest, content: FileContent, place: tuple[str, str], surveyed_size: int) -> None:
         self.run = run
         self.content = content
         self.volume, self.bucket = place
         self.surveyed_size = surveyed_size
+        self.file = FileIngest()
         self.begun_s = 0.0
 
     def begin(self) -> None:
         """Open the key."""
+        self._take(self.file.begin())
+
+    def _take(self, step: FileStep) -> None:
         content = self.content
-        create = CreateKey(
-            volume=self.volume,
-            bucket=self.bucket,
-            key=content.relative_path,
-            size=content.size,
-            metadata=metadata_of(content),
-        )
-        self._submit(create, self._opened)
+        if isinstance(step, FileEnded):
+            self.run.end(content, self.surveyed_size, step.status, step.message)
+        elif isinstance(step, OpenFile):
+            create = CreateKey(
+                volume=self.volume,
+                bucket=self.bucket,
+                key=content.relative_path,
+                size=content.size,
+                metadata=metadata_of(content),
+            )
+            self._submit(create, self._opened)
+        else:
+            commit = CommitKey(
+                volume=self.volume,
+                bucket=self.bucket,
+                key=content.relative_path,
+                session_id=step.session_id,
+                size=content.size,
+                blocks=list(step.blocks),
+            )
+            self._submit(commit, self._committed)
 
     def _submit(self, body: RequestBody, done: Done) -> None:
         self.begun_s = time.monotonic()
         try:
             self.run.client.submit_with(body, done)
         except StratologError as error:
-            self._end(error.status, str(error))
+            self._take(self.file.on_refused(error.status, str(error)))
 
     def _opened(self, outcome: Outcome) -> None:
         self._count(outcome)
+        step: FileStep
         if isinstance(outcome, StratologError):
-            self._end(outcome.status, str(outcome))
-            return
-        content = self.content
-        try:
-            session = session_of(outcome)
-            blocks = fit_blocks(session.blocks, content.size)
-        except (TypeError, ValueError) as error:
-            self._end(INTERNAL_ERROR, str(error))
-            return
-        commit = CommitKey(
-            volume=self.volume,
-            bucket=self.bucket,
-            key=content.relative_path,
-            session_id=session.session_id,
-            size=content.size,
-            blocks=blocks,
-        )
-        self._submit(commit, self._committed)
+            step = self.file.on_refused(outcome.status, str(outcome))
+        else:
+            try:
+                session = session_of(outcome)
+                step = self.file.on_opened(session.session_id, fit_blocks(session.blocks, self.content.size))
+            except (TypeError, ValueError) as error:
+                step = self.file.on_refused(INTERNAL_ERROR, str(error))
+        self._take(step)
 
     def _committed(self, outcome: Outcome) -> None:
         self._count(outcome)
-        if isinstance(outcome, StratologError):
-            self._end(outcome.status, str(outcome))
-        else:
-            self._end(None, "")
+        refused = isinstance(outcome, StratologError)
+        self._take(self.file.on_refused(outcome.status, str(outcome)) if refused else self.file.on_committed())
 
     def _count(self, outcome: Outcome) -> None:
         latency_ms = (time.monotonic() - self.begun_s) * 1000
@@ -389,9 +396,6 @@ class _KeyWriter:
             self.run.requests += 1
             if not isinstance(outcome, StratologError):
                 self.run.histogram.add(latency_ms)
-
-    def _end(self, status: str | None, message: str) -> None:
-        self.run.end(self.content, self.surveyed_size, status, message)
 
 
 def _write_contents(

@@ -23,15 +23,14 @@ from collections.abc import Sequence
 
 from producers.blocks.block_commit import NOT_REACHED
 from producers.blocks.core.topology import nearest_first
-from producers.blocks.datanode_connection import UNREACHABLE, DatanodeConnection
+from producers.blocks.datanode_connection import DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
 from producers.blocks.stream_options import StreamOptions
-from producers.errors import DatanodeError, RequestFailed
+from producers.errors import UNREACHABLE, DatanodeError, RequestFailed
 from producers.files.key_streams import KeyStreams
 from producers.waiting import SlowWait
-from schemas.codecs.codec import encode
 from schemas.records.datanode import Member, ReadBlock, SalvageBlock
-from schemas.records.packets import CELL_BYTES, Kind
+from schemas.records.packets import CELL_BYTES, Frame, Kind
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
 
@@ -224,7 +223,7 @@ class _BlockReader:
             try:
                 connection = self._streams.datanodes.borrow(member, fresh=fresh)
                 connection.doing = f"{type(request).__name__} of {self.location.container_id}/{self.location.local_id}"
-                connection.send(Kind.REQUEST, encode(request))
+                connection.send_request(request)
             except DatanodeError as error:
                 if connection is not None:
                     connection.close()
@@ -252,18 +251,19 @@ class _BlockReader:
     def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
         """Take the packet at ``cell`` from the answer under way."""
         try:
-            header, payload = connection.receive(self._streams.datanodes.silence_ms)
-            if header.kind is Kind.END:
-                return connection.error(
-                    NOT_COMMITTED, f"the answer ended at {header.offset}, {self._end} was asked for"
-                )
-            if header.kind is not Kind.DATA or header.offset != cell or not payload:
-                what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
-                return connection.error(BAD_FRAME, what)
+            event = connection.receive(self._streams.datanodes.silence_ms)
         except DatanodeError as error:
             return error
-        # A replica may have more than this key's part of the block.
-        self._packet = memoryview(payload)[: self.location.length - cell].toreadonly()
+        assert isinstance(event, Frame), event  # noqa: S101 - a request for bytes is answered by DATA and END
+        header = event.header
+        if header.kind is Kind.END:
+            return connection.error(NOT_COMMITTED, f"the answer ended at {header.offset}, {self._end} was asked for")
+        if header.offset != cell or not header.length:
+            what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
+            return connection.error(BAD_FRAME, what)
+        # A copy: readers keep it while more is received. A replica may have more than this key's part of the block.
+        payload = bytes(event.payload)
+        self._packet = memoryview(payload)[: self.location.length - cell]
         self._packet_offset = cell
         self._next = cell + len(payload)
         if self._next >= self._end:
@@ -275,14 +275,11 @@ class _BlockReader:
         """Take the end of the answer, and give the connection back."""
         connection.used = True
         try:
-            header, _ = connection.receive(self._streams.datanodes.silence_ms)
+            connection.receive(self._streams.datanodes.silence_ms)
         except DatanodeError:
             connection.close()
             return
-        if header.kind is Kind.END:
-            self._streams.datanodes.give_back(connection)
-        else:
-            connection.close()
+        self._streams.datanodes.give_back(connection)
 
     def _let_go(self) -> None:
         """End the answer under way: read what little is left of it, or close the connection."""
@@ -292,8 +289,8 @@ class _BlockReader:
         self._connection = None
         try:
             if 0 < self._end - self._next <= DRAIN_BYTES:
-                while connection.receive(self._streams.datanodes.silence_ms)[0].kind is Kind.DATA:
-                    pass
+                while not connection.is_idle:
+                    connection.receive(self._streams.datanodes.silence_ms)
                 self._streams.datanodes.give_back(connection)
                 return
         except DatanodeError:

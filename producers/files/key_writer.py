@@ -5,16 +5,17 @@ What belongs here: which block the bytes go to, and what happens to those of a b
 1. A key is a list of blocks in order. One is being written; the one before it may still be waiting for its watch.
 2. Together they keep ``client_buffer_bytes`` at most: at that a writer waits.
 3. When a block fails, what is watched of it stays; all other bytes are still held and are written to new blocks, in its
-   place, on other pipelines if there are others. A key gives up after MAX_FAILED_BLOCKS without one that ended well, or after two commit
-   time-outs. What is waited for is logged.
+   place, on other pipelines if there are others, until ``core.failed_blocks`` says that the key gives up. What is waited
+   for is logged.
 4. CommitKey names the blocks in order, with lengths and committed indexes, once everything is watched. A key that is
    aborted, or dropped, is never committed; its blocks were never part of a key, and are reclaimed.
-5. A failure lasts. Once a method has raised, whatever it was, nobody knows what the key would hold: all others raise from then on, and
-   :meth:`KeyWriter.close` commits nothing.
+5. A failure lasts. Once a method has raised, whatever it was, nobody knows what the key would hold: all others raise
+   from then on, and :meth:`KeyWriter.close` commits nothing. What each fate of a key means is in ``core.key_fate``.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -26,14 +27,13 @@ from typing import Protocol
 from producers.blocks.block_writer import BlockFailed, BlockWriter
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import (
-    CLIENT_CLOSED,
     WRITE_FAILED,
-    ClientClosed,
-    OutcomeUnknown,
     RequestFailed,
     RetryableError,
     StratologError,
 )
+from producers.files.core.failed_blocks import LAST_PAUSE_MS, PAUSE_MS, FailedBlocks, KeyGivesUp
+from producers.files.core.key_fate import FateOfKey
 from producers.files.key_streams import KeyStreams
 from producers.requests.keys import block_of, session_of
 from producers.waiting import SlowWait
@@ -41,11 +41,6 @@ from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, Reques
 from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 
-MAX_FAILED_BLOCKS = 10
-MIN_FAILED_BLOCKS = 3
-"""So many are tried even if they take long; from then on no longer than two commit time-outs in all."""
-PAUSE_MS = 50
-LAST_PAUSE_MS = 2_000
 KEEP_BYTES = 8 * 1024 * 1024
 """``bytes`` up to this size are kept instead of copied: they are released as a whole."""
 
@@ -84,10 +79,9 @@ class KeyWriter:
         self._options = options or streams.options
         self._volume, self._bucket, self._key = place
         self.path = "/".join(("", *place))
-        self._committing = self._answered = False
-        """Whether CommitKey may have been sent, and whether ``_failure`` is what it was answered with."""
-        self._failure: BaseException | None = None
-        """What was raised first; the key is never committed then."""
+        self._fate = FateOfKey(self.path)
+        self._fate_lock = threading.Lock()
+        """``interrupt`` comes from other threads."""
         self._patience = SlowWait(f"writing {self.path}")
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
@@ -103,12 +97,9 @@ class KeyWriter:
         self._current: BlockWriter | None = None
         self._live: list[BlockWriter] = []
         """Blocks that have neither ended well nor been salvaged: those two, and the one that is rescued or written anew."""
-        self._excluded: list[str] = []
-        self._failed_in_a_row = 0
-        self._failed_blocks = self._resumed = self._by_majority = self._blocks = 0
+        self._failed = FailedBlocks(self._options.commit_timeout_ms)
+        self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
-        self._ended = False
-        self._failing_since_s = 0.0
 
     @property
     def written(self) -> int:
@@ -118,7 +109,7 @@ class KeyWriter:
     @property
     def ended(self) -> bool:
         """Whether the key was committed or aborted, or its writing failed."""
-        return self._ended or self._failure is not None
+        return self._fate.ended or self._fate.failed
 
     @property
     def session_id(self) -> int:
@@ -136,7 +127,7 @@ class KeyWriter:
         return WriteStatistics(
             bytes=self._written,
             blocks=self._blocks,
-            failed_blocks=self._failed_blocks,
+            failed_blocks=self._failed.total,
             resumed_streams=self._resumed + sum(block.resumed for block in live),
             watches_by_majority=self._by_majority + sum(block.watches_by_majority for block in live),
         )
@@ -152,7 +143,7 @@ class KeyWriter:
         done = 0
         try:
             while done < len(view):
-                self._check_failure()
+                self._check_fate()
                 taken = self._write_some(view[done:], keep=keep)
                 done += taken
                 self._written += taken
@@ -205,7 +196,7 @@ class KeyWriter:
 
     def close(self) -> None:
         """Commit the key; closing again, or after :meth:`abort`, does nothing. After a failure it commits nothing, and raises each time."""
-        if self._ended:
+        if self._fate.ended:
             return
         with self._step():
             if self._current is not None:
@@ -216,22 +207,25 @@ class KeyWriter:
                 volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
                 size=self._written, blocks=blocks,
             )  # fmt: skip
-            self._check_failure()
             self._commit(body)
-            self._ended = True
         self._let_go()
 
     def _commit(self, body: CommitKey) -> None:
-        self._committing = True
+        with self._fate_lock:
+            self._fate.on_commit_sent()
         try:
             self._client.submit(body).result()
         except StratologError as error:
-            self._failure, self._answered = error, True
+            with self._fate_lock:
+                self._fate.on_commit_refused(error)
             raise
+        with self._fate_lock:
+            self._fate.on_commit_taken()
 
     def abort(self) -> None:
         """Let go of the key without committing it; does nothing after :meth:`close`."""
-        self._ended = True
+        with self._fate_lock:
+            self._fate.on_abort()
         self._let_go()
 
     def interrupt(self, reason: str) -> None:
@@ -252,8 +246,8 @@ class KeyWriter:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        if self._failure is None and not self._ended:
-            self._failure = error
+        with self._fate_lock:
+            self._fate.on_failure(error)
 
     def _let_go(self) -> None:
         """Nothing more is sent or committed."""
@@ -262,30 +256,17 @@ class KeyWriter:
         self._live.clear()
 
     def _check_open(self) -> None:
-        if self._ended:
-            raise ClientClosed(CLIENT_CLOSED, f"{self.path} is closed")
-        if self._failure is not None:
+        if self._fate.failed:
             # It may have been interrupted by a thread that could not do this.
             self._let_go()
-        self._check_failure()
+        self._check_fate()
 
-    def _check_failure(self) -> None:
-        """Raise what failed before, in its own class: what the caller may do about it is the same."""
-        error = self._failure
-        if error is None:
-            return
-        if self._answered:
+    def _check_fate(self) -> None:
+        """Raise what each call raises by now, if anything has failed or the key is closed."""
+        with self._fate_lock:
+            error = self._fate.refusal()
+        if error is not None:
             raise error
-        if self._committing:
-            raise OutcomeUnknown(
-                WRITE_FAILED, f"{self.path} may be committed: CommitKey was not waited for: {str(error) or repr(error)}"
-            ) from error
-        kind, status = (
-            (type(error), error.status) if isinstance(error, StratologError) else (RetryableError, WRITE_FAILED)
-        )
-        raise kind(
-            status, f"{self.path} is not committed, because writing it failed: {str(error) or repr(error)}"
-        ) from error
 
     # -- blocks
 
@@ -302,24 +283,24 @@ class KeyWriter:
 
     def _still(self, what: object) -> None:
         """Told what is waited for; raises if the key has failed meanwhile."""
-        self._check_failure()
+        self._check_fate()
         self._patience.still(what)
 
     def _allocate(self) -> BlockLocation:
         while self._spare:
             location = self._spare.pop(0)
-            if location.pipeline not in self._excluded:
+            if location.pipeline not in self._failed.excluded:
                 return location
         body = AllocateBlock(
             volume=self._volume, bucket=self._bucket, key=self._key, session_id=self._session_id,
-            excluded_pipelines=list(self._excluded),
+            excluded_pipelines=list(self._failed.excluded),
         )  # fmt: skip
-        if self._excluded:
+        if self._failed.excluded:
             try:
                 return block_of(self._client.submit(body).result())
             except (RequestFailed, RetryableError):
                 # Nothing is left but what failed before, and may have recovered.
-                self._excluded.clear()
+                self._failed.on_nothing_else()
         return block_of(self._ask(replace(body, excluded_pipelines=[])))
 
     def _ask(self, body: RequestBody) -> Response:
@@ -363,7 +344,7 @@ class KeyWriter:
         self._closing = None
         if self._guarded(block, lambda: self._done.append(block.settle())):
             self._count(block)
-            self._failed_in_a_row = 0
+            self._failed.on_ended_well()
 
     def _rescue(self, block: BlockWriter, failure: BlockFailed) -> None:
         """Keep what is durable of a block that failed, and write its other bytes to new blocks in its place."""
@@ -371,24 +352,16 @@ class KeyWriter:
         failed: tuple[BlockWriter, BlockFailed] | None = (block, failure)
         while failed is not None:
             block, failure = failed
-            self._failed_blocks += 1
-            self._failed_in_a_row += 1
-            if self._failed_in_a_row == 1:
-                self._failing_since_s = time.monotonic()
+            self._failed.on_failed(time.monotonic())
             self._still(failure)
             location = block.salvage(failure)
             self._count(block)
             if location is not None:
                 self._done.append(location)
-            failing_ms = (time.monotonic() - self._failing_since_s) * 1000
-            patient = self._failed_in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._options.commit_timeout_ms
-            if self._failed_in_a_row >= MAX_FAILED_BLOCKS or not patient:
+            verdict = self._failed.on_salvaged(time.monotonic(), block.pipeline.pipeline)
+            if isinstance(verdict, KeyGivesUp):
                 raise failure.error
-            if block.pipeline.pipeline not in self._excluded:
-                self._excluded.append(block.pipeline.pipeline)
-            if self._failed_in_a_row > 1:
-                # What is wrong may take a moment to become known: a container that has just been closed, a dead node.
-                time.sleep(min(PAUSE_MS * 2**self._failed_in_a_row, LAST_PAUSE_MS) / 1000)
+            time.sleep(verdict.pause_ms / 1000)
             self._streams.directory.try_refresh()
             waiting[:0] = block.unwatched()
             failed = self._rewrite(waiting)
@@ -416,7 +389,7 @@ class KeyWriter:
             except BlockFailed as failure:
                 return block, failure
             self._count(block)
-            self._failed_in_a_row = 0
+            self._failed.on_ended_well()
         return None
 
     def _count(self, block: BlockWriter) -> None:

@@ -234,6 +234,10 @@ class FrameBuffer:
             header = decode_header(self._buffer[start : start + HEADER_BYTES])
             if self.greeting and header.kind not in (Kind.HELLO, Kind.ERROR):
                 raise BadFrame(f"a connection begins with HELLO, not {header.kind.name}")
+            if self.greeting and header.length > MAX_HELLO_BYTES:
+                raise BadFrame(
+                    f"a {header.kind.name} of {header.length} bytes before HELLO; at most {MAX_HELLO_BYTES} are taken"
+                )
             self._header = header
         end = start + HEADER_BYTES + self._header.length
         if end > self._end:

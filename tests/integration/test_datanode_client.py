@@ -124,8 +124,8 @@ def streaming_primary(file: KeyOutput) -> str:
     """The datanode to which the file's current block is streamed."""
     block = file._writer._current
     assert block is not None
-    assert block._primary is not None
-    return block._primary.datanode
+    assert block._recovery.primary
+    return block._recovery.primary
 
 
 # Every one in every way of committing: test_datanode_faults.py.

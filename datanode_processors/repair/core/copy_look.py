@@ -23,7 +23,7 @@ from datanode_processors.repair.core.instructions import (
     DropIfDeleted,
     ForgetCopy,
     Instructions,
-    Say,
+    LogLine,
 )
 
 
@@ -126,7 +126,7 @@ class CopyLook:
 
     def _dropped(self, _: CopyDropped) -> Instructions:
         self.state = LookState.GONE
-        return Say(f"{self._name}: no block of the copy here is left, and it is dropped"), ForgetCopy()
+        return LogLine(f"{self._name}: no block of the copy here is left, and it is dropped"), ForgetCopy()
 
     def _kept(self, _: CopyKept) -> Instructions:
         self.state = LookState.COMPARING
@@ -147,7 +147,7 @@ class CopyLook:
         self._heard = True
         said: Instructions = ()
         if missing := sum(local_id not in event.deleted for local_id in self._live):
-            said = (Say(f"{self._name}: {event.member} has no row of {missing} blocks of the copy here"),)
+            said = (LogLine(f"{self._name}: {event.member} has no row of {missing} blocks of the copy here"),)
         deleted = tuple(local_id for local_id in self._live if event.deleted.get(local_id, False))
         if not deleted:
             return said + self._ask_next()
@@ -163,7 +163,7 @@ class CopyLook:
 
     def _not_deleted(self, event: NotDeleted) -> Instructions:
         self.state = LookState.SILENT
-        return (Say(f"{self._name}: blocks of the copy here cannot be deleted: {event.reason}"),)
+        return (LogLine(f"{self._name}: blocks of the copy here cannot be deleted: {event.reason}"),)
 
     TRANSITIONS: ClassVar[Mapping[tuple[LookState, type], Callable[[CopyLook, Any], Instructions]]] = {
         (LookState.NEW, LookBegins): _begin,

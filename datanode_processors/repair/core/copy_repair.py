@@ -28,10 +28,10 @@ from datanode_processors.repair.core.instructions import (
     FindBadCells,
     ForgetCopy,
     Instructions,
+    LogLine,
     LookSoon,
     ReadRows,
     RepairBlock,
-    Say,
 )
 from schemas.stream_errors import FAILED, NOT_COMMITTED
 
@@ -216,7 +216,7 @@ class BlockRepair(CopyRepair):
             message = f"{self._name} is damaged in {len(event.bad)} cells, the first is {event.bad[0]}, that are not to be had"
             return self._end(BlockError(NOT_COMMITTED, f"{message} ({self._said()})"))
         self._end()
-        return CountFiles(), Say(f"{self._name} is repaired: {len(self._bad)} cells")
+        return CountFiles(), LogLine(f"{self._name} is repaired: {len(self._bad)} cells")
 
     TRANSITIONS: ClassVar[Transitions] = {
         (RepairState.NEW, RepairBegins): _begin,
@@ -243,7 +243,7 @@ class WholeRepair(CopyRepair):
 
     def _dropped(self, _: CopyDropped) -> Instructions:
         self._end()
-        return Say(f"{self._name}: no block of the copy here is left, and it is dropped"), ForgetCopy()
+        return LogLine(f"{self._name}: no block of the copy here is left, and it is dropped"), ForgetCopy()
 
     def _kept(self, _: CopyKept) -> Instructions:
         self.state = RepairState.READING_ROWS
@@ -269,7 +269,7 @@ class WholeRepair(CopyRepair):
     def _rows_taken(self, event: RowsTaken) -> Instructions:
         self.state = RepairState.READING_NEW_ROWS
         # They may be another copy's, and older than those that were here.
-        return Say(f"{self._name}: the rows of the copy here are taken from {event.source}"), LookSoon(), ReadRows()
+        return LogLine(f"{self._name}: the rows of the copy here are taken from {event.source}"), LookSoon(), ReadRows()
 
     def _rows_readable(self, _: RowsReadable) -> Instructions:
         self.state = RepairState.READING_NEW_ROWS

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class LogLine:
     """Log a message."""
 
     text: str
@@ -133,7 +133,7 @@ class CountFiles:
 
 
 Instruction: TypeAlias = (
-    Say
+    LogLine
     | ReportHealth
     | DropIfDeleted
     | ForgetCopy

@@ -33,11 +33,11 @@ from datanode_processors.repair.core.copy_states import (
 )
 from datanode_processors.repair.core.instructions import (
     Instructions,
+    LogLine,
     LookAt,
     RepairOne,
     ReportHealth,
     SaveSources,
-    Say,
     Task,
 )
 
@@ -156,7 +156,7 @@ class UpkeepPlan:
         self._looks.put_sooner(LookAt(container_id), now_s + pause_s)
         if not heard and pause_s < LAST_PAUSE_S <= 2 * pause_s:
             return (
-                Say(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is"),
+                LogLine(f"container {container_id}: no member of its pipeline answers; the copy here is kept as it is"),
             )
         return ()
 
@@ -194,7 +194,7 @@ class UpkeepPlan:
         block = (container_id, local_id if len(self._damaged) < MAX_DAMAGED else WHOLE)
         self._move_damage(block, _Damage(reason=reason, pause_s=FIRST_PAUSE_S), DamageEvent.FOUND)
         self._repairs.put(RepairOne(*block), now_s)
-        return Say(reason), ReportHealth()
+        return LogLine(reason), ReportHealth()
 
     def leave(self, container_id: int, local_id: int, reason: str, now_s: float) -> Instructions | None:
         """The repair of a whole copy could not repair a block: have it tried again by itself; None if there is no room for it."""
@@ -207,7 +207,7 @@ class UpkeepPlan:
         if known is not None:
             return ()
         self._repairs.put(RepairOne(*block), now_s + FIRST_PAUSE_S)
-        return (Say(f"{reason}; trying again, with growing pauses"),)
+        return (LogLine(f"{reason}; trying again, with growing pauses"),)
 
     def note_deletion(self, blocks: Iterable[Block], now_s: float) -> None:
         """Blocks of copies were deleted, or should have been: look whether any of them still counts as damaged."""
@@ -252,7 +252,7 @@ class UpkeepPlan:
         first, damage.tried, damage.reason = not damage.tried, True, reason
         self._repairs.put(RepairOne(*block), now_s + damage.pause_s)
         damage.pause_s = min(2 * damage.pause_s, LAST_PAUSE_S)
-        return (Say(f"{reason}; trying again, with growing pauses"),) if first else ()
+        return (LogLine(f"{reason}; trying again, with growing pauses"),) if first else ()
 
     # -- what it says ----------------------------------------------------------------------------------------------
 

@@ -240,11 +240,11 @@ class RenewLoan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Say:
+class LeadershipNote:
     """Log a line; ``shard`` is the one that it is about, None if it is about the node."""
 
     text: str
     shard: int | None = None
 
 
-Instruction = JoinGroup | LeaveGroup | StartThread | EndThread | AwaitDrain | ReturnLoan | RenewLoan | Say
+Instruction = JoinGroup | LeaveGroup | StartThread | EndThread | AwaitDrain | ReturnLoan | RenewLoan | LeadershipNote

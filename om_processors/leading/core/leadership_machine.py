@@ -26,10 +26,10 @@ from om_processors.leading.core.leadership_events import (
     EndThread,
     Instruction,
     JoinGroup,
+    LeadershipNote,
     LeaveGroup,
     RenewLoan,
     ReturnLoan,
-    Say,
     StartThread,
     ThreadEnd,
 )
@@ -305,7 +305,7 @@ class LeadershipMachine:
         self._out_until_s = max(self._out_until_s, until_s)
 
     def _say(self, text: str, shard: int | None = None) -> None:
-        self._instructions.append(Say(text=text, shard=shard))
+        self._instructions.append(LeadershipNote(text=text, shard=shard))
 
     def _refusal(self, why: str) -> OMError:
         return OMError(INVALID_REQUEST, f"{self._node} {why}")

@@ -25,7 +25,7 @@ from datanode_processors.repair.core.instructions import (
     DropIfDeleted,
     ForgetCopy,
     Instructions,
-    Say,
+    LogLine,
 )
 
 BEGINS = LookBegins()
@@ -84,7 +84,7 @@ def test_every_event_in_every_state(state: LookState, event: LookEvent) -> None:
 def test_a_copy_without_blocks_is_dropped_and_forgotten() -> None:
     assert after(BEGINS)[1] == (DropIfDeleted(),)
     assert after(BEGINS, CopyDropped())[1] == (
-        Say("container 259: no block of the copy here is left, and it is dropped"),
+        LogLine("container 259: no block of the copy here is left, and it is dropped"),
         ForgetCopy(),
     )
 
@@ -110,7 +110,7 @@ def test_all_sources_are_asked_and_one_member_is_enough_to_be_heard() -> None:
 def test_what_a_member_has_a_tombstone_of_is_deleted_and_a_row_that_it_lacks_is_said() -> None:
     look, asked = after(BEGINS, CopyKept(), COMPARED, MemberAnswered("dn2", {8: True, 9: True}))
     assert asked == (
-        Say("container 259: dn2 has no row of 1 blocks of the copy here"),
+        LogLine("container 259: dn2 has no row of 1 blocks of the copy here"),
         DeleteHere((8,), "dn2"),
     )
     assert look.step(DeletedHere((7,))) == (AskForRows("b:1", 7),)
@@ -125,5 +125,5 @@ def test_when_all_is_deleted_nobody_else_is_asked() -> None:
 
 def test_what_cannot_be_deleted_has_the_copy_looked_at_again_soon() -> None:
     look, asked = after(BEGINS, CopyKept(), COMPARED, TOMBSTONE, NotDeleted("DISK_FULL: no room"))
-    assert asked == (Say("container 259: blocks of the copy here cannot be deleted: DISK_FULL: no room"),)
+    assert asked == (LogLine("container 259: blocks of the copy here cannot be deleted: DISK_FULL: no room"),)
     assert look.state is LookState.SILENT

@@ -33,10 +33,10 @@ from datanode_processors.repair.core.instructions import (
     FindBadCells,
     ForgetCopy,
     Instructions,
+    LogLine,
     LookSoon,
     ReadRows,
     RepairBlock,
-    Say,
 )
 from schemas import stream_errors as codes
 
@@ -151,7 +151,7 @@ def test_a_source_is_asked_for_what_those_before_it_did_not_give() -> None:
     assert repair.step(CellsCame(frozenset({4}))) == (CheckCells((1, 4, 9)),)
     assert repair.step(CellsChecked(())) == (
         CountFiles(),
-        Say("the copy of block 259/7 here is repaired: 3 cells"),
+        LogLine("the copy of block 259/7 here is repaired: 3 cells"),
     )
     assert repair.state is S.RIGHT
 
@@ -212,7 +212,7 @@ def test_rows_come_from_the_first_source_that_has_them_and_the_copy_is_looked_at
     assert asked == (FetchRows("a:1"),)
     assert repair.step(RowsRefused("away")) == (FetchRows("b:1"),)
     assert repair.step(RowsTaken("dn2")) == (
-        Say("container 259: the rows of the copy here are taken from dn2"),
+        LogLine("container 259: the rows of the copy here are taken from dn2"),
         LookSoon(),
         ReadRows(),
     )

@@ -17,7 +17,7 @@ from datanode_processors.repair.core.copy_states import (
     DamageEvent,
     DamageState,
 )
-from datanode_processors.repair.core.instructions import LookAt, RepairOne, ReportHealth, SaveSources, Say
+from datanode_processors.repair.core.instructions import LogLine, LookAt, RepairOne, ReportHealth, SaveSources
 from datanode_processors.repair.core.upkeep_plan import (
     FIRST_PAUSE_S,
     LAST_PAUSE_S,
@@ -134,7 +134,7 @@ def test_a_copy_that_nobody_answers_for_is_asked_about_less_and_less_and_said_so
         now_s = due_s(plan)
     assert pauses == [min(FIRST_PAUSE_S * 2**number, LAST_PAUSE_S) for number in range(14)]
     assert said == [
-        Say(f"container {CONTAINER}: no member of its pipeline answers; the copy here is kept as it is"),
+        LogLine(f"container {CONTAINER}: no member of its pipeline answers; the copy here is kept as it is"),
     ]
     assert plan.is_unconfirmed(CONTAINER)
     look(plan, now_s, heard=True)
@@ -192,7 +192,7 @@ def test_a_look_that_was_not_begun_does_not_end(plan: UpkeepPlan) -> None:
 
 
 def test_a_block_that_is_found_damaged_is_said_once_and_repaired(plan: UpkeepPlan) -> None:
-    assert plan.find(*HERE, "why", 3) == (Say("why"), ReportHealth())
+    assert plan.find(*HERE, "why", 3) == (LogLine("why"), ReportHealth())
     assert plan.find(*HERE, "again", 4) == ()
     assert plan.named_damage() == [{"container": CONTAINER, "block": BLOCK, "reason": "why"}]
     assert [plan.take(2), plan.take(3), plan.take(4)] == [None, REPAIR, None]
@@ -225,7 +225,7 @@ def test_what_nobody_has_right_is_tried_less_and_less_and_said_once(plan: Upkeep
         pauses.append(due_s(plan) - now_s)
         now_s = due_s(plan)
     assert pauses == [min(FIRST_PAUSE_S * 2**number, LAST_PAUSE_S) for number in range(14)]
-    assert said == [Say("attempt 0; trying again, with growing pauses")]
+    assert said == [LogLine("attempt 0; trying again, with growing pauses")]
     assert plan.named_damage()[0]["reason"] == "attempt 13"
 
 
@@ -276,7 +276,7 @@ def test_more_damage_than_there_is_room_for_is_repaired_by_copy(
 
 
 def test_what_the_repair_of_a_whole_copy_leaves_is_tried_by_itself(plan: UpkeepPlan) -> None:
-    assert plan.leave(*HERE, "one cell", 10) == (Say("one cell; trying again, with growing pauses"),)
+    assert plan.leave(*HERE, "one cell", 10) == (LogLine("one cell; trying again, with growing pauses"),)
     assert due_s(plan) == 10 + FIRST_PAUSE_S
     plan.take(20)
     plan.begin_repair(HERE)

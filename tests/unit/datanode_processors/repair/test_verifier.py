@@ -20,8 +20,8 @@ from datanode_processors.wire.peer import Peer
 from datanode_processors.wire.wire import hello_frame
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
+from schemas.conversation.conversation import Event
 from schemas.records.datanode import BlockRow, Member, OpenPipeline, ReadBlock
-from schemas.records.packets import Frame
 from tests.support.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
 from tests.support.waiting import eventually
 
@@ -268,7 +268,7 @@ def test_a_peer_that_trickles_has_timed_out(node: Node, monkeypatch: pytest.Monk
     with Peer(node.address, own="dn9", cluster="test", timeout_s=5.0) as peer:
         receive, got = peer._receive, []
 
-        def receive_slowly(timeout_s: float | None = None) -> Frame:
+        def receive_slowly(timeout_s: float | None = None) -> Event:
             clock[0] += 1
             return receive(timeout_s)
 

@@ -20,6 +20,7 @@ from om_processors.leading.core.leadership_events import (
     GroupUnsettled,
     Instruction,
     JoinGroup,
+    LeadershipNote,
     LeaveGroup,
     LoanRenewed,
     LoansDue,
@@ -29,7 +30,6 @@ from om_processors.leading.core.leadership_events import (
     RenewalAnswered,
     RenewLoan,
     ReturnLoan,
-    Say,
     ShardsAssigned,
     ShardsLost,
     ShardsRevoked,
@@ -117,7 +117,7 @@ def in_role(role: ShardRole) -> LeadershipMachine:
 
 KINDS = {
     JoinGroup: "join", LeaveGroup: "leave", StartThread: "start", EndThread: "end", AwaitDrain: "drain", ReturnLoan: "return",
-    RenewLoan: "renew", Say: "say",
+    RenewLoan: "renew", LeadershipNote: "say",
 }  # fmt: skip
 
 
@@ -369,14 +369,14 @@ def test_a_node_that_cannot_lead_stays_out_for_a_while(why: ThreadEnd):
 
 def test_why_it_does_not_join_is_said_once():
     found = machine()
-    assert tell(found, signs(BAD)) == [Say(text=f"not joining the leaders: {STALL}")]
+    assert tell(found, signs(BAD)) == [LeadershipNote(text=f"not joining the leaders: {STALL}")]
     assert tell(found, signs(BAD)) == []
     assert kinds(tell(found, signs(replace(BAD, event_loop_ago_ms=6000)))) == "say"
 
 
 def test_why_it_leaves_is_said():
     found = in_state(MemberState.MEMBER)
-    assert tell(found, signs(BAD)) == [Say(text=f"this node leads nothing any more: {STALL}"), LeaveGroup()]
+    assert tell(found, signs(BAD)) == [LeadershipNote(text=f"this node leads nothing any more: {STALL}"), LeaveGroup()]
 
 
 def test_a_group_that_does_not_settle_is_left_by_those_that_own_nothing():

@@ -1,0 +1,228 @@
+"""What is done when a stream fails: who is blamed, whom to stream to next, and when the block is given up. Pure.
+
+A stream that fails is one round: ``on_failed``, then what its instructions ask for, until it is Resume or GiveUp.
+
+===============  ======================  ============================================================================
+state            event                   what follows
+===============  ======================  ============================================================================
+not GIVEN_UP     ``on_failed``           GiveUp if the block will never grow, or nothing came forward MAX_FUTILE_RESUMES
+                                         times; else AskWhere: before anybody is blamed
+ASKING           ``on_asked``            somebody has moved: nobody is blamed. Else blame, by the error's status: Probe
+                                         those who may be silent, or at once a strike, or neither (a leader changed)
+PROBING          ``on_probed``           who is silent is failing; if nobody is, the culprit gets a strike
+ASKING, PROBING  (when that is decided)  Resume while a majority is not failing, else GiveUp
+GIVEN_UP         none                    the block takes no more bytes
+===============  ======================  ============================================================================
+
+STATUSES says by status how an error is taken. A strike is one error without an obvious culprit: STRIKES of them, or one
+that would come again (LASTING), and the datanode is failing: it is left out until it has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from producers.errors import UNREACHABLE, DatanodeError
+from schemas.stream_errors import (
+    BAD_FRAME,
+    BLOCK_DELETED,
+    CHECKSUM_MISMATCH,
+    CONTAINER_CLOSED,
+    DOWNSTREAM_FAILED,
+    FAILED,
+    INVALID_REQUEST,
+    NOT_LEADER,
+    OVERLOADED,
+    PIPELINE_CLOSED,
+    STOPPING,
+    TIMED_OUT,
+)
+
+STRIKES = 3
+"""Errors without an obvious culprit after which a datanode is left out."""
+MAX_FUTILE_RESUMES = 8
+"""Resumptions in a row without a byte of progress after which the block is given up."""
+PAUSE_MS = 50
+"""How much longer the pause is before each resumption in a row that brought nothing."""
+
+
+class ErrorKind(Enum):
+    """How an error of a stream is taken."""
+
+    OF_THE_BLOCK = "the block will never grow, whoever is asked"
+    LEADER_CHANGED = "nobody's fault: the leader is another"
+    SILENT = "somebody does not answer; if the primary, it may itself wait for another"
+    UNREACHABLE = "a connection could not be made, or broke"
+    BELOW = "one further down the tree failed"
+    PASSING = "the same datanode may not say that again"
+    LASTING = "the same datanode would say that again"
+
+
+STATUSES: Mapping[str, ErrorKind] = {
+    BLOCK_DELETED: ErrorKind.OF_THE_BLOCK,
+    CHECKSUM_MISMATCH: ErrorKind.OF_THE_BLOCK,
+    CONTAINER_CLOSED: ErrorKind.OF_THE_BLOCK,
+    INVALID_REQUEST: ErrorKind.OF_THE_BLOCK,
+    PIPELINE_CLOSED: ErrorKind.OF_THE_BLOCK,
+    NOT_LEADER: ErrorKind.LEADER_CHANGED,
+    TIMED_OUT: ErrorKind.SILENT,
+    UNREACHABLE: ErrorKind.UNREACHABLE,
+    DOWNSTREAM_FAILED: ErrorKind.BELOW,
+    BAD_FRAME: ErrorKind.PASSING,
+    OVERLOADED: ErrorKind.PASSING,
+    STOPPING: ErrorKind.PASSING,
+}
+"""By status; LASTING is every other."""
+OF_THE_BLOCK = frozenset(status for status, kind in STATUSES.items() if kind is ErrorKind.OF_THE_BLOCK)
+"""Codes after which the block will never grow, whoever is asked."""
+PROBED = frozenset({ErrorKind.SILENT, ErrorKind.UNREACHABLE, ErrorKind.BELOW})
+"""After these the suspects are asked whether they are there."""
+PASSING_BELOW = frozenset({"", TIMED_OUT, FAILED, BAD_FRAME, OVERLOADED, NOT_LEADER, STOPPING})
+"""What the one above says of one further down, as the ``hint`` of BELOW, that may pass."""
+
+
+class RecoveryState(Enum):
+    """Where the recovery of a block's streams stands."""
+
+    STREAMING = "streaming"
+    ASKING = "asking"
+    PROBING = "probing"
+    GIVEN_UP = "given up"
+
+
+@dataclass(frozen=True, slots=True)
+class AskWhere:
+    """Ask the Object Manager where the datanodes are now; ``on_moved`` if any is somewhere else, then ``on_asked``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask these datanodes whether they are there; then ``on_probed``."""
+
+    suspects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Open another stream, after a pause, without those who are failing."""
+
+    pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The block takes no more bytes."""
+
+
+RecoveryStep = AskWhere | Probe | Resume | GiveUp
+
+
+def kind_of(error: DatanodeError) -> ErrorKind:
+    """Return how an error of a stream is taken.
+
+    >>> kind_of(DatanodeError("STOPPING", "the datanode stops"))
+    <ErrorKind.PASSING: 'the same datanode may not say that again'>
+    """
+    return STATUSES.get(error.status, ErrorKind.LASTING)
+
+
+class StreamRecovery:
+    """Who of a pipeline's members fails, as far as one block's streams tell."""
+
+    def __init__(self, members: Iterable[str], majority: int, failing: set[str]) -> None:
+        """``members`` are the pipeline's, ``failing`` the names that are known to fail, shared with who commits."""
+        self.state = RecoveryState.STREAMING
+        self.avoided = ""
+        """The primary that is tried last next time."""
+        self.leader_hint = ""
+        self._members = frozenset(members)
+        self._majority = majority
+        self._failing = failing
+        self._strikes: dict[str, int] = {}
+        self._futile = 0
+        self._error: DatanodeError | None = None
+        self.primary = ""
+        """Through whom the stream goes, or went."""
+        self._streaming: tuple[str, ...] = ()
+
+    def on_began(self, primary: str, streaming: Iterable[str]) -> None:
+        """Note through whom a stream goes, and whom it goes to in all."""
+        self.primary = primary
+        self._streaming = tuple(streaming)
+
+    def on_failed(self, error: DatanodeError, *, progress: bool) -> AskWhere | GiveUp:
+        """Take the error with which a stream ended; ``progress`` is whether more is acknowledged than at the last one.
+
+        A round whose question found no answer, because asking raised, is forgotten.
+        """
+        if self.state is RecoveryState.GIVEN_UP:
+            self._expect(RecoveryState.STREAMING)
+        self._error = error
+        self._futile = 0 if progress else self._futile + 1
+        if kind_of(error) is ErrorKind.OF_THE_BLOCK or self._futile > MAX_FUTILE_RESUMES:
+            return self._give_up()
+        self.state = RecoveryState.ASKING
+        return AskWhere()
+
+    def on_moved(self, moved: set[str]) -> None:
+        """Note who is somewhere else by now; in any state, for who commits finds that out too."""
+        self._failing -= moved
+        for name in moved:
+            self._strikes.pop(name, None)
+        self.avoided = ""
+
+    def on_asked(self, *, moved: bool) -> Probe | Resume | GiveUp:
+        """Go on once it is known where the datanodes are; ``moved`` is whether any is somewhere else."""
+        self._expect(RecoveryState.ASKING)
+        error = self._failed_with
+        if moved:
+            return self._decided()
+        culprit = error.datanode or self.primary
+        if culprit == self.primary:
+            self.avoided = self.primary
+        kind = kind_of(error)
+        if kind is ErrorKind.LEADER_CHANGED:
+            self.leader_hint = error.hint
+            return self._decided()
+        if kind in PROBED:
+            self.state = RecoveryState.PROBING
+            waits = kind is ErrorKind.SILENT and culprit == self.primary
+            return Probe(self._streaming if waits else tuple(name for name in self._streaming if name == culprit))
+        self._strike(culprit, kind is ErrorKind.PASSING)
+        return self._decided()
+
+    def on_probed(self, silent: set[str]) -> Resume | GiveUp:
+        """Take the names of those suspects that are not there."""
+        self._expect(RecoveryState.PROBING)
+        error = self._failed_with
+        self._failing |= silent
+        if not silent:
+            below = kind_of(error) is ErrorKind.BELOW
+            self._strike(error.datanode or self.primary, not below or error.hint in PASSING_BELOW)
+        return self._decided()
+
+    def _strike(self, culprit: str, passing: bool) -> None:
+        strikes = self._strikes[culprit] = self._strikes.get(culprit, 0) + 1
+        if not passing or strikes >= STRIKES:
+            self._failing.add(culprit)
+
+    def _decided(self) -> Resume | GiveUp:
+        if len(self._members - self._failing) < self._majority:
+            return self._give_up()
+        self.state = RecoveryState.STREAMING
+        return Resume(self._futile * PAUSE_MS)
+
+    def _give_up(self) -> GiveUp:
+        self.state = RecoveryState.GIVEN_UP
+        return GiveUp()
+
+    @property
+    def _failed_with(self) -> DatanodeError:
+        assert self._error is not None  # noqa: S101 - no state but the first is reached without it
+        return self._error
+
+    def _expect(self, state: RecoveryState) -> None:
+        if self.state is not state:
+            raise RuntimeError(f"a stream's recovery that is {self.state.value} was told what belongs to {state.value}")

@@ -1,0 +1,75 @@
+"""Whether another block is tried when one of a key's has failed, where, and after which pause. Pure.
+
+=====================================================  ==========================================================
+blocks that failed in a row                            what is done with the bytes that are still held
+=====================================================  ==========================================================
+fewer than MIN_FAILED_BLOCKS                           a new block takes them, on another pipeline if there is one
+fewer than MAX_FAILED_BLOCKS, and the first of them    the same
+failed less than two commit time-outs ago
+any others                                             the key gives up, with the last block's error
+=====================================================  ==========================================================
+
+One block that ends well begins the row anew. The pause grows from the second on: what is wrong may take a moment to
+become known, as a container that has just been closed, or a dead node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_FAILED_BLOCKS = 10
+MIN_FAILED_BLOCKS = 3
+"""So many are tried even if they take long; from then on no longer than two commit time-outs in all."""
+PAUSE_MS = 50
+LAST_PAUSE_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGivesUp:
+    """No other block is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class TryAnotherBlock:
+    """Write the bytes to a new block, after a pause."""
+
+    pause_ms: int
+
+
+class FailedBlocks:
+    """The blocks of one key that failed."""
+
+    def __init__(self, commit_timeout_ms: int) -> None:
+        self.total = 0
+        """Blocks that failed, in all."""
+        self.excluded: list[str] = []
+        """Pipelines that no block is wanted on."""
+        self._commit_timeout_ms = commit_timeout_ms
+        self._in_a_row = 0
+        self._since_s = 0.0
+
+    def on_failed(self, now_s: float) -> None:
+        """Note that a block has failed, at ``now_s`` (seconds of any clock that does not go back)."""
+        self.total += 1
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            self._since_s = now_s
+
+    def on_salvaged(self, now_s: float, pipeline: str) -> KeyGivesUp | TryAnotherBlock:
+        """Return what to do once the block that failed, on ``pipeline``, is salvaged as far as it can be."""
+        failing_ms = (now_s - self._since_s) * 1000
+        patient = self._in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._commit_timeout_ms
+        if self._in_a_row >= MAX_FAILED_BLOCKS or not patient:
+            return KeyGivesUp()
+        if pipeline not in self.excluded:
+            self.excluded.append(pipeline)
+        doubled_ms: int = PAUSE_MS * 2**self._in_a_row
+        return TryAnotherBlock(min(doubled_ms, LAST_PAUSE_MS) if self._in_a_row > 1 else 0)
+
+    def on_ended_well(self) -> None:
+        """Note that a block was committed and watched to its end."""
+        self._in_a_row = 0
+
+    def on_nothing_else(self) -> None:
+        """Note that there is no pipeline but the excluded ones, which may have recovered."""
+        self.excluded.clear()

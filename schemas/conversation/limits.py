@@ -1,0 +1,63 @@
+"""What a peer's words may weigh, by when they are said and what they are (decision 0031).
+
+======================================  ==========================================================================
+before the peer's HELLO is read         HELLO, or ERROR instead of it, of MAX_HELLO_BYTES (``FrameBuffer.greeting``)
+a frame, by its kind                    ``PAYLOAD_LIMITS``, looked at when its header has come
+a record, by its type                   MAX_RECORD_BYTES, looked at before it is decoded; those below fill a frame
+======================================  ==========================================================================
+
+The functions are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode
+from schemas.codecs.registry import MARKER, registry
+from schemas.records.packets import MAX_RECORD_BYTES, Frame, Kind
+
+LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
+LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
+"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of
+ContainerBlocks more, but it is taken from datanodes that were asked alone). All others take many times as much, and are
+limited to MAX_RECORD_BYTES."""
+_NONE: frozenset[str] = frozenset()
+LARGE_BY_KIND: Mapping[Kind, frozenset[str]] = {
+    Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS,
+}  # fmt: skip
+"""Which records may fill a frame of a kind; of kinds that are not named here, none."""
+
+
+class UnreadableRecord(ValueError):
+    """A payload, whole and in its place, is too large for its type, or not the record that belongs there."""
+
+
+def decode_within(data: bytes, what: str, large: frozenset[str]) -> Any:
+    """Decode a record; raises UnreadableRecord, naming ``what`` it is.
+
+    A record over MAX_RECORD_BYTES is not decoded, unless its type is among the ``large``.
+    """
+    if len(data) > MAX_RECORD_BYTES:
+        known = registry.by_fingerprint(data[len(MARKER) : HEADER_BYTES])
+        name = "record" if known is None else known.name
+        if name not in large:
+            raise UnreadableRecord(f"{what}: a {name} of {len(data)} bytes; at most {MAX_RECORD_BYTES} are taken")
+    try:
+        return decode(data)
+    except Undecodable as error:
+        raise UnreadableRecord(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def record_of(frame: Frame, *types: type) -> Any:
+    """Return the record in a frame's payload, one of ``types`` if any are given; raises UnreadableRecord.
+
+    The payload is copied: records keep no views of a buffer that is reused.
+    """
+    kind = frame.header.kind
+    value = decode_within(bytes(frame.payload), f"payload of {kind.name}", LARGE_BY_KIND.get(kind, _NONE))
+    if types and not isinstance(value, types):
+        wanted = " or ".join(cls.__name__ for cls in types)
+        raise UnreadableRecord(f"payload of {kind.name} is a {type(value).__name__}, not a {wanted}")
+    return value
