@@ -21,9 +21,11 @@ class DifferingRow(NamedTuple):
 class Mixed:
     """What became of a shard with nodes of two versions.
 
-    ``first_index`` is where digests first differed (None: nowhere), ``odd`` the nodes that differ from the leader in the end, ``slots``
-    their differing digest slots, ``rows`` their differing rows, ``evidence`` the nodes that found a
-    false claim, ``scanned`` whether full scans are equal to running digests.
+    - ``first_index``: the index at which digests first differed (None: nowhere).
+    - ``odd``: the nodes that differ from the leader in the end.
+    - ``slots``, ``rows``: the digest slots and the rows in which they differ.
+    - ``evidence``: the nodes that found a false claim.
+    - ``scanned``: whether full scans are equal to running digests.
     """
 
     requests: int
@@ -38,7 +40,7 @@ class Mixed:
 
 
 def late_diverges(where: str, odd: str, seen: Mixed) -> Finding:
-    """Judge late validation with mixed versions: the odd one diverges, and comparing digests, then rows, says where."""
+    """Judge late validation with mixed versions: the odd node diverges, and digests, then rows, say where."""
     explained = {row.slot for row in seen.rows} == set(seen.slots)
     holds = seen.first_index is not None and seen.odd == (odd,) and bool(seen.rows) and explained and seen.scanned
     buckets = slots_named(seen.families, seen.slots)
@@ -50,7 +52,7 @@ def late_diverges(where: str, odd: str, seen: Mixed) -> Finding:
 
 
 def leader_side_holds(where: str, seen: Mixed) -> Finding:
-    """Judge leader-side execution with mixed versions: nothing differs, at any index."""
+    """Judge leader-side execution with mixed versions: nothing may differ, at any index."""
     holds = seen.first_index is None and not seen.odd and not seen.rows and not seen.evidence and seen.scanned
     return Finding(
         question=f"leader-side execution does not diverge with {where}",

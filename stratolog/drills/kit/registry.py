@@ -1,4 +1,7 @@
-"""The drills by name: what each does, what it touches, what it needs. Pure; the drills themselves are loaded when they run."""
+"""The drills by name: what each does, what it touches, what it needs.
+
+Pure; the drills themselves are loaded when they run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from stratolog.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """An entry: ``does`` in a sentence, ``touches`` what of the stack (and how it is put back), ``needs`` beside a whole stack."""
+    """A drill: what it does, what of the stack it touches (and how that is put back), what it needs besides."""
 
     name: str
     does: str
@@ -74,7 +77,7 @@ DRILLS: tuple[Drill, ...] = (
 
 
 def find(name: str) -> Drill:
-    """Return a drill by name; raises UsageError naming those that there are."""
+    """Return a drill by name; for an unknown name, raises UsageError with all names."""
     for drill in DRILLS:
         if drill.name == name:
             return drill
