@@ -106,7 +106,8 @@ class SourceMover:
         found = re.search(rf"(?<![\w.])({names})[./]\w|(\b(from|import)|-m)\s+({names})\b", value)
         if found:
             raise NotMovable(
-                f"{text.path}:{node.lineno}: {value!r} holds the name of a module, or a path: it differs in the wheel; ask __name__"
+                f"{text.path}:{node.lineno}: {value!r} holds the name of a module, or a path: it differs in the "
+                "wheel; ask __name__"
             )
 
     def _move_examples(self, node: ast.Constant, value: str, text: _Text) -> None:

@@ -23,9 +23,9 @@ from stratolog.extras import missing_extra
 from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
-    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group", "audit": "audit",
-    "bench": "bench", "debug": "debug", "admin": "admin.group", "drill": "drill", "node": "node", "datanode": "datanode",
-    "topics": "topics", "jars": "jars",
+    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group",
+    "audit": "audit", "bench": "bench", "debug": "debug", "admin": "admin.group", "drill": "drill", "node": "node",
+    "datanode": "datanode", "topics": "topics", "jars": "jars",
 }  # fmt: skip
 """Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""
 

@@ -58,7 +58,8 @@ def check_extras(extras: Collection[str]) -> None:
         named = ", ".join(sorted({name for gone in missing.values() for name in gone}))
         without = " ('stratolog up --no-audit' goes without the extra 'spark')" if "spark" in missing else ""
         raise Unavailable(
-            f"not installed: {named}; a stack needs stratolog with its extras: pip install 'stratolog[{','.join(missing)}]'{without}"
+            f"not installed: {named}; a stack needs stratolog with its extras: pip install "
+            f"'stratolog[{','.join(missing)}]'{without}"
         )
 
 

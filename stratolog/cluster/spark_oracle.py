@@ -57,8 +57,9 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
                     )
                 if (late_from := oracle.first_logged_requests(effective).get(shard)) is not None:
                     raise UserError(
-                        f"shard {shard} has requests under late validation from offset {late_from} on: the log does not say what its rows "
-                        f"are. A base can be taken from the replicas: stratolog admin digest-base {shard} --from-replicas"
+                        f"shard {shard} has requests under late validation from offset {late_from} on: the log does "
+                        "not say what its rows are. A base can be taken from the replicas: stratolog admin "
+                        f"digest-base {shard} --from-replicas"
                     )
                 computed, _ = oracle.check(records, log.column_families, effective, oracle.ends(effective))
             finally:

@@ -48,7 +48,9 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="leader|late",
-            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards.",
+            help=(
+                "leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards."
+            ),
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -121,8 +123,8 @@ def _set_mode(client: Client, volume: str, mode: str | None) -> None:
 def _row(mode: str | None, result: LoadResult) -> tuple[str | None, ...]:
     failures = ", ".join(f"{count} {status}" for status, count in sorted(result.failures.items()))
     return (
-        mode, f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}",
-        f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
+        mode, f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}",
+        f"{result.p99_ms:.2f}", f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
     )  # fmt: skip
 
 

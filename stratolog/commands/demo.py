@@ -108,7 +108,10 @@ def command(
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     source = Source(path=tree.absolute()) if tree is not None else _python_library()
-    ended = f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: {settings.data_dir}"
+    ended = (
+        f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: "
+        f"{settings.data_dir}"
+    )
     with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, on_finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
@@ -198,8 +201,8 @@ class _Demo:
             with VerdictReader(settings.bootstrap_servers) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
         return DemoOutcome(
-            tree=self.source.path, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
-            latest=latest, checks=[*found, *judged],
+            tree=self.source.path, summary=summary, leaders=checks.leaders(settings),
+            replicas=checks.replicas(settings), latest=latest, checks=[*found, *judged],
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

@@ -46,7 +46,10 @@ def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Recovery drills: inflict a fault on the running local stack and see that it recovers. No drill endangers data.",
+        help=(
+            "Recovery drills: inflict a fault on the running local stack and see that it recovers. No drill "
+            "endangers data."
+        ),
     )
     group.command("list")(list_drills)
     for name, command in COMMANDS.items():
@@ -92,7 +95,10 @@ def replay(
     context: typer.Context, *, shard: ShardOption = 0,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Begin at a checkpoint taken at or before this offset; 0 or nothing: at the first record."),
+        typer.Option(
+            "--from", min=0,
+            help="Begin at a checkpoint taken at or before this offset; 0 or nothing: at the first record.",
+        ),
     ] = None,
     stop: Annotated[int | None, typer.Option("--to", min=0, help="The last offset; without, the last barrier.")] = None,
     oracle: Annotated[
@@ -115,13 +121,17 @@ def replay(
 
 def point_in_time(
     context: typer.Context, *,
-    index: Annotated[int | None, typer.Option(min=0, help="As of this managed index, of one shard: give --shard too.")] = None,
+    index: Annotated[
+        int | None, typer.Option(min=0, help="As of this managed index, of one shard: give --shard too.")
+    ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="ISO", help="As of this time, as 2026-05-01T12:00:00Z; without a zone it is local time.")
+        str | None,
+        typer.Option(metavar="ISO", help="As of this time, as 2026-05-01T12:00:00Z; without a zone it is local time."),
     ] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard; without, all of them.")] = None,
     into: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory to make; without, one in the stack's data directory.")
+        Path | None,
+        typer.Option(metavar="DIR", help="The directory to make; without, one in the stack's data directory."),
     ] = None,
     report: ReportOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip

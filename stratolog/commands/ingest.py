@@ -57,7 +57,10 @@ def command(
         Address | None,
         typer.Option(
             "--bucket", "-b", parser=bucket_address, metavar="/VOLUME/BUCKET",
-            help="Put every file into this bucket, which is made if need be, instead of volumes and buckets of its own.",
+            help=(
+                "Put every file into this bucket, which is made if need be, instead of volumes and buckets of its "
+                "own."
+            ),
         ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Without --bucket: volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",

@@ -112,7 +112,10 @@ def _still_runs(settings: Settings, otherwise: str) -> str:
     names = ", ".join(member.name for member in known.running())
     if not names:
         return f"{otherwise}; nothing runs in {settings.data_dir}"
-    return f"{otherwise}; still running in {settings.data_dir}: {names}: 'stratolog up' starts the rest, 'stratolog down' stops them"
+    return (
+        f"{otherwise}; still running in {settings.data_dir}: {names}: 'stratolog up' starts the rest, 'stratolog "
+        "down' stops them"
+    )
 
 
 def status(context: typer.Context, *, as_json: JsonOption = False) -> None:
@@ -219,7 +222,8 @@ def _print_moved(members: list[dict[str, Any]]) -> None:
     moved = [member for member in members if member["running"] and member["wanted_port"]]
     for member in moved:
         console.print(
-            f"{member['name']} is at {member['address']}, not at port {member['wanted_port']}: somebody else listens there",
+            f"{member['name']} is at {member['address']}, not at port {member['wanted_port']}: somebody else listens "
+            "there",
             style="bold yellow", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     if any(member["kind"] == state.BROKER for member in moved):

@@ -18,7 +18,10 @@ FILE_MODE = 0o600
 MADE_BYTES = 32
 """Random bytes of a new secret, which is written as hexadecimal digits."""
 MAX_READ_BYTES = MAX_SECRET_BYTES + 64
-REMEDY = "'stratolog up' makes one for a local stack, 'stratolog admin make-secret' anywhere; all nodes and operators of a cluster need the same"
+REMEDY = (
+    "'stratolog up' makes one for a local stack, 'stratolog admin make-secret' anywhere; all nodes and operators of "
+    "a cluster need the same"
+)
 
 
 def read_secret(path: Path) -> ClusterSecret:

@@ -83,7 +83,8 @@ def read_manifest(folder: Path) -> Manifest:
         )  # fmt: skip
     except OSError as error:
         raise UsageError(
-            f"{folder} is no state directory, as 'stratolog drill point-in-time' makes one: {MANIFEST}: {error.strerror}"
+            f"{folder} is no state directory, as 'stratolog drill point-in-time' makes one: {MANIFEST}: "
+            f"{error.strerror}"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not readable: {error!r}") from error

@@ -33,8 +33,8 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         brokers = cluster.members().of(BROKER)
         if len(brokers) != NEEDED_BROKERS:
             raise CouldNotRun(
-                f"the stack has {len(brokers)} broker: with one, losing it stops everything. Make a stack with three, in another "
-                "data directory: 'stratolog up --brokers 3'"
+                f"the stack has {len(brokers)} broker: with one, losing it stops everything. Make a stack with "
+                "three, in another data directory: 'stratolog up --brokers 3'"
             )
         cluster.check_whole()
         admin = AdminClient({"bootstrap.servers": cluster.settings.bootstrap_servers, "log_level": 0})

@@ -132,6 +132,9 @@ def _make(folder: Path) -> None:
 def _keep_or_discard(session: Session, folder: Path) -> str:
     """Keep a complete state; delete one that was not finished, or about which a finding does not hold."""
     if state_directory.is_state(folder) and all(finding.holds for finding in session.findings):
-        return f"{folder} stays, to be looked at ('stratolog sh --at {folder} volume list') and deleted when it is no more needed"
+        return (
+            f"{folder} stays, to be looked at ('stratolog sh --at {folder} volume list') and deleted when it is no "
+            "more needed"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     return f"{folder} is deleted"

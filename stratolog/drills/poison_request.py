@@ -103,7 +103,8 @@ def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
             others = survey(cluster.settings, shard, client_id=client_id, since=offset + 1).others
             if foreign := others - OWN_REQUESTS:
                 raise CouldNotRun(
-                    f"others write to shard {shard} ({', '.join(sorted(foreign))}), so its digest moves anyway: try again when it is quiet"
+                    f"others write to shard {shard} ({', '.join(sorted(foreign))}), so its digest moves anyway: try "
+                    "again when it is quiet"
                 )
             if others:
                 found(f"the nodes themselves changed rows meanwhile ({', '.join(sorted(others))}): once more")
@@ -125,8 +126,8 @@ def poisons_of(client_id: bytes, shard: int, shards: int) -> list[Poison]:
     def request(body: RequestBody, age_ms: int = 0) -> tuple[int, bytes]:
         call_id = next(calls)
         value = Request(
-            client_id=client_id, call_id=call_id, first_sent_at_ms=now_ms() - age_ms, answered_below=1, reply_partition=0,
-            caller="drill", body=body,
+            client_id=client_id, call_id=call_id, first_sent_at_ms=now_ms() - age_ms, answered_below=1,
+            reply_partition=0, caller="drill", body=body,
         )  # fmt: skip
         return call_id, encode(value)
 

@@ -69,7 +69,8 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         session.figures["times_frozen"] = attempt
         if not frozen.appended:
             raise CouldNotRun(
-                f"frozen {ATTEMPTS} times, the leader appended nothing after it woke, so there was nothing to void: try again"
+                f"frozen {ATTEMPTS} times, the leader appended nothing after it woke, so there was nothing to void: "
+                "try again"
             )
         session.find(
             leader_findings.stale_is_void(seen.void, stale_term=frozen.term, claimed_offset=frozen.claimed_offset),

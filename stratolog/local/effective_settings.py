@@ -24,16 +24,16 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
         if getattr(settings, name) != getattr(stored, name):
             if name in settings.explicit:
                 raise UsageError(
-                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
-                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
-                    "('stratolog down --remove-data')"
+                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: "
+                    f"for {getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up "
+                    "...), or delete this one first ('stratolog down --remove-data')"
                 )
             settings = replace(settings, **{name: getattr(stored, name)})
     names = ", ".join(node.name for node in stored.nodes)
     if "nodes" in settings.explicit and [node.name for node in settings.nodes] != [node.name for node in stored.nodes]:
         raise UsageError(
-            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' change "
-            "them, or use another data_dir"
+            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' "
+            "change them, or use another data_dir"
         )
     if "nodes" not in settings.explicit:
         settings = replace(settings, nodes=stored.nodes)
@@ -56,8 +56,8 @@ def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *,
     wanted = {node.name for node in settings.datanodes}
     if gone := [name for name in known if name not in wanted]:
         raise UsageError(
-            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold blocks; "
-            "'stratolog admin datanode decommission' first, or use another data_dir"
+            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold "
+            "blocks; 'stratolog admin datanode decommission' first, or use another data_dir"
         )
     if running and wanted and not known:
         raise UsageError(f"the stack in {settings.data_dir} runs without datanodes: 'stratolog down' first")

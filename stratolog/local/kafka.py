@@ -111,8 +111,9 @@ class KafkaCluster:
         """Start broker ``number`` (from 1) of a formatted cluster."""
         heap = 512 if len(self.listeners) == 1 else 400
         command: list[str | Path] = [
-            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(), *self.jvm,
-            "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
+            *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
+            "kafka.Kafka", self._properties_file(number),
         ]  # fmt: skip
         return spawn(command, log=self.log_file(number), detached=detached)
 
@@ -173,8 +174,9 @@ class KafkaCluster:
 
     def _start_format(self, number: int, cluster_id: str) -> subprocess.Popen[str]:
         command = [
-            _java(), "-Xmx128m", *self._shared_classes(), *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING, "-cp", str(self.jars / "*"),
-            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties_file(number)),
+            _java(), "-Xmx128m", *self._shared_classes(), *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING,
+            "-cp", str(self.jars / "*"), "kafka.tools.StorageTool", "format", "-t", cluster_id,
+            "-c", str(self._properties_file(number)),
         ]  # fmt: skip
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 

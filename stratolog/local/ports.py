@@ -86,8 +86,8 @@ def _port(
         return wanted
     if written is not None:
         raise Unavailable(
-            f"somebody else listens at port {wanted}, which the setting '{written}' gives to {name}: end that process, or change "
-            f"the setting; without it {name} would get a free port"
+            f"somebody else listens at port {wanted}, which the setting '{written}' gives to {name}: end that "
+            f"process, or change the setting; without it {name} would get a free port"
         )
     got = next(spare)
     moved.append(Moved(name=name, wanted=wanted, got=got))

@@ -72,8 +72,9 @@ def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *,
         print_json(done)
     else:
         console.print(
-            f"shard {shard}: a digest base at index {done['index']}, digest {done['digest']}, held by {', '.join(done['agreeing'])}, "
-            f"is in the log (attempt {done['attempts']} of {attempts})", highlight=False, soft_wrap=True,
+            f"shard {shard}: a digest base at index {done['index']}, digest {done['digest']}, held by "
+            f"{', '.join(done['agreeing'])}, is in the log (attempt {done['attempts']} of {attempts})",
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def _log_digest_base(
                 report(f"attempt {attempt}: {moved}")
                 continue
             return {
-                "shard": shard, "index": found.index, "offset": found.offset, "digest": found.digest, "rows": found.rows,
-                "slots": len(slots), "attempts": attempt,
+                "shard": shard, "index": found.index, "offset": found.offset, "digest": found.digest,
+                "rows": found.rows, "slots": len(slots), "attempts": attempt,
             }  # fmt: skip
     raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")

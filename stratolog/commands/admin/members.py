@@ -74,7 +74,10 @@ def add_node(
     _check_name(node)
     place = _place(settings, node, address)
     begun_s = time.monotonic()
-    again = f"how far it came is in 'stratolog status'; give the command again: {node} is then made a member of the shards that are left"
+    again = (
+        f"how far it came is in 'stratolog status'; give the command again: {node} is then made a member of the "
+        "shards that are left"
+    )
     check_brokers(settings)
     with progress(as_json) as report, waiting(settings, f"add {node}", again, quiet=as_json):
         local = state.read_state(settings.data_dir) is not None
@@ -170,7 +173,10 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
     settings.node(node)
     if len(settings.nodes) == 1:
         raise UserError(f"{node} is the last node")
-    again = f"{node} may be stopped and still a member of some shards: give the command again, or 'stratolog admin start-node {node}'"
+    again = (
+        f"{node} may be stopped and still a member of some shards: give the command again, or 'stratolog admin "
+        f"start-node {node}'"
+    )
     check_brokers(settings)
     with progress(as_json) as report, waiting(settings, f"remove {node}", again, quiet=as_json):
         if (member := _local_member(settings, node)) is not None:

@@ -77,8 +77,8 @@ def unflag(
     else:
         agreeing = ", ".join(done["agreeing"]) or "nobody else"
         console.print(
-            f"{node} is not flagged on shard {shard} any more: index {done['index']}, digest {done['digest']}, held by {agreeing} too. "
-            f"It was: {done['evidence']}", markup=False, highlight=False, soft_wrap=True,
+            f"{node} is not flagged on shard {shard} any more: index {done['index']}, digest {done['digest']}, held "
+            f"by {agreeing} too. It was: {done['evidence']}", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
 
 
@@ -113,7 +113,8 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
         return found | {"agreeing": []}
     if replica.scan(replica.store) != digests:
         raise UserError(
-            f"{node}'s rows of shard {shard} are not what its digest says: it is damaged. 'stratolog admin rebuild {node} {shard}'"
+            f"{node}'s rows of shard {shard} are not what its digest says: it is damaged. 'stratolog admin rebuild "
+            f"{node} {shard}'"
         )
     members = replica.state.replicas or tuple(one.name for one in settings.nodes)
     said = {other: _digest_of(settings, other, shard) for other in members if other != node}
@@ -122,8 +123,9 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
     if len(agreeing) + 1 < len(members) // 2 + 1 and not force:
         others = ", ".join(f"{other}: {_in_words(theirs, index)}" for other, theirs in said.items())
         raise UserError(
-            f"no majority of the {len(members)} members holds what {node} does at index {index} ({others}). If {node} is wrong, rebuild it: "
-            f"'stratolog admin rebuild {node} {shard}'; --force takes the flag away all the same"
+            f"no majority of the {len(members)} members holds what {node} does at index {index} ({others}). If "
+            f"{node} is wrong, rebuild it: 'stratolog admin rebuild {node} {shard}'; --force takes the flag away all "
+            "the same"
         )
     found |= {"evidence": str(evidence), "agreeing": agreeing}
     when = datetime.now(UTC).isoformat(timespec="seconds")

@@ -75,7 +75,10 @@ def _shell(
         Path | None,
         typer.Option(
             "--at", file_okay=False, exists=True, metavar="DIR",
-            help="Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the running stack.",
+            help=(
+                "Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the "
+                "running stack."
+            ),
         ),
     ] = None,
 ) -> None:  # fmt: skip

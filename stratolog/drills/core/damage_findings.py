@@ -33,7 +33,8 @@ def scrub_names(damaged: str, scans: Mapping[str, Sums], log: Digest, slots: Seq
 def audit_names(damaged: str, seen: Sequence[DigestBucket], expected: Sequence[DigestBucket]) -> Finding:
     """Judge what the Spark audit's verdict on the damaged replica names: column families and buckets."""
     return Finding(
-        question="the Spark audit says diverged, and names the bucket", holds=list(seen) == list(expected) and bool(seen),
+        question="the Spark audit says diverged, and names the bucket",
+        holds=list(seen) == list(expected) and bool(seen),
         seen=f"{damaged}: {named(f'{one.cf} bucket {one.bucket}' for one in seen) or 'nothing'}",
     )  # fmt: skip
 

@@ -72,7 +72,10 @@ def rebuilt_equal(rebuilt: Mapping[str, Sums], log: Digest) -> Finding:
         if (slots := differing(sums, log.sums))
     ]
     return Finding(
-        question=f"the rebuilt replica at index {log.index} is equal to the log's Σ(next − prev), running digest and full scan",
+        question=(
+            f"the rebuilt replica at index {log.index} is equal to the log's Σ(next − prev), running digest and full "
+            "scan"
+        ),
         holds=not wrong, seen=named(wrong) if wrong else total(log.sums),
     )  # fmt: skip
 
@@ -80,7 +83,10 @@ def rebuilt_equal(rebuilt: Mapping[str, Sums], log: Digest) -> Finding:
 def scan_equal(incremental: Sums, scrubbed: Sums) -> Finding:
     """Judge a rebuilt replica by itself, where the log alone does not give the digest."""
     return Finding(
-        question="the rebuilt replica's running digest is equal to its full scan (the log alone does not give it: late validation)",
+        question=(
+            "the rebuilt replica's running digest is equal to its full scan (the log alone does not give it: late "
+            "validation)"
+        ),
         holds=incremental == scrubbed, seen=f"{total(incremental)} and {total(scrubbed)}",
     )  # fmt: skip
 

@@ -19,7 +19,9 @@ def stale_is_void(void: Sequence[VoidRecord], *, stale_term: int, claimed_offset
     return Finding(
         question="what the stale leader appended is void",
         holds=bool(own) and not other,
-        seen=f"{len(own)} records of term {stale_term} behind the claim at offset {claimed_offset}: {records or 'none'}",
+        seen=(
+            f"{len(own)} records of term {stale_term} behind the claim at offset {claimed_offset}: {records or 'none'}"
+        ),
     )
 
 

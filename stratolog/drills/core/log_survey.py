@@ -138,8 +138,8 @@ class Survey:
     def digest_here(self) -> Digest:
         """Return the log's digest after the last record taken."""
         return Digest(
-            offset=self.end_offset, index=self.digest.index, timestamp_ms=self.end_timestamp_ms, sums=self.digest.sums(),
-            known=self.digest.known, families=self.digest.families,
+            offset=self.end_offset, index=self.digest.index, timestamp_ms=self.end_timestamp_ms,
+            sums=self.digest.sums(), known=self.digest.known, families=self.digest.families,
         )  # fmt: skip
 
     def _take_void(self, entry: LogEntry, since: int) -> None:

@@ -47,7 +47,10 @@ def late_diverges(where: str, odd: str, seen: Mixed) -> Finding:
     rows = named(f"{row.cf} {row.key}" for row in sorted(seen.rows, key=lambda row: row.cf == seen.families[0]))
     return Finding(
         question=f"late validation diverges with {where}, and the audit's comparison says where", holds=holds,
-        seen=f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}, in {buckets or 'no bucket'}: {rows or 'no row'}",
+        seen=(
+            f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}, in "
+            f"{buckets or 'no bucket'}: {rows or 'no row'}"
+        ),
     )  # fmt: skip
 
 
@@ -59,5 +62,6 @@ def leader_side_holds(where: str, seen: Mixed) -> Finding:
         holds=holds and seen.requests > 0,
         seen=f"{seen.requests} requests, digests equal after each"
         if holds
-        else f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}; evidence of {named(seen.evidence) or 'nobody'}",
+        else f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}; evidence of "
+        f"{named(seen.evidence) or 'nobody'}",
     )

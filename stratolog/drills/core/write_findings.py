@@ -46,8 +46,8 @@ def nothing_invented(journal: Journal, listings: Mapping[str, Mapping[str, int]]
 
 
 def applied_once(
-    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int], listings: Mapping[str, Mapping[str, int]],
-    counters: Mapping[str, Mapping[str, int]],
+    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int],
+    listings: Mapping[str, Mapping[str, int]], counters: Mapping[str, Mapping[str, int]],
 ) -> Finding:  # fmt: skip
     """Judge from the log's results and the replicas' counters whether any call had two effects.
 

@@ -81,9 +81,10 @@ def bases_for(start: int, taken: Sequence[TakenCheckpoint]) -> list[TakenCheckpo
         return usable
     there = ", ".join(f"{one.name} at offset {one.offset}" for one in taken) or "none at all"
     raise CouldNotRun(
-        f"a bare replay from offset {start} is refused: a digest is a sum over all rows, and those written before are not in the records "
-        f"from there on. It needs a checkpoint taken at or before offset {start}; there is: {there}. Replay from offset 0, or have one "
-        "taken for later drills: 'stratolog admin prepare', then 'stratolog admin prepare --cancel'"
+        f"a bare replay from offset {start} is refused: a digest is a sum over all rows, and those written before "
+        f"are not in the records from there on. It needs a checkpoint taken at or before offset {start}; there is: "
+        f"{there}. Replay from offset 0, or have one taken for later drills: 'stratolog admin prepare', then "
+        "'stratolog admin prepare --cancel'"
     )
 
 
