@@ -1,7 +1,8 @@
-"""The build backend of pyproject.toml (PEP 517): setuptools, with the wheel's tree in place of the repository's.
+"""The build backend of pyproject.toml (PEP 517): setuptools, which builds a wheel from a tree of its own.
 
-An sdist and an editable installation have the repository's layout. A wheel is built in a temporary folder, from what ``layout`` makes of the sources;
-nothing is left behind in the repository. From an sdist the same wheel comes out, because this folder is in it (MANIFEST.in).
+A wheel is built in a temporary folder, from the tree that ``layout`` makes of the sources; nothing is left behind in
+the repository. An sdist and an editable installation keep the repository's layout. An sdist contains this folder
+(MANIFEST.in), so the same wheel can be built from it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ get_requires_for_build_editable = build_meta.get_requires_for_build_editable
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
-    """Return what pyproject.toml does not name: nothing. setuptools would write its metadata into the repository to find that out."""
+    """Return no requirements: pyproject.toml names all of them.
+
+    To find that out, setuptools would write its metadata into the repository.
+    """
     del config_settings
     return []
 
@@ -49,7 +53,7 @@ def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: S
 
 @contextlib.contextmanager
 def _wheel_tree() -> Iterator[None]:
-    """Work in the wheel's tree; a hook is called in the folder of the sources."""
+    """Work in the wheel's tree, made from the current folder: a hook is called in the folder of the sources."""
     root = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="stratolog-wheel-") as folder:
         make_tree(root, Path(folder))

@@ -1,8 +1,8 @@
-"""The wheel's tree: a copy of the sources with every package of ours below ``stratolog``, and what setuptools is told of it.
+"""The wheel's tree: a copy of the sources with every package of ours below ``stratolog``, and its setup.py.
 
-What is copied: the packages that pyproject.toml names (``tool.setuptools.packages.find``), and the files that its ``project`` table reads. What
-is compiled or cached stays behind. The tree gets a ``setup.py`` of its own, made from the tables of ``tool.setuptools``; a table that is not known here
-is refused (:class:`UnknownLayout`), not dropped.
+The tree holds the packages that pyproject.toml names (``tool.setuptools.packages.find``) and the files that its
+``project`` table reads. Compiled and cached files are left out. The tree's ``setup.py`` is made from the tables of
+``tool.setuptools``; an unknown table is refused (:class:`UnknownLayout`), not dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KNOWN = frozenset({"ext-modules", "packages", "package-data", "package-dir"})
 
 
 class UnknownLayout(ValueError):
-    """The tree or pyproject.toml says something that the wheel's tree has no counterpart of."""
+    """The tree or pyproject.toml says something for which the wheel's tree has no counterpart."""
 
 
 def make_tree(root: Path, into: Path) -> None:
@@ -64,7 +64,10 @@ def _packages(told: Mapping[str, Any]) -> list[str]:
 
 
 def _check_entry_points(project: Mapping[str, Any], packages: Sequence[str]) -> None:
-    """Raise UnknownLayout for a command, or another entry point, in a package that moves: setuptools reads it as it is written."""
+    """Raise UnknownLayout for a command, or another entry point, in a package that moves.
+
+    setuptools takes an entry point as it is written, so in the wheel it would name a module that is not there.
+    """
     groups = [project.get("scripts", {}), project.get("gui-scripts", {}), *project.get("entry-points", {}).values()]
     for name, place in (entry for group in groups for entry in group.items()):
         if place.partition(".")[0].partition(":")[0].strip() in packages:
@@ -99,7 +102,7 @@ def _modules_below(places: Any, packages: Sequence[str]) -> frozenset[str]:
 
 
 def _without_tools(text: str) -> str:
-    """Return pyproject.toml without its tables of tools, which must follow all others."""
+    """Return pyproject.toml without its tables of tools, which must come last."""
     lines = text.splitlines(keepends=True)
     end = next(number for number, line in enumerate(lines) if line.startswith(("[tool.", "[[tool.")))
     kept = "".join(lines[:end])

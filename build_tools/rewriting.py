@@ -4,14 +4,20 @@ What is rewritten:
 
 1. ``from schemas.log import x`` and ``import schemas.log as log`` get ``stratolog.`` before the name of the module.
 2. ``import schemas`` becomes ``import stratolog.schemas as schemas``.
-3. A string that is the full name of one of our modules, with a dot in it (``"producers.errors"``), gets ``stratolog.`` too.
+3. A string that is the full name of one of our modules, with a dot in it (``"producers.errors"``), gets ``stratolog.``
+   too.
 4. Examples in docstrings (``>>> from schemas.log import x``) follow rule 1.
 
-All else stays as it is, to the byte. Lines keep their numbers, so a traceback of an installed node fits the repository. Docstrings and comments are prose.
+All else stays as it is, to the byte; docstrings (but for rule 4) and comments are prose. Lines keep their numbers, so a
+traceback of an installed node fits the repository.
 
-What is refused, with the file and the line (:class:`NotMovable`): what could name a module and is not one of the above. That is an ``import schemas.log``
-without ``as`` (it binds ``schemas``), a string that is the bare name of a package, and a longer string with the name of a module, or a path into a package,
-in it. Such code asks ``__name__`` instead. Cython's source is not rewritten: its code may not name our packages.
+Code that could name a module in another way is refused, with the file and the line (:class:`NotMovable`):
+
+- ``import schemas.log`` without ``as``, which binds ``schemas``;
+- a string that is the bare name of a package;
+- a longer string that contains the name of a module, or a path into a package.
+
+Such code asks ``__name__`` instead. Cython's source is not rewritten: its code may not name our packages.
 """
 
 from __future__ import annotations
@@ -29,12 +35,15 @@ HOME = "stratolog"
 
 
 class NotMovable(ValueError):
-    """A source file names a module in a way that cannot be rewritten; the message has the file, the line and the reason."""
+    """A source names a module in a way that cannot be rewritten; the message has the file, the line and the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceMover:
-    """Rewrites the files of one source tree. ``packages`` are those that move, ``modules`` the dotted names of all modules in them."""
+    """Rewrites the files of one source tree.
+
+    ``packages`` are those that move, ``modules`` the dotted names of all modules in them.
+    """
 
     packages: Collection[str]
     modules: Collection[str]
@@ -97,23 +106,27 @@ class SourceMover:
         found = re.search(rf"(?<![\w.])({names})[./]\w|(\b(from|import)|-m)\s+({names})\b", value)
         if found:
             raise NotMovable(
-                f"{text.path}:{node.lineno}: {value!r} holds the name of a module, or a path: it differs in the wheel; ask __name__"
+                f"{text.path}:{node.lineno}: {value!r} holds the name of a module, or a path: it differs in the "
+                "wheel; ask __name__"
             )
 
     def _move_examples(self, node: ast.Constant, value: str, text: _Text) -> None:
-        """Rewrite the first line of each example that imports; an example that cannot be found in the source is refused."""
+        """Rewrite the first line of each example that imports.
+
+        Raises NotMovable if an example cannot be found in the source.
+        """
         for example in doctest.DocTestParser().get_examples(value):
             try:
                 moved = self.moved(example.source, f"{text.path}:{node.lineno} (example)")
             except NotMovable as error:
                 if ": not Python" in str(error):
-                    continue  # an error on purpose, or a fragment: prose
+                    continue  # an error on purpose, or a fragment: it stays
                 raise
             if moved != example.source:
                 text.replace_line(node, example.source.splitlines()[0], moved.splitlines()[0])
 
     def _check(self, source: str, result: str, path: str) -> None:
-        """Raise NotMovable if a rewritten text is not what it ought to be: a defect of this module, never to be shipped."""
+        """Raise NotMovable if a rewritten text is not what it should be: a defect of this module, not to be shipped."""
         tree = ast.parse(result)
         left = [name for node in ast.walk(tree) for name in _imported(node) if self._moves(name)]
         if left or result.count("\n") != source.count("\n"):
@@ -128,7 +141,10 @@ def _imported(node: ast.AST) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Text:
-    """One source text, where its tokens are, and what is to be inserted. A position is a line, from 1, and a column in characters."""
+    """One source text, where its tokens are, and what is to be inserted.
+
+    A position is a line, from 1, and a column in characters.
+    """
 
     path: str
     tree: ast.AST
@@ -146,11 +162,11 @@ class _Text:
         except (SyntaxError, tokenize.TokenError) as error:
             raise NotMovable(f"{path}: not Python: {error}") from error
         places = {token.start: number for number, token in enumerate(tokens) if token.string}
-        # StringIO ends lines where Python does; str.splitlines knows more ends.
+        # StringIO ends lines where Python does; str.splitlines also ends them at other characters.
         return cls(path=path, tree=tree, lines=list(io.StringIO(source)), tokens=tokens, places=places)
 
     def position(self, line: int, offset_bytes: int) -> tuple[int, int]:
-        """Return the position of a place that the parser tells in bytes of UTF-8."""
+        """Return the position for a line and a column that the parser counts in bytes of UTF-8."""
         return line, len(self.lines[line - 1].encode()[:offset_bytes].decode())
 
     def after_from(self, node: ast.ImportFrom) -> tuple[int, int]:
@@ -159,7 +175,10 @@ class _Text:
         return next(token.start for token in self.tokens[number + 1 :] if token.type == tokenize.NAME)
 
     def inside_string(self, node: ast.Constant, value: str) -> tuple[int, int]:
-        """Return where the text of a string begins, behind its quotes. Raises NotMovable if it is not written as one plain string."""
+        """Return where the text of a string begins, behind its quotes.
+
+        Raises NotMovable if it is not written as one plain string.
+        """
         number = self.places.get(self.position(node.lineno, node.col_offset), -1)
         token = self.tokens[number]
         if number < 0 or token.type != tokenize.STRING or token.string not in {f'"{value}"', f"'{value}'"}:
@@ -170,7 +189,10 @@ class _Text:
         self.insertions.append((position, text))
 
     def replace_line(self, node: ast.Constant, old: str, new: str) -> None:
-        """Insert what makes ``new`` of the line ``old`` of an example; raises NotMovable if the docstring's source has no such line."""
+        """Turn the line ``old`` of an example into ``new`` by insertions.
+
+        Raises NotMovable if the docstring's source has no such line.
+        """
         prefix = 0
         while old[prefix] == new[prefix]:
             prefix += 1
@@ -187,7 +209,7 @@ class _Text:
                 self.insert(position, added)
 
     def result(self) -> str:
-        """Return the text with all that is inserted."""
+        """Return the text with all insertions."""
         lines = list(self.lines)
         for (line, column), text in sorted(self.insertions, reverse=True):
             lines[line - 1] = lines[line - 1][:column] + text + lines[line - 1][column:]

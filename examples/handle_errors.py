@@ -1,4 +1,4 @@
-"""What each kind of error asks of a program.
+"""How a program handles each kind of error.
 
 python examples/handle_errors.py [BROKERS]
 """

@@ -1,4 +1,4 @@
-"""Make keys without waiting for each, list them page by page as a web page would, and show what of a bucket is used.
+"""Make keys without waiting for each, list them page by page, and show how many keys a bucket counts.
 
 python examples/list_pages.py [BROKERS]
 """

@@ -1,4 +1,4 @@
-"""The same from asyncio: many requests at once, files that are awaited, a listing by ``async for``.
+"""The SDK in asyncio: many requests at once, files that are awaited, a listing by ``async for``.
 
 python examples/with_asyncio.py [BROKERS]
 """
@@ -20,7 +20,7 @@ async def write(client: AsyncClient, number: int) -> None:
 
 
 async def run(brokers: str) -> None:
-    """Write keys at the same time, and add up what is listed."""
+    """Write keys at the same time, list them, and add up their sizes."""
     async with AsyncClient(brokers) as client:
         for create in (client.create_volume(VOLUME), client.create_bucket(VOLUME, BUCKET)):
             try:
@@ -33,7 +33,7 @@ async def run(brokers: str) -> None:
 
 
 def main(brokers: str = "127.0.0.1:9092") -> int:
-    """Run it."""
+    """Run the coroutine."""
     asyncio.run(run(brokers))
     return 0
 

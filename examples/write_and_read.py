@@ -25,7 +25,7 @@ def main(brokers: str = "127.0.0.1:9092") -> int:
             output.write(b"hello, ")
             output.hsync()  # these bytes survive any one failure from here on
             output.write(b"world\n")
-        # Visible since the block has ended; had it raised, the key would be what it was before.
+        # The key is visible once the ``with`` block has ended; if the block raises, the key stays what it was.
         with client.open(path) as file:
             print(file.read().decode(), end="")
             file.seek(7)

@@ -1,7 +1,7 @@
 """Stratolog: the command, the local stack, the settings, and the public SDK.
 
-The SDK is ``producers``; it is loaded when one of its names is first used, so that ``import stratolog`` and the command
-stay quick. Programs import it from here alone, whatever the packages beneath are called::
+The SDK is ``producers``. It is loaded when one of its names is first used, so ``import stratolog`` and the command stay
+quick. Programs import its names from here, never from the packages beneath::
 
     from stratolog import Client
 """
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         VolumeView,
     )
 else:
-    # Not for type checkers: to them a module with __getattr__ has every name that anybody misspells.
+    # Hidden from type checkers: in a module with __getattr__ they accept every misspelt name.
 
     def __getattr__(name: str) -> object:
         """Load a name of the SDK at its first use."""

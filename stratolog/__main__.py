@@ -1,9 +1,9 @@
-"""The ``stratolog`` command, and ``python -m stratolog``: loads it, and takes an interrupt meanwhile as what it is."""
+"""The ``stratolog`` command, and ``python -m stratolog``: it also reports an interrupt while the command loads."""
 
 import os
 import sys
 
-_INTERRUPTED = 130  # stratolog.errors, which is not loaded yet
+_INTERRUPTED = 130  # as in stratolog.errors, which is not loaded yet
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         os.write(sys.stderr.fileno(), b"interrupted: nothing was done\n")
-        # At once: what has been loaded by halves is not to be taken down in order.
+        # Exit at once: half-loaded modules cannot be shut down in order.
         os._exit(_INTERRUPTED)
 
 

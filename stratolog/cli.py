@@ -1,7 +1,7 @@
 """The ``stratolog`` command: groups are in ``stratolog.commands``, exit codes in ``stratolog.errors``.
 
-What a person can act on is one sentence on standard error (a JSON object with ``--json``) and an exit code; anything
-else is a defect and keeps its traceback.
+An error that a person can act on becomes one sentence on standard error (a JSON object with ``--json``) and an exit
+code. Any other error is a defect and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stratolog.extras import missing_extra
 from stratolog.local.state import OTHER_DIR
 
 COMMANDS = {
-    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group", "audit": "audit",
-    "bench": "bench", "debug": "debug", "admin": "admin.group", "drill": "drill", "node": "node", "datanode": "datanode",
-    "topics": "topics", "jars": "jars",
+    "demo": "demo", "up": "stack", "down": "stack", "status": "stack", "ingest": "ingest", "sh": "sh.group",
+    "audit": "audit", "bench": "bench", "debug": "debug", "admin": "admin.group", "drill": "drill", "node": "node",
+    "datanode": "datanode", "topics": "topics", "jars": "jars",
 }  # fmt: skip
 """Module in ``stratolog.commands`` of each command, in the order in which ``--help`` lists them."""
 
@@ -36,9 +36,9 @@ EXIT_STATUS_HELP = (
 
 
 def build_app(words: Iterable[str] = ()) -> typer.Typer:
-    """Return the command with all its groups; of those, if ``words`` (the arguments) name one, with that one only.
+    """Return the command with all its groups, or with the one group that ``words`` (the arguments) name.
 
-    All of them take half a second to import, which a node that starts, or ``sh`` in a loop, need not wait for.
+    Importing all groups takes half a second: too long for a node that starts, or for ``sh`` in a loop.
     """
     app = typer.Typer(
         name="stratolog",
@@ -56,7 +56,7 @@ def build_app(words: Iterable[str] = ()) -> typer.Typer:
 
 
 def _named(words: Iterable[str]) -> str | None:
-    """Return the command that the arguments name, None if they begin with anything but ``--config FILE``."""
+    """Return the command that the arguments name; None if anything but ``--config FILE`` comes before it."""
     rest = list(words)
     while rest and rest[0].startswith("--config"):
         del rest[: 1 if "=" in rest[0] else 2]
@@ -103,24 +103,24 @@ def main() -> None:
     try:
         tidied(build_app(sys.argv[1:]))(prog_name="stratolog")
     except SystemExit as ended:
-        # Typer ends an interrupted command without a word, unless the command itself had one (commands/waiting.py).
+        # Typer ends an interrupted command silently. Some commands complain themselves (commands/common/waiting.py).
         if ended.code == EXIT_INTERRUPTED and not printed.complaints:
             complain("Interrupted", "interrupted", "before the command had begun, or when it was done")
         raise
     except BrokenPipeError:
-        # The reader (head, less) has seen enough; keep the interpreter from complaining at its end.
+        # The reader (head, less) has seen enough. Without this, the interpreter would complain when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
     except Exception as error:
         if (missing := missing_extra(error)) is not None:
             error = Unavailable(missing)
         elif isinstance(error, PermissionError) and error.filename:
-            # Wherever it was met: a directory that may not be entered refuses even to be looked at.
+            # Any code may meet this error: even a look into a directory needs permission to enter it.
             error = UserError(f"{error.filename}: {error.strerror}; {OTHER_DIR}")
         code = exit_code_of(error)
         if code is None:
             raise
-        # A refused request has a result code, too (schemas/result_codes.py).
+        # A refused request also has a result code (schemas/result_codes.py).
         more = {"code": error.status} if hasattr(error, "status") else {}
         complain(type(error).__name__, "error", str(error), **more)
         sys.exit(code)

@@ -1,7 +1,7 @@
 """Errors that the command shows as one clear sentence, and the exit codes of the command.
 
-A :class:`UserError` is something the person (or the program) who typed the command can act on; ``stratolog.cli``
-prints it without a traceback and exits with its code. Anything else that is raised is a defect and keeps its traceback.
+The person (or program) who gave the command can act on a :class:`UserError`; ``stratolog.cli`` prints it without a
+traceback and exits with its code. Any other error is a defect and keeps its traceback.
 
 ====  =============================================================================================
 code  meaning
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):
-    """The command ran, and what was asked for did not come about."""
+    """The command ran, and did not do what was asked for."""
 
     exit_code = EXIT_FAILED
 

@@ -1,4 +1,4 @@
-"""What the extras of the installation bring, and the sentence for one that is missing."""
+"""The libraries of each extra of the installation, and the message for an extra that is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ EXTRAS: Mapping[str, Collection[str]] = {
 
 @contextmanager
 def libraries_of(extra: str) -> Iterator[None]:
-    """Import what needs an extra within this: raises Unavailable, naming the extra, if one of its libraries is missing."""
+    """Import code that needs an extra within this.
+
+    Raises Unavailable, naming the extra, if one of its libraries is missing.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -31,7 +34,7 @@ def libraries_of(extra: str) -> Iterator[None]:
 
 
 def missing_extra(error: Exception) -> str | None:
-    """Say what to install if an error is that a library of an extra is missing; None for any other error."""
+    """Say what to install if the error is a missing library of an extra; None for any other error."""
     if not isinstance(error, ModuleNotFoundError):
         return None
     library = (error.name or "").partition(".")[0]
@@ -45,7 +48,7 @@ def missing_extra(error: Exception) -> str | None:
 
 
 def check_extras(extras: Collection[str]) -> None:
-    """Raise Unavailable, naming all that is missing, if a library of these extras is not installed."""
+    """Raise Unavailable, naming everything that is missing, if a library of these extras is not installed."""
     missing = {
         extra: gone
         for extra in extras
@@ -55,7 +58,8 @@ def check_extras(extras: Collection[str]) -> None:
         named = ", ".join(sorted({name for gone in missing.values() for name in gone}))
         without = " ('stratolog up --no-audit' goes without the extra 'spark')" if "spark" in missing else ""
         raise Unavailable(
-            f"not installed: {named}; a stack needs stratolog with its extras: pip install 'stratolog[{','.join(missing)}]'{without}"
+            f"not installed: {named}; a stack needs stratolog with its extras: pip install "
+            f"'stratolog[{','.join(missing)}]'{without}"
         )
 
 

@@ -2,8 +2,8 @@
 
 python examples/inside/ledger.py [BROKERS]
 
-It needs a broker and nothing else: it makes a topic of its own, and deletes it. Run it from the repository; in an installed
-wheel the same packages are below ``stratolog`` (``stratolog.replicated_db``).
+It needs only a broker: it makes a topic of its own, and deletes it. Run it from the repository. In an installed wheel
+the same packages are below ``stratolog`` (``stratolog.replicated_db``).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def main(brokers: str = "127.0.0.1:9092") -> int:
                         [north.put("owners", key, owner.encode()), north.put("balances", key, encode_int64(10_000))]
                     ).result(WAIT_S)
                 print(f"north leads: the transfer has index {transfer(north, 'a-1', 'a-2', 2_500)}")
-            # North is gone. South claims the shard, and goes on where the log ends.
+            # North is gone. South claims the shard, and continues at the end of the log.
             south.lead()
             print(f"south leads: the transfer has index {transfer(south, 'a-1', 'a-2', 2_500)}")
             with replica("north", brokers, topic, Path(scratch)) as north:

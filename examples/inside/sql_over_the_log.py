@@ -2,8 +2,8 @@
 
 python examples/inside/sql_over_the_log.py [BROKERS]
 
-The log is data: each record of ``om.log`` is Avro, and ``decoded`` gives a column of structs for each record type. What is read
-here includes void records; which of them count is the reading rule's business (``spark_streaming/records/core/reading.py``).
+The log is data: each record of ``om.log`` is Avro, and ``decoded`` gives a column of structs for each record type. The
+view includes void records; the reading rule (``spark_streaming/records/core/reading.py``) says which records count.
 """
 
 from __future__ import annotations

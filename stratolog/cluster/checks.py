@@ -1,6 +1,6 @@
-"""What the demo holds a stack against, each question as one :class:`Finding` with an answer that a person can act on.
+"""The demo's checks of a stack: each question becomes a :class:`Finding` with an answer that a person can act on.
 
-Nothing here starts or stops anything. A question that cannot be answered in time is answered with no, and says so:
+Nothing here starts or stops anything. A question without an answer in time counts as no, and the finding says so:
 ``unknown`` is never ``equal``.
 """
 
@@ -37,7 +37,7 @@ POLL_INTERVAL_S = 0.25
 REPLICAS = 3
 """Datanodes that hold each block of RATIS/THREE."""
 NAMED_DIFFERENCES = 3
-"""At most so many differing keys of a replica are named."""
+"""Differing keys of a replica that are named at most."""
 
 Json = dict[str, Any]
 
@@ -81,7 +81,7 @@ def leaders(settings: Settings) -> dict[int, str]:
 
 
 def check_spread(settings: Settings, *, report: Callable[[str], None], timeout_s: float = SPREAD_TIMEOUT_S) -> Finding:
-    """Wait until the shards are led by different nodes, as far as there are nodes enough."""
+    """Wait until different nodes lead the shards, as far as there are enough nodes."""
     wanted = min(settings.shards, len(settings.nodes))
     told: list[dict[int, str]] = []
 
@@ -102,7 +102,7 @@ def _names(led: Mapping[int, str]) -> str:
 
 
 def converged(settings: Settings) -> dict[int, int] | None:
-    """Return each shard's index if all replicas of it stand there, with equal digests and not flagged; else None."""
+    """Return each shard's index if all its replicas stand there, unflagged and with equal digests; else None."""
     found = replicas(settings)
     if len(found) != settings.shards * len(settings.nodes):
         return None
@@ -124,7 +124,7 @@ def check_converged(settings: Settings, *, timeout_s: float = CONVERGE_TIMEOUT_S
 
 
 def check_digests(settings: Settings, shard: int) -> Finding:
-    """Scan a shard in full on every node: all scans and all incremental digests are equal, at one index."""
+    """Scan a shard in full on every node; all scans and incremental digests must be equal, at one index."""
     name = f"shard {shard}: full scans and digests of all replicas are equal"
     deadline_s = time.monotonic() + CONVERGE_TIMEOUT_S
     while True:
@@ -228,8 +228,8 @@ def _named(found: Sequence[ListingDifference]) -> str:
 def await_verdicts(settings: Settings, reader: VerdictReader, *, timeout_s: float) -> tuple[list[Finding], Latest]:
     """Wait until the running audit finds every replica ``equal`` where it stands, or one ``diverged``; judge each.
 
-    Asked for are its verdicts on the incremental digest and on a full scan, both at the index at which the replicas have
-    converged, the last one of the log. What has not come by ``timeout_s`` is ``unknown``.
+    Each replica needs two verdicts, on its incremental digest and on a full scan. Both must be at the log's last index,
+    where the replicas have converged. A verdict that is missing after ``timeout_s`` is ``unknown``.
     """
     latest = Latest()
     indexes: Mapping[int, int] = {}

@@ -1,7 +1,7 @@
-"""How commands, and what they are made of, reach a cluster: the SDK's client and reads, from the settings.
+"""How commands and their parts reach a cluster: the SDK's client and reads, made from the settings.
 
-A person waits for a command, so it gives up sooner than a program would: :data:`PATIENCE_MS` bounds a deadline, which is
-long enough for another node to take over a shard.
+A command gives up sooner than a program would, because a person waits for it: :data:`PATIENCE_MS` bounds its deadlines.
+That is still long enough for another node to take over a shard.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from producers.reads.reads import Reads
 
 PATIENCE_MS = 20_000
-"""A command that makes single requests gives up after this time, or the setting 'request_timeout_ms' if that is less."""
+"""A command with single requests gives up after this time, or after the setting 'request_timeout_ms' if less."""
 CONNECT_TIMEOUT_MS = 10_000
 INTERRUPTED_CLOSE_MS = 200
-"""How long an interrupted command waits for what it has in flight."""
+"""How long an interrupted command waits for its requests in flight."""
 
 
 def node_urls(settings: Settings) -> list[str]:
@@ -55,9 +55,10 @@ def stream_options(settings: Settings) -> StreamOptions:
 def client_of(
     settings: Settings, *, patience_ms: int | None = None, in_flight: int = 0, operator: bool = False
 ) -> Iterator[Client]:
-    """Open a client, at least ``in_flight`` requests wide; an ``operator``'s has the cluster's secret.
+    """Open a client for at least ``in_flight`` requests at once; an ``operator``'s client has the cluster's secret.
 
-    Raises UsageError for settings that it refuses (an operator's without a secret, too), Unavailable if no broker answers.
+    Raises UsageError for settings that the client refuses, and for an operator without a secret; Unavailable if no
+    broker answers.
     """
     from producers.client import Client
     from producers.errors import NotConnected
@@ -88,7 +89,7 @@ def client_of(
             client.close_timeout_ms = INTERRUPTED_CLOSE_MS
             logging.getLogger("stratolog.client").setLevel(
                 logging.ERROR
-            )  # what is unanswered is said by who catches this
+            )  # the handler of the interrupt reports unanswered requests
             raise
 
 
@@ -98,7 +99,7 @@ def reads_of(
 ) -> Iterator[Reads]:
     """Open reads from all nodes, or from one; ``positions`` are for reads of consistency ``session``.
 
-    Raises UsageError for an unknown node; NotConnected on the way becomes Unavailable.
+    Raises UsageError for an unknown node. A NotConnected from a read becomes Unavailable.
     """
     from producers.errors import NotConnected
     from producers.reads.reads import Reads

@@ -1,4 +1,4 @@
-"""Who leads a shard: what the nodes say of it, and moving the leadership to another one."""
+"""Who leads a shard, as the nodes say, and how a command moves the leadership to another node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNER_WAIT_S = 15.0
 
 
 def check_shard(settings: Settings, shard: int) -> None:
-    """Raise UsageError for a shard that there is not."""
+    """Raise UsageError if the cluster has no such shard."""
     if not 0 <= shard < settings.shards:
         raise UsageError(f"no shard {shard}; there are 0..{settings.shards - 1}")
 
@@ -30,7 +30,10 @@ def shard_views(settings: Settings, shard: int) -> dict[str, leaders.View]:
 
 
 def move(settings: Settings, shard: int, node: str) -> dict[str, Any]:
-    """Move a shard; raises UserError if the nodes refuse, Unavailable if nobody owns the shard."""
+    """Move a shard's leadership to ``node``.
+
+    Raises UserError if the nodes refuse, Unavailable if nobody owns the shard.
+    """
     check_nodes(settings, {node})
     found = shard_views(settings, shard)
     if leaders.is_leader(found.get(node, {})):

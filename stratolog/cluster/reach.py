@@ -1,9 +1,10 @@
-"""Whether anybody listens where a command is about to ask, and what is amiss while it waits.
+"""Whether anybody listens at the addresses that a command needs, and what is amiss while it waits.
 
 Rules:
 
-1. Where nobody listens, nothing that can answer is there: a command says so at once, and does not wait. Addresses are tried together.
-2. What is amiss is what the nodes say of themselves (``/status``, ``/v1/datanodes``, ``/v1/pipelines``), in sentences (:func:`amiss`, pure).
+1. If nobody listens, nothing can answer: a command says so at once, and does not wait. It tries all addresses together.
+2. What is amiss follows from what the nodes say of themselves (``/status``, ``/v1/datanodes``, ``/v1/pipelines``).
+   :func:`amiss` (pure) says it in sentences.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from stratolog.nodes.core.leaders import is_leader, view_of
 
 PROBE_TIMEOUT_S = 1.0
 BROKER_WAIT_S = 60.0
-"""How long a node or datanode that is started waits for a broker, as it does for one that does not answer (replicated_db/shell/process.py)."""
+"""How long a starting node or datanode waits until a broker listens.
+
+It waits as long for a broker that listens but does not answer (replicated_db/shell/process.py).
+"""
 TOLD_INTERVAL_S = 10.0
 LISTEN_INTERVAL_S = 0.5
 MAX_PROBES = 32
-"""Addresses that are tried at the same time."""
+"""Addresses that are tried at the same time, at most."""
 LITTLE_ROOM_BYTES = 64 * 1024 * 1024
-"""Below so much room above its reserve, a datanode's disk is named as a reason."""
+"""A datanode's disk is named as a reason if it has less free space than this above its reserve."""
 
 Json = Mapping[str, Any]
 
@@ -64,9 +68,10 @@ def check_brokers(settings: Settings) -> None:
 
 
 def await_broker(addresses: Sequence[str], tell: Callable[[str], None], timeout_s: float = BROKER_WAIT_S) -> None:
-    """Wait until somebody listens at a broker's address, for a service may be started before its brokers; say so at once.
+    """Wait until somebody listens at a broker's address, and ``tell`` about the wait at once.
 
-    Raises Unavailable after ``timeout_s``. No Kafka client is made before: it would log each of its attempts.
+    A service may be started before its brokers. No Kafka client is made before a broker listens: it would log each of
+    its attempts. Raises Unavailable after ``timeout_s``.
     """
     begun_s = time.monotonic()
     told_s = -TOLD_INTERVAL_S
@@ -82,25 +87,25 @@ def await_broker(addresses: Sequence[str], tell: Callable[[str], None], timeout_
 
 
 def check_log(settings: Settings) -> None:
-    """Raise Unavailable if the local stack has brokers and none of them runs: what needs the log is not answered by any node.
+    """Raise Unavailable if the local stack has brokers and none of them runs: no node then answers what needs the log.
 
-    Whether a broker can be reached from here says nothing: a read is answered over HTTP.
+    The brokers' addresses are not tried: a read goes over HTTP, so this machine need not reach a broker.
     """
     if "nodes" not in settings.explicit and _are_all_stopped(settings, BROKER):
         raise Unavailable(f"no broker runs at {settings.bootstrap_servers}{_why(settings, BROKER)}")
 
 
 def check_leaders(settings: Settings) -> None:
-    """Raise Unavailable if the local stack has nodes and none of them runs: nobody executes what is sent to the brokers.
+    """Raise Unavailable if the local stack has nodes and none of them runs: nobody then executes requests.
 
-    Whether a node can be reached from here says nothing: a write goes through the brokers.
+    The nodes' addresses are not tried: a write goes through the brokers, so this machine need not reach a node.
     """
     if "bootstrap_servers" not in settings.explicit and _are_all_stopped(settings, NODE):
         raise Unavailable(f"no node runs{_why(settings, NODE)}")
 
 
 def _are_all_stopped(settings: Settings, kind: str) -> bool:
-    """Say whether the local stack runs in part, without any of its processes of one kind."""
+    """Say whether the local stack runs, but none of its processes of one kind does."""
     known = state.read_state(settings.data_dir)
     members = () if known is None or not known.running() else known.of(kind)
     return bool(members) and not any(member.process.is_running() for member in members)
@@ -115,7 +120,10 @@ def check_nodes(settings: Settings, names: Collection[str] | None = None) -> Non
 
 
 def _check_reachable(settings: Settings, places: Mapping[str, str], kind: str) -> None:
-    """Raise Unavailable if nobody listens at any of the addresses of processes of one kind; ``places`` has what to call them."""
+    """Raise Unavailable if nobody listens at any address of ``places``.
+
+    ``places`` maps the addresses of processes of one kind to their names in the message.
+    """
     if not listening(list(places)):
         raise Unavailable(f"nobody listens at {', '.join(places.values())}{_why(settings, kind)}")
 
@@ -129,7 +137,7 @@ def _why(settings: Settings, kind: str) -> str:
     if not stopped:
         return ""
     verb = "does" if len(stopped) == 1 else "do"
-    # A part of a cluster of brokers is not started alone (local/stack.py).
+    # 'up' starts all brokers of a cluster or none (local/stack.py).
     remedy = "'stratolog down', then 'stratolog up'" if kind == BROKER and len(known.of(kind)) > 1 else "'stratolog up'"
     return f": {', '.join(stopped)} of the stack in {settings.data_dir} {verb} not run; {remedy} starts what is missing"
 
@@ -181,7 +189,7 @@ def _stopped(settings: Settings) -> list[str]:
 
 
 def amiss(seen: Seen) -> list[str]:
-    """Return in words what keeps requests from being answered. Pure."""
+    """Return, in words, what keeps requests from being answered. Pure."""
     words = _amiss(seen)
     if seen.stopped and words:
         words.append(f"not running: {', '.join(seen.stopped)}: 'stratolog up' starts what is missing")

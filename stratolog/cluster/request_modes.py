@@ -19,7 +19,7 @@ def request_types() -> tuple[str, ...]:
 
 
 def set_modes(client: Client, shards: Iterable[int], types: Sequence[str], wanted: str) -> list[dict[str, Any]]:
-    """Set the mode of request types on shards; return from which index on each holds."""
+    """Set the mode of request types on shards; return the index from which on each mode holds."""
     from schemas.records.messages import SetRequestMode
 
     done = []

@@ -22,11 +22,11 @@ from stratolog.errors import Unavailable
 READ_LIMIT = 500
 WAIT_S = 5.0
 SILENT_READS = 12
-"""So many reads of WAIT_S in a row without a record, below the end of the log, are given up."""
+"""A reader gives up after this many reads of WAIT_S in a row without a record, before the end of the log."""
 
 
 class JudgedRecord(NamedTuple):
-    """A record as it lies in the log, decoded (None: it cannot be), and what the rule says of it."""
+    """A record as it lies in the log, its decoded form (None: undecodable), and what the reading rule says of it."""
 
     entry: Entry
     record: LogRecord | None
@@ -56,10 +56,10 @@ def read_entries(settings: Settings, shard: int, start: int = 0, until: int | No
 
 
 def read_judged(settings: Settings, shard: int, until: int | None = None) -> Iterator[JudgedRecord]:
-    """Read a shard's log up to and with offset ``until`` (None: its present end); a record that breaks it is the last one.
+    """Read a shard's log from its first record up to and with offset ``until`` (None: its present end).
 
-    It is read from its first record in any case, for what is void follows from what came before. Raises Unavailable if the brokers
-    do not answer.
+    The first record is the only place to begin, because earlier records decide which later ones are void. A record that
+    breaks the log's contract is the last one. Raises Unavailable if the brokers do not answer.
     """
     position = Position()
     for entry in read_entries(settings, shard, 0, until):
@@ -78,7 +78,7 @@ def read_judged(settings: Settings, shard: int, until: int | None = None) -> Ite
 
 
 def topic_id(settings: Settings) -> str:
-    """Return the identity of the log topic's incarnation; raises Unavailable."""
+    """Return Kafka's id of the log topic, which a topic made anew does not share; raises Unavailable."""
     admin = AdminClient({"bootstrap.servers": settings.bootstrap_servers, "socket.timeout.ms": 5000, "log_level": 0})
     try:
         found = admin.describe_topics(TopicCollection([OM_LOG]), request_timeout=5)[OM_LOG].result()

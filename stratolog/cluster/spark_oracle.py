@@ -1,4 +1,4 @@
-"""The audit's batch oracle in this process: the digest of a shard of the Object Manager, recomputed by Spark with no claim of the log's used."""
+"""The audit's batch oracle in this process: Spark recomputes a shard's digest, and uses no claimed hash of the log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from spark_streaming.batch.core.computed import ShardDigest
 
 Oracle = Callable[..., "ShardDigest"]
-"""``oracle(shard, until=None)``: the digest after offset ``until``, or at the log's present end."""
+"""``oracle(shard, until=None)`` returns the digest after offset ``until``, or at the log's present end."""
 
 
 @contextmanager
 def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[Oracle]:
-    """Start Spark, and give a function from a shard to the oracle's digest of it; raises UserError for a broken log."""
+    """Start Spark, and yield a function that returns the oracle's digest of a shard.
+
+    Raises UserError for a broken log.
+    """
     from spark_streaming.batch import oracle
     from spark_streaming.configuration.audit_config import AuditConfig
     from spark_streaming.records import sources
@@ -36,7 +39,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
         config = AuditConfig(
             bootstrap_servers=settings.bootstrap_servers, work_dir=folder, jars=tuple(spark_jars(settings.cache_dir))
         )
-        # Spark greets with warnings, and leaves a folder where it was started.
+        # Spark prints warnings when it starts, and leaves a folder in its working directory.
         with _stderr_to(folder / "spark.log"), chdir(folder):
             session = build_session(config.spark())
         log = OBJECT_MANAGER
@@ -54,8 +57,9 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
                     )
                 if (late_from := oracle.first_logged_requests(effective).get(shard)) is not None:
                     raise UserError(
-                        f"shard {shard} has requests under late validation from offset {late_from} on: the log does not say what its rows "
-                        f"are. A base can be taken from the replicas: stratolog admin digest-base {shard} --from-replicas"
+                        f"shard {shard} has requests under late validation from offset {late_from} on: the log does "
+                        "not say what its rows are. A base can be taken from the replicas: stratolog admin "
+                        f"digest-base {shard} --from-replicas"
                     )
                 computed, _ = oracle.check(records, log.column_families, effective, oracle.ends(effective))
             finally:
@@ -72,7 +76,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """Have processes that are started meanwhile write their errors to a file."""
+    """Send the standard error of processes that are started meanwhile to a file."""
     sys.stderr.flush()
     saved = os.dup(2)
     try:

@@ -1,11 +1,11 @@
-"""The audit's verdicts as they come on ``om.verdicts``, and what they say together.
+"""The audit's verdicts, read from ``om.verdicts``, and what they say together.
 
 Rules:
 
-0. The Object Manager's log and the datanodes' are apart; what is asked for is of one of them.
-1. A later verdict on the same shard, node, barrier and basis replaces the earlier one (``unknown``, then the report came).
-2. Of a shard, node and basis the one at the highest barrier is the latest.
-3. A verdict that is not there is ``unknown``, and so is one about an older index than asked for.
+0. Verdicts on the Object Manager's log and on the datanodes' log are kept apart; a question is about one of them.
+1. A later verdict on the same shard, node, barrier and basis replaces the earlier one (``unknown``, then another).
+2. The latest verdict on a shard, node and basis is the one at the highest barrier.
+3. A missing verdict is ``unknown``, and so is a verdict about an older index than asked for.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class VerdictReader:
                 "group.id": "stratolog-verdicts",  # never committed to: partitions are assigned
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all that follows
+                "isolation.level": "read_uncommitted",  # else a stranger's open transaction would hide later verdicts
                 "log_level": 0,
             }
         )
@@ -61,12 +61,12 @@ class VerdictReader:
         asked = [TopicPartition(OM_VERDICTS, found.partition, since_ms) for found in partitions]
         found = self._consumer.offsets_for_times(asked, timeout=CONTACT_TIMEOUT_S)
         for partition in found:
-            if partition.offset < 0:  # nothing is as young as that
+            if partition.offset < 0:  # no verdict is that young
                 partition.offset = OFFSET_END
         return list(found)
 
     def poll(self, timeout_s: float) -> list[Verdict]:
-        """Return verdicts that have come, at most READ_LIMIT, waiting ``timeout_s`` for the first."""
+        """Return new verdicts, at most READ_LIMIT; wait ``timeout_s`` for the first."""
         first = self._consumer.poll(timeout_s)
         if first is None:
             return []
@@ -75,7 +75,7 @@ class VerdictReader:
         for message in messages:
             error = message.error()
             if error is None:
-                # What is no verdict is skipped: anybody may write to the topic.
+                # Anybody may write to the topic, so a record that is no verdict is skipped.
                 with suppress(Undecodable):
                     verdicts.append(decode_as(Verdict, message.value() or b""))
             elif error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -83,7 +83,7 @@ class VerdictReader:
         return verdicts
 
     def until(self, deadline_s: float) -> Iterator[list[Verdict]]:
-        """Yield what has come, again and again (also when nothing has), until ``time.monotonic()`` is ``deadline_s``."""
+        """Yield new verdicts (or an empty list) again and again until ``time.monotonic()`` reaches ``deadline_s``."""
         while (left_s := deadline_s - time.monotonic()) > 0:
             yield self.poll(min(left_s, 0.5))
 
@@ -112,7 +112,7 @@ class VerdictSubject(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Latest:
-    """The latest verdict of one log by (shard, node, basis), and the last one ever that was ``diverged``, by the same."""
+    """The latest verdict on each (shard, node, basis) of one log, and the last one of each that was ``diverged``."""
 
     log: str = OM_LOG
     verdicts: dict[VerdictSubject, Verdict] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Latest:
         return self.verdicts.get(VerdictSubject(shard, node, basis))
 
     def is_equal(self, shard: int, node: str, index: int) -> bool:
-        """Say whether a replica is ``equal`` at ``index``, by its incremental digest and by a full scan."""
+        """Say whether a replica is ``equal`` at ``index``, by digest and by full scan, and never was ``diverged``."""
         found = [self.of(shard, node, basis) for basis in (INCREMENTAL, SCRUBBED)]
         return all(
             verdict is not None and verdict.verdict == EQUAL and verdict.index == index for verdict in found

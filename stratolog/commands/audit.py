@@ -1,4 +1,4 @@
-"""``stratolog audit``: Spark's verdict, computed at once (``--once``) or as the running audit gives it (``--follow``)."""
+"""``stratolog audit``: Spark's verdict, computed at once (``--once``) or read from the running audit (``--follow``)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STOP_TIMEOUT_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 """Where our packages are, for a child in another directory."""
 FOLLOW_SINCE_MS = 5 * 60_000
-"""Where there is no terminal, ``--follow`` begins with what was said this long ago: scrubs come once a minute or so."""
+"""Without a terminal, ``--follow`` begins with verdicts of this age: a scrub happens once a minute or so."""
 
 Json = dict[str, Any]
 
@@ -68,8 +68,9 @@ def command(
 ) -> None:
     """Say whether the replicas hold what the log says: Spark recomputes it from the log alone.
 
-    --once: exit status 0 only if every replica of every shard and pipeline is equal, the oracle agrees, and no datanode has reported
-    stored bytes that are not the log's. --follow: of each replica the latest verdict; with --json every verdict, one a line.
+    --once: exit status 0 only if every replica of every shard and pipeline is equal, the oracle agrees, and no datanode
+    has reported stored bytes that are not the log's. --follow: of each replica the latest verdict; with --json every
+    verdict, one a line.
     """
     if once == follow:
         raise UsageError("give either --once or --follow")
@@ -94,7 +95,7 @@ def command(
 def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bool = False) -> Json:
     """Run the batch audit in a process of its own; return its result (``spark_streaming.jobs.audit_batch``).
 
-    Raises Unavailable with the end of its log if it gives none.
+    Raises Unavailable, with the end of the process's log, if it gives no result.
     """
     check_spark()
     with tempfile.TemporaryDirectory(prefix="stratolog-audit-") as scratch:
@@ -120,7 +121,7 @@ def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bo
 
 
 def _run(command: Sequence[str], folder: Path, out: IO[bytes], err: IO[bytes]) -> None:
-    """Run a child in ``folder``, where Spark may leave what it likes, to its end; it does not outlive this command."""
+    """Run a child to its end in ``folder``, where Spark may leave files; the child does not outlive this command."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     child = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     try:
@@ -151,7 +152,7 @@ def print_result(result: Json) -> None:
 
 
 def _print_partitions(entries: Sequence[Json], kind: str) -> None:
-    """Print what is said of shards, or of pipelines."""
+    """Print the results for shards, or for pipelines."""
     rows = [
         (
             entry["shard"], entry["index"], replica["node"], replica["verdict"], replica["basis"],
@@ -175,7 +176,7 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
 
 
 def _print_blocks(entries: Sequence[Json]) -> None:
-    """Print what is said of the datanodes' stored bytes."""
+    """Print the results for the datanodes' stored bytes."""
     rows = [
         (
             entry["shard"], entry["blocks"]["index"], member["node"], member["verdict"], entry["blocks"]["containers"],
@@ -237,7 +238,7 @@ def _follow(settings: Settings, as_json: bool) -> None:
 
 
 def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Print verdicts that have come where there is no terminal to redraw."""
+    """Print new verdicts where there is no terminal to redraw."""
     now_ms = time.time_ns() // 1_000_000
     columns = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
     rows = [

@@ -1,6 +1,6 @@
 """``stratolog bench``: the load generator (``producers.bulk.load``) against a running stack.
 
-``make bench`` is another thing: ``benchmarks.om_write`` starts a stack of its own and also measures its processes.
+``make bench`` is something else: ``benchmarks.om_write`` starts a stack of its own and also measures its processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_IN_FLIGHT = 100_000
 MEASURED = ("CreateKey", "CommitKey")
 DEFAULT_IN_FLIGHT = "1,50,500,4000"
 LESS = ("max ms", "requests", "mode", "p99 ms")
-"""Columns that go where there is no room for them."""
+"""Columns that are left out where there is no room, the first one first."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,20 +48,23 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="leader|late",
-            help="leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards.",
+            help=(
+                "leader or late; given twice, both run in turn at each level. Left as it is without; leader afterwards."
+            ),
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure createKey + commitKey on one shard of the running stack; the keys stay there.
 
-    Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request failed.
+    Each key is two requests, each with its own latency. With --json: one object a line. Exit status 1 if a request
+    failed.
     """
     levels = _levels(in_flight)
     modes = _modes(mode)
     results: list[tuple[str | None, LoadResult]] = []
     settings = connected_settings_of(context)
-    operator = modes != [None]  # who sets modes
+    operator = modes != [None]  # only an operator may set modes
 
     def so_far() -> str:
         if results and not as_json:
@@ -104,7 +107,7 @@ def _print(volume: str, bucket: str, results: list[tuple[str | None, LoadResult]
 
 
 def _modes(given: list[str] | None) -> list[str | None]:
-    """Return the modes to run in; None = as it is."""
+    """Return the modes to run in; None = leave the mode as it is."""
     for name in given or []:
         if name not in REQUEST_MODES:
             raise UsageError(f"--mode {name!r} is none of {', '.join(REQUEST_MODES)}")
@@ -112,7 +115,7 @@ def _modes(given: list[str] | None) -> list[str | None]:
 
 
 def _set_mode(client: Client, volume: str, mode: str | None) -> None:
-    """Set the mode of what is measured, on the shard that is measured."""
+    """Set the mode of the measured request types on the measured shard."""
     if mode is not None:
         set_modes(client, [shard_of(volume, client.shards)], MEASURED, mode)
 
@@ -120,8 +123,8 @@ def _set_mode(client: Client, volume: str, mode: str | None) -> None:
 def _row(mode: str | None, result: LoadResult) -> tuple[str | None, ...]:
     failures = ", ".join(f"{count} {status}" for status, count in sorted(result.failures.items()))
     return (
-        mode, f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}", f"{result.p99_ms:.2f}",
-        f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
+        mode, f"{result.in_flight:,}", f"{result.requests_per_second:,.0f}", f"{result.p50_ms:.2f}",
+        f"{result.p99_ms:.2f}", f"{result.max_ms:.1f}", f"{result.requests:,}", failures or "0",
     )  # fmt: skip
 
 

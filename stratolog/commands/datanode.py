@@ -1,4 +1,4 @@
-"""``stratolog datanode``: one datanode in this process, and the preparation of an upgrade of one that runs."""
+"""``stratolog datanode``: run one datanode in this process, or prepare a running one for an upgrade."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OldName = Annotated[str | None, typer.Option("--node", hidden=True, help="The na
 
 
 def _name(name: str | None, old: str | None) -> str:
-    """Return the name that was given, in whichever way."""
+    """Return the name, given as the argument or by the old option."""
     given = [one for one in (name, old) if one is not None]
     if len(given) != 1:
         raise UsageError("give the name of one datanode, as in 'stratolog datanode run dn1'")
@@ -65,7 +65,9 @@ def run(context: typer.Context, name: Name = None, *, node: OldName = None) -> N
 def prepare_upgrade(
     context: typer.Context, name: Name = None, *, node: OldName = None, as_json: JsonOption = False
 ) -> None:  # fmt: skip
-    """Close a running datanode's containers and pipelines, and mark its folder: software with a newer layout may then take it."""
+    """Close a running datanode's containers and pipelines, and mark its folder:
+    software with a newer layout may then take it.
+    """
     node = _name(name, node)
     settings = connected_settings_of(context)
     address, secret = settings.datanode(node).http_address, settings.secret()

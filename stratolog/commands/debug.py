@@ -1,4 +1,4 @@
-"""``stratolog debug log`` and ``debug digest``: what the log holds, and what a replica holds against its own digest."""
+"""``stratolog debug log`` and ``debug digest``: print the log, and compare a replica's rows with its digest."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def log(
 ) -> None:
     """Print a range of a shard's log, decoded; void records are marked with the reason.
 
-    The log is read from its first record whatever the range, for what is void follows from what came before. With --json each
-    record is one line and whole, bytes in hexadecimal. Exit status 1 if the log breaks its contract.
+    The log is read from its first record whatever the range, for what is void follows from what came before. With
+    --json each record is one line and whole, bytes in hexadecimal. Exit status 1 if the log breaks its contract.
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
@@ -95,7 +95,7 @@ def log(
 
 
 def _replay(settings: Settings, shard: int) -> Replay:
-    # Needs what nodes need, which a client's installation has not.
+    # It needs the libraries of nodes, which a client's installation lacks.
     from stratolog.commands.late_replay import Replay
 
     return Replay(cluster=settings.cluster, shard=shard, shards=settings.shards)
@@ -126,7 +126,7 @@ def _described(
 
 
 def _late_results(record: RequestBatch, statuses: Sequence[str] | None) -> str:
-    """Say what became of logged requests, as far as it is known: what preExecute refused is in the log."""
+    """Say what became of logged requests; without their ``statuses`` only how many preExecute refused."""
     if statuses is not None:
         return ", ".join(f"{count} {status}" for status, count in sorted(Counter(statuses).items()))
     refused = sum(decode_as(PreparedRequest, request.prepared).status != OK for request in record.requests)
@@ -176,7 +176,7 @@ def digest(
 
 
 def _digests(settings: Settings, node: str, shard: int) -> Json:
-    """Return a replica's two digests of one moment."""
+    """Return a replica's running digest and the digest of a full scan, both of one moment."""
     url = f"http://{settings.node(node).address}/v1/shards/{shard}/digest"
     try:
         scrubbed = httpx.get(url, params={"scrub": "true"}, timeout=SCAN_TIMEOUT_S).raise_for_status().json()

@@ -1,8 +1,8 @@
 """``stratolog demo``: a real directory tree through the whole stack, and Spark's verdict on the replicas.
 
-The stack is the local stack of ``stratolog up``, in a data directory of its own (``DATA_DIR/demo``), made anew each time.
-Without ``--keep`` its processes are tethered to this one: however it ends, they end too. The questions are in
-``stratolog.cluster.checks``; exit status 0 only if every one is answered with yes.
+The stack is the local stack of ``stratolog up``, in a data directory of its own (``DATA_DIR/demo``), made anew each
+time. Without ``--keep`` its processes are tethered to this one: they end when this process ends, for whatever reason.
+The questions are in ``stratolog.cluster.checks``; exit status 0 only if the answer to every question is yes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FOLDER = "demo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """What is ingested: a directory, but for some within it."""
+    """What is ingested: a directory, without some directories within it."""
 
     path: Path
     leave_out: tuple[str, ...] = ()
@@ -92,8 +92,9 @@ def command(
 ) -> None:
     """Ingest a real tree into a fresh stack, and have every replica compared with the tree, the others and the log.
 
-    Starts Kafka, three nodes, three datanodes and the Spark audit, and stops all of it again. Exit status 0 only if every replica lists
-    the tree exactly, every file reads back from each datanode, all digests are equal, and Spark, from the log alone, says so.
+    Starts Kafka, three nodes, three datanodes and the Spark audit, and stops all of it again. Exit status 0 only if
+    every replica lists the tree exactly, every file reads back from each datanode, all digests are equal, and Spark,
+    from the log alone, says so.
     """
     check_spark()
     given = settings_of(context)
@@ -103,11 +104,14 @@ def command(
         datanodes=datanodes,
     )  # fmt: skip
     check_installed(settings)
-    # Python caches compiled modules beside its library, which is the tree: none of our processes may change it.
+    # The tree is Python's own library, where Python caches compiled modules. No process of ours may change the tree.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     source = Source(path=tree.absolute()) if tree is not None else _python_library()
-    ended = f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: {settings.data_dir}"
+    ended = (
+        f"there is no result; {'the stack may still run' if keep else 'the stack is stopped again'}: "
+        f"{settings.data_dir}"
+    )
     with interruptible(ended), _fresh_stack(settings, keep=keep, quiet=as_json) as (effective, on_finished):
         outcome = _Demo(effective, source, max_in_flight, verdict_timeout_s, quiet=as_json).run()
         if as_json:
@@ -127,9 +131,9 @@ def _python_library() -> Source:
 
 @contextmanager
 def _fresh_stack(settings: Settings, *, keep: bool, quiet: bool) -> Iterator[tuple[Settings, Callable[[bool], None]]]:
-    """Start a stack without data; stop it in the end, unless it is to be kept.
+    """Start a stack without data; stop it at the end, unless ``keep``.
 
-    Its logs and data stay if the demo failed (did not report that all holds), and go when the next one begins.
+    Its logs and data stay if the demo failed (did not report that all holds). The next demo deletes them.
     """
     known = state.read_state(settings.data_dir)
     if known is not None and known.running():
@@ -197,8 +201,8 @@ class _Demo:
             with VerdictReader(settings.bootstrap_servers) as reader:
                 judged, latest = checks.await_verdicts(settings, reader, timeout_s=self.verdict_timeout_s)
         return DemoOutcome(
-            tree=self.source.path, summary=summary, leaders=checks.leaders(settings), replicas=checks.replicas(settings),
-            latest=latest, checks=[*found, *judged],
+            tree=self.source.path, summary=summary, leaders=checks.leaders(settings),
+            replicas=checks.replicas(settings), latest=latest, checks=[*found, *judged],
         )  # fmt: skip
 
     def _note(self, text: str) -> None:

@@ -1,7 +1,8 @@
-"""``stratolog drill list`` and ``stratolog drill NAME``: recovery drills on the running local stack (``stratolog.drills``).
+"""``stratolog drill list`` and ``stratolog drill NAME``: recovery drills on the running stack (``stratolog.drills``).
 
-Steps are printed with their timings as they end, to standard error; the findings and the verdict to standard output, or the whole
-report as JSON (``--json``, ``--report FILE``). Exit status 0 only if the drill passed, 1 if it failed, 3 if it could not run.
+Steps are printed with their timings as they end, to standard error; the findings and the verdict to standard output, or
+the whole report as JSON (``--json``, ``--report FILE``). Exit status 0 only if the drill passed, 1 if it failed, 3 if
+it could not run.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
         no_args_is_help=True,
-        help="Recovery drills: inflict a fault on the running local stack and see that it recovers. No drill endangers data.",
+        help=(
+            "Recovery drills: inflict a fault on the running local stack and see that it recovers. No drill "
+            "endangers data."
+        ),
     )
     group.command("list")(list_drills)
     for name, command in COMMANDS.items():
@@ -91,7 +95,10 @@ def replay(
     context: typer.Context, *, shard: ShardOption = 0,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, help="Begin at a checkpoint taken at or before this offset; 0 or nothing: at the first record."),
+        typer.Option(
+            "--from", min=0,
+            help="Begin at a checkpoint taken at or before this offset; 0 or nothing: at the first record.",
+        ),
     ] = None,
     stop: Annotated[int | None, typer.Option("--to", min=0, help="The last offset; without, the last barrier.")] = None,
     oracle: Annotated[
@@ -114,13 +121,17 @@ def replay(
 
 def point_in_time(
     context: typer.Context, *,
-    index: Annotated[int | None, typer.Option(min=0, help="As of this managed index, of one shard: give --shard too.")] = None,
+    index: Annotated[
+        int | None, typer.Option(min=0, help="As of this managed index, of one shard: give --shard too.")
+    ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="ISO", help="As of this time, as 2026-05-01T12:00:00Z; without a zone it is local time.")
+        str | None,
+        typer.Option(metavar="ISO", help="As of this time, as 2026-05-01T12:00:00Z; without a zone it is local time."),
     ] = None,
     shard: Annotated[int | None, typer.Option(min=0, help="Only this shard; without, all of them.")] = None,
     into: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory to make; without, one in the stack's data directory.")
+        Path | None,
+        typer.Option(metavar="DIR", help="The directory to make; without, one in the stack's data directory."),
     ] = None,
     report: ReportOption = None, as_json: JsonOption = False,
 ) -> None:  # fmt: skip
@@ -192,7 +203,7 @@ def _run(
 
 
 def _check_file(file: Path | None) -> None:
-    """Raise UsageError before anything is done, if a report could not be written."""
+    """Raise UsageError if a report could not be written, before anything is done."""
     if file is not None and not file.absolute().parent.is_dir():
         raise UsageError(f"the report cannot be written to {file}: there is no directory {file.absolute().parent}")
 
@@ -200,7 +211,7 @@ def _check_file(file: Path | None) -> None:
 def _told(
     settings: Settings, name: str, shard: int | None, drill: Callable[[Session], None], as_json: bool
 ) -> DrillReport:  # fmt: skip
-    """Run a drill with its steps printed as they go."""
+    """Run a drill, and print its steps as they end."""
     from stratolog.drills.kit.session import Session, run
 
     with _ended_in_order(), _telling(as_json) as (tell, begin):
@@ -219,7 +230,7 @@ def _what_was_touched(session: Session) -> str:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """Have SIGTERM end the drill as an interrupt does, with everything put back."""
+    """Let SIGTERM end the drill as an interrupt does, with everything put back."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -236,7 +247,7 @@ def _ended_in_order() -> Iterator[None]:
 
 @contextmanager
 def _telling(quiet: bool) -> Iterator[tuple[Callable[[DrillStep | Finding], None], Callable[[str], None]]]:
-    """Give what prints steps and findings as they end, and what shows a step that begins (on a terminal)."""
+    """Yield two functions: one prints a step or finding that has ended, one shows on a terminal a step that begins."""
     if quiet:
         yield lambda _: None, lambda _: None
     elif notes.is_terminal:

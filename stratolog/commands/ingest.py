@@ -1,4 +1,4 @@
-"""``stratolog ingest DIR``: the files of a directory tree become keys (``producers.bulk.ingest``), with a progress bar."""
+"""``stratolog ingest DIR``: the files of a tree become keys (``producers.bulk.ingest``), with a progress bar."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
     from stratolog.configuration.settings import Settings
 
 LINE_INTERVAL_S = 5.0
-"""Where there is no terminal, progress is a line at most this often."""
+"""Least time between two lines of progress, where there is no terminal."""
 SHOWN_PROBLEMS = 10
 """At most so many failures, and so many skipped files, are printed for people; ``--json`` names more."""
 
 SHOWN_PLACES = 12
 """At most so many volumes with their buckets are printed for people; ``--json`` names all."""
 WIDE, MIDDLING, NARROW = 110, 76, 60
-"""Widths of a terminal from which on the bar says all, all but the rate, only how many files are done; below there is no bar."""
+"""Least widths of a terminal at which the bar shows everything, all but the rate, only the number of files.
+
+A narrower terminal gets no bar.
+"""
 
 MaxInFlight = Annotated[int, typer.Option(min=1, max=100_000, help="Keys that are written at the same time.")]
 
@@ -54,7 +57,10 @@ def command(
         Address | None,
         typer.Option(
             "--bucket", "-b", parser=bucket_address, metavar="/VOLUME/BUCKET",
-            help="Put every file into this bucket, which is made if need be, instead of volumes and buckets of its own.",
+            help=(
+                "Put every file into this bucket, which is made if need be, instead of volumes and buckets of its "
+                "own."
+            ),
         ),
     ] = None,
     prefix: Annotated[str, typer.Option(help="Without --bucket: volumes are named PREFIX-0, PREFIX-1, ...")] = "tree",
@@ -66,10 +72,11 @@ def command(
 ) -> None:  # fmt: skip
     """Make a key of every file below DIR, with size, modification time and SHA-256.
 
-    A key's name is the file's path within DIR. With --bucket all go there. Else the volume follows from the file's directory, so that
-    the tree spreads over volumes PREFIX-0 to PREFIX-15 and thereby over the shards, and the bucket from the first part of the path
-    ("root" for files directly in DIR); what was used is printed at the end. Links and special files are skipped and named. Running it
-    again replaces keys by equal ones. Exit status 1 if a file could not be ingested.
+    A key's name is the file's path within DIR. With --bucket all go there. Else the volume follows from the file's
+    directory, so that the tree spreads over volumes PREFIX-0 to PREFIX-15 and thereby over the shards, and the bucket
+    from the first part of the path ("root" for files directly in DIR); what was used is printed at the end. Links and
+    special files are skipped and named. Running it again replaces keys by equal ones. Exit status 1 if a file could not
+    be ingested.
     """
     try:
         layout = TreeLayout(prefix=prefix, volumes=volumes)
@@ -92,7 +99,7 @@ def run_ingest(
     settings: Settings, directory: Path, *, layout: LayoutRule, max_in_flight: int, quiet: bool,
     contents: bool = False, leave_out: Collection[str] = (),
 ) -> IngestSummary:  # fmt: skip
-    """Ingest a tree, with its files' ``contents`` or without, showing progress on standard error unless ``quiet``.
+    """Ingest a tree, with its files' ``contents`` or without; show progress on standard error unless ``quiet``.
 
     Raises as ``producers.bulk.ingest`` does.
     """
@@ -166,7 +173,7 @@ class _Lines:
 
 
 def _done(step: Step, width: int = WIDE) -> str:
-    """Say how far it is, in as many words as there is room for."""
+    """Say how far the ingest is, in as many words as there is room for."""
     files = f"{step.files:,} of {step.files_total:,} files"
     if width < MIDDLING:
         return files

@@ -22,13 +22,15 @@ def register(app: typer.Typer) -> None:
 
 
 def fetch(context: typer.Context, *, as_json: JsonOption = False) -> None:
-    """Fetch the jars by Maven, and make the archive of the broker's classes, unless they are in the cache; several processes may do so at once."""
+    """Fetch the jars by Maven, and make the archive of the broker's classes, unless they are in the cache;
+    several processes may do so at once.
+    """
     settings = settings_of(context)
     with progress(as_json) as report, interruptible("what is not whole is not kept: give the command again"):
         report("jars of Kafka")
         kafka = kafka_jars(settings.cache_dir)
         report("the broker's classes, for a quick start")
-        with suppress(Unavailable):  # brokers start without it, too
+        with suppress(Unavailable):  # brokers also start without the archive
             make_class_archive(kafka)
         report("jars of Spark's connectors")
         spark = spark_jars(settings.cache_dir)

@@ -1,6 +1,7 @@
-"""What became of logged requests: a replica in memory that executes a shard's log, for ``debug log --execute``.
+"""A replica in memory that executes a shard's log, to tell what became of logged requests (``debug log --execute``).
 
-The log of late validation holds requests, not answers: who wants to see which were invalid has to execute it from the beginning.
+The log of late validation holds requests, not answers. Only an execution from the first record tells which requests
+were invalid.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ class Replay:
 
     def __init__(self, *, cluster: str, shard: int, shards: int) -> None:
         identity = Identity(cluster=cluster, shard=shard, shards=shards, node="replay")
-        # Pipelines are the leader's choice, made before a request is logged.
+        # The leader chooses pipelines before it logs a request, so execution needs none.
         executor = OMExecutor(Contexts(shard=shard, shards=shards, pipelines=()))
         self.replica = Replica(identity, OM_FAMILIES, MemoryStore(OM_FAMILIES.names), None, executor)
 
     def offer(self, offset: int, value: bytes, record: LogRecord) -> list[str] | None:
         """Execute the next record; return the result code of each request of a RequestBatch that counts.
 
-        Raises StopProcess kinds, as any replica does.
+        Raises StopProcess, in its several kinds, as any replica does.
         """
         late = self.replica.late
         late.answer_for(record.nonce)

@@ -1,4 +1,4 @@
-"""``stratolog node run NAME``: one Object Manager node, in this process, until it is told to stop."""
+"""``stratolog node run NAME``: run one Object Manager node in this process, until SIGTERM."""
 
 from __future__ import annotations
 

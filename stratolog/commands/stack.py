@@ -23,7 +23,7 @@ SHARD_COLUMNS = {
     "shard": "shard", "role": "role", "leader": "leader", "term": "term",
     "applied_index": "index", "applied_offset": "offset", "digest": "digest", "flagged": "flagged",
 }  # fmt: skip
-"""Fields of a shard in ``/status``, and the headings they get."""
+"""Fields of a shard in ``/status``, and their headings."""
 
 
 DEFAULT_DATANODES = 3
@@ -50,7 +50,9 @@ def up(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit. What runs already stays."""
+    """Start the local stack: brokers, topics, three Object Manager nodes, datanodes, the Spark audit.
+    What runs already stays.
+    """
     settings = settings_of(context)
     fresh = "datanodes" not in settings.explicit and not (settings.data_dir / state.SETTINGS_FILE).exists()
     count = DEFAULT_DATANODES if datanodes is None and fresh else datanodes
@@ -66,7 +68,7 @@ def up(
 
 
 def check_installed(settings: Settings) -> None:
-    """Raise Unavailable before anything is started, if what the stack consists of is not installed."""
+    """Raise Unavailable, before anything is started, if a part of the stack is not installed."""
     check_extras(["om", *(["datanode"] if settings.datanodes else []), *(["spark"] if settings.audit else [])])
 
 
@@ -105,12 +107,15 @@ def _nor_above(settings: Settings) -> str:
 
 
 def _still_runs(settings: Settings, otherwise: str) -> str:
-    """Say what runs of an interrupted stack."""
+    """Say which processes of an interrupted stack still run."""
     known = state.read_state(settings.data_dir) or state.StackState()
     names = ", ".join(member.name for member in known.running())
     if not names:
         return f"{otherwise}; nothing runs in {settings.data_dir}"
-    return f"{otherwise}; still running in {settings.data_dir}: {names}: 'stratolog up' starts the rest, 'stratolog down' stops them"
+    return (
+        f"{otherwise}; still running in {settings.data_dir}: {names}: 'stratolog up' starts the rest, 'stratolog "
+        "down' stops them"
+    )
 
 
 def status(context: typer.Context, *, as_json: JsonOption = False) -> None:
@@ -131,7 +136,7 @@ def _show(settings: Settings, as_json: bool) -> bool:
 
 
 def _gather(settings: Settings) -> dict[str, Any]:
-    """Return what runs as plain values; raises Unavailable if nothing does."""
+    """Return what runs, as plain values; raises Unavailable if nothing runs."""
     known = state.read_state(settings.data_dir) or state.StackState()
     nodes = {node.name: node_status(node.address) for node in settings.nodes}
     fleet = _fleet(settings) if settings.datanodes else {}
@@ -207,17 +212,18 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _within(data_dir: str, log: str) -> str:
-    """Return a log's path, from the data directory if it lies there."""
+    """Return a log's path, relative to the data directory if it lies there."""
     path = Path(log)
     return str(path.relative_to(data_dir)) if path.is_relative_to(data_dir) else log
 
 
 def _print_moved(members: list[dict[str, Any]]) -> None:
-    """Say which processes are not where their settings say: a program that does not know talks to somebody else."""
+    """Say which processes listen elsewhere than their settings say: there a program reaches somebody else."""
     moved = [member for member in members if member["running"] and member["wanted_port"]]
     for member in moved:
         console.print(
-            f"{member['name']} is at {member['address']}, not at port {member['wanted_port']}: somebody else listens there",
+            f"{member['name']} is at {member['address']}, not at port {member['wanted_port']}: somebody else listens "
+            "there",
             style="bold yellow", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
     if any(member["kind"] == state.BROKER for member in moved):

@@ -26,10 +26,10 @@ def ensure(context: typer.Context, *, as_json: JsonOption = False) -> None:
     settings = connected_settings_of(context)
     known = read_state(settings.data_dir)
     if "bootstrap_servers" not in settings.explicit and (known is None or not known.running()):
-        # The default address may be anybody's Kafka.
+        # The Kafka at the default address may be anybody's.
         raise UsageError(
-            f"whose topics? no stack is running in {settings.data_dir}: give STRATOLOG_BOOTSTRAP_SERVERS, or 'bootstrap_servers' in "
-            "the settings file"
+            f"whose topics? no stack is running in {settings.data_dir}: give STRATOLOG_BOOTSTRAP_SERVERS, or "
+            "'bootstrap_servers' in the settings file"
         )
     check_brokers(settings)
     plan = topic_plan(settings)

@@ -1,7 +1,7 @@
-"""The file with the cluster's secret: made by ``stratolog up`` and ``admin make-secret``, read by nodes and by operators' commands.
+"""The file with the cluster's secret: ``stratolog up`` or ``admin make-secret`` makes it; nodes and operators read it.
 
-It holds at least 32 bytes (white space at either end does not count), and nobody but its owner may read it. It never goes into a settings file,
-a log or an argument: settings name its path (``cluster_secret_file``).
+It holds at least 32 bytes (white space at either end does not count), and nobody but its owner may read it. It never
+goes into a settings file, a log or an argument: settings name its path (``cluster_secret_file``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from stratolog.errors import UsageError
 
 FILE_MODE = 0o600
 MADE_BYTES = 32
-"""What is made has so many random bytes, written as hexadecimal digits."""
+"""Random bytes of a new secret, which is written as hexadecimal digits."""
 MAX_READ_BYTES = MAX_SECRET_BYTES + 64
-REMEDY = "'stratolog up' makes one for a local stack, 'stratolog admin make-secret' anywhere; all nodes and operators of a cluster need the same"
+REMEDY = (
+    "'stratolog up' makes one for a local stack, 'stratolog admin make-secret' anywhere; all nodes and operators of "
+    "a cluster need the same"
+)
 
 
 def read_secret(path: Path) -> ClusterSecret:
@@ -47,9 +50,9 @@ def read_secret(path: Path) -> ClusterSecret:
 
 
 def make_secret(path: Path) -> bool:
-    """Make a secret in a file that does not exist; say whether it was made. Whoever comes second finds a whole one.
+    """Make a secret in a file that does not exist; return whether this call made it.
 
-    Raises UsageError if it cannot be written.
+    Of two commands at once, the second one finds a whole file. Raises UsageError if it cannot be written.
     """
     if path.exists():
         return False
@@ -62,7 +65,7 @@ def make_secret(path: Path) -> bool:
             file.flush()
             os.fsync(descriptor)
         try:
-            # A link, not a rename: it fails where another command has been faster, whose secret may be in use.
+            # A link, not a rename: a link fails if another command was faster, and its secret may be in use already.
             os.link(scratch, path)
         except FileExistsError:
             return False

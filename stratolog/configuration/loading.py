@@ -1,8 +1,9 @@
 """Where settings come from: defaults, then a TOML file, then ``STRATOLOG_*`` variables, the last one winning.
 
-The file is the one that is named (``--config`` or ``STRATOLOG_CONFIG``), else ``stratolog.toml`` of the project's directory
-(``stratolog.configuration.places``): a relative ``data_dir`` in that one is from there, else from the working directory. A setting's
-variable is its name in capitals: ``bootstrap_servers`` is ``STRATOLOG_BOOTSTRAP_SERVERS``.
+The file is the one that ``--config`` or ``STRATOLOG_CONFIG`` names, else ``stratolog.toml`` of the project's directory
+(``stratolog.configuration.places``). A relative ``data_dir`` in the project's file counts from the project's directory,
+any other one from the working directory. A setting's variable is its name in capitals: ``bootstrap_servers`` is
+``STRATOLOG_BOOTSTRAP_SERVERS``.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _absolute(name: str, root: Path, path: Path) -> Path:
 
 
 def _cache_dir(root: Path, path: Path) -> Path:
-    """Return the cache directory, as it is if it is in a home that is not known: few commands need it (local/jars.py)."""
+    """Return the cache directory, unexpanded if no home is known: few commands need it (local/jars.py)."""
     found = expanded(path)
     return found if is_homeless(found) else root / found
 

@@ -1,4 +1,4 @@
-"""What nodes and datanodes are started with, as the settings say."""
+"""The configurations of nodes and datanodes, made from the settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def node_config(settings: Settings, name: str) -> NodeConfig:
-    """Return what the node ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+    """Return the configuration of the node ``name``.
+
+    Raises UsageError for an unknown name, and without the cluster's secret.
+    """
     from om_processors.config import NodeConfig
 
     own = settings.node(name)
@@ -46,7 +49,10 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
 
 
 def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
-    """Return what the datanode ``name`` is started with; raises UsageError for an unknown name, and without the cluster's secret."""
+    """Return the configuration of the datanode ``name``.
+
+    Raises UsageError for an unknown name, and without the cluster's secret.
+    """
     from datanode_processors.config import DatanodeConfig
 
     own = settings.datanode(name)

@@ -1,12 +1,13 @@
-"""Where a command finds its settings file and its stack's data, when nobody says: in the working directory or above it, as git does.
+"""Where a command looks for its settings file and its stack's data by default: here and above, as git does.
 
 Rules:
 
-1. The nearest of the working directory and its parents that has a ``stratolog.toml``, or a ``.stratolog`` with a stack, is the *project's
-   directory*; without one it is the working directory. Looking creates nothing.
-2. Above the working directory only what belongs to the same user counts: a stranger's file further up (in ``/tmp``) would have commands
-   talk to his servers.
-3. A path that begins with ``~`` stays as it is where no home directory is known; who needs it refuses it, by name.
+1. The *project's directory* is the nearest of the working directory and its parents that has a ``stratolog.toml``, or a
+   ``.stratolog`` with a stack; without one it is the working directory. The search creates nothing.
+2. Above the working directory only files of the same user count: a stranger's file further up (in ``/tmp``) would make
+   commands talk to his servers.
+3. A path that begins with ``~`` stays as it is where no home directory is known; the code that needs the path refuses
+   it, by name.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ def _is_own(path: Path) -> bool:
 
 
 def user_name() -> str:
-    """Return the name of the process's user, or his number, as ``producers.requests.caller`` does: that is not loaded for it, with all of the SDK."""
+    """Return the name of the process's user, or his number.
+
+    ``producers.requests.caller`` does the same, but importing it loads all of the SDK.
+    """
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -71,7 +75,7 @@ def user_name() -> str:
 
 
 def expanded(path: Path) -> Path:
-    """Return a path with ``~`` replaced, as it is if no home directory is known (rule 3)."""
+    """Return a path with ``~`` replaced; the path stays as it is if no home directory is known (rule 3)."""
     try:
         return path.expanduser()
     except RuntimeError:

@@ -1,11 +1,12 @@
-"""All settings, as one frozen object; ``stratolog.configuration.loading`` makes it of a file and the environment.
+"""All settings, as one frozen object; ``stratolog.configuration.loading`` makes it from a file and the environment.
 
-An unknown name is an error, in the file as in the environment, and so is a value of the wrong type or out of range: the message names
-the setting, the value and where it was found.
+An unknown name is an error, in the file and in the environment. So is a value of the wrong type or out of range. The
+message names the setting, the value and where it was found.
 
-In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in the environment all
-are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``. ``stratolog.configuration.settings_values`` reads
-single values, ``stratolog.configuration.node_configs`` makes of them what nodes are started with.
+In the file ``nodes``, ``datanodes`` and ``racks`` are tables (``om1 = "127.0.0.1:9871"``), ``pipelines`` an array; in
+the environment all are separated by commas (``om1=127.0.0.1:9871,om2=...``), and an empty table is ``none``.
+``stratolog.configuration.settings_values`` reads single values; ``stratolog.configuration.node_configs`` makes
+configurations of nodes from them.
 """
 
 from __future__ import annotations
@@ -62,23 +63,29 @@ class Settings:
     nodes: tuple[NodeAddress, ...] = _setting(values.nodes, default=DEFAULT_NODES)
     """Object Manager nodes and where their HTTP servers are."""
     data_dir: Path = _setting(values.path, default=Path(".stratolog"))
-    """Where the local stack and the nodes keep their data; unset, the ``.stratolog`` of the working directory or the nearest one above it that has a stack."""
+    """Where the local stack and the nodes keep their data.
+
+    Unset, it is the ``.stratolog`` of the working directory, or the nearest one above it that has a stack.
+    """
     cache_dir: Path = _setting(values.path, default=Path("~/.cache/stratolog"))
     """Where fetched jars are kept."""
     brokers: int = _setting(values.one_of_integers(1, 3), default=1)
     """Kafka brokers of the local stack; three means replication factor 3 and min.insync 2."""
     durability: str = _setting(values.one_of("replicated", "fsync"), default="replicated")
-    """When a log record is acknowledged: in the page caches of min.insync brokers, or on their disks."""
+    """Where an acknowledged log record is: in the page caches of min.insync brokers (replicated), or on their disks."""
     response_partitions: int = _setting(values.integer(1, 1024), default=4)
     """Partitions of the responses' topic."""
     pipelines: tuple[str, ...] = _setting(values.names, default=("pipeline-1", "pipeline-2"))
-    """Pipelines that blocks are allocated on while there are no ``datanodes``: names, behind which nothing stores bytes."""
+    """Pipelines that blocks are allocated on while there are no ``datanodes``: mere names, nothing stores bytes."""
     datanodes: tuple[DatanodeAddress, ...] = _setting(values.datanodes, default=())
-    """Datanodes: where their stream servers are, and the ports of their HTTP servers; ``stratolog up`` makes three where none are given."""
+    """Datanodes: where their stream servers are, and the ports of their HTTP servers.
+
+    ``stratolog up`` makes three where none are given.
+    """
     racks: tuple[tuple[str, str], ...] = _setting(values.racks, default=())
     """Racks of datanodes, as paths; the others stand in /default-rack."""
     datanode_fsync: str = _setting(values.one_of("close", "never", "packet"), default="close")
-    """When a datanode puts a block's bytes on its disk: before they count as stored, never (page cache), with each packet."""
+    """When a datanode fsyncs a block's file: before its bytes count as stored, never (page cache), with each packet."""
     datanode_reserve_bytes: int = _setting(values.integer(0, 2**60), default=1024 * MIB)
     """Free space that a datanode leaves alone; below it, it takes no blocks."""
     container_bytes: int = _setting(values.integer(MIB, 2**50), default=5 * 1024 * MIB)
@@ -86,13 +93,19 @@ class Settings:
     block_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
     """Size of an allocated block."""
     datanode_timeout_ms: int = _setting(values.integer(1_000, 86_400_000), default=15_000)
-    """How long a datanode may be silent before it is taken for dead, and what it held is copied."""
+    """How long a datanode may be silent before it counts as dead and its containers are copied."""
     open_key_expire_threshold_ms: int = _setting(values.integer(1_000, 3650 * DAY_MS), default=7 * DAY_MS)
-    """How long a key may be open without being created, given a block or committed before its session ends and its blocks are deleted."""
+    """How long a key may stay open after it was created or was last given a block or committed.
+
+    After that its session ends, and its blocks are deleted.
+    """
     commit_way: int = _setting(values.integer(0, 3), default=1)
-    """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 closing early, 0 chunks through the log."""
+    """How clients commit blocks: 1 to the leader after the stream, 2 with the stream's end, 3 by an early close.
+
+    0 sends chunks through the log.
+    """
     flush_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=64 * MIB)
-    """A client commits what it has written each so many bytes."""
+    """A client commits what it has written each time it has written so many bytes."""
     client_buffer_bytes: int = _setting(values.integer(64 * 1024, 2**40), default=256 * MIB)
     """Bytes that a client keeps until every replica has them; at the limit, writing waits."""
     packet_bytes: int = _setting(values.integer(4 * 1024, 4 * MIB), default=64 * 1024)
@@ -100,7 +113,7 @@ class Settings:
     topology: str = _setting(values.one_of("star", "chain", "tree"), default="chain")
     """How a stream is forwarded among the datanodes of its pipeline."""
     client_rack: str = _setting(values.rack, default=DEFAULT_RACK)
-    """Rack in which a client stands: it begins with the nearest datanode."""
+    """Rack of a client, which tries the nearest datanode first."""
     caller: str = _setting(values.user, default_factory=user_name)
     """Who asks: the owner of what is created without one. The process's user, by number if the system knows no name."""
     session_timeout_ms: int = _setting(values.integer(500, 300_000), default=2_000)
@@ -122,18 +135,21 @@ class Settings:
     audit: bool = _setting(values.boolean, default=True)
     """Whether the local stack runs the Spark audit."""
     log_level: str = _setting(values.one_of("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO")
-    """What the nodes log."""
+    """The lowest level that the nodes log."""
     log_format: str = _setting(values.one_of("auto", "json", "plain"), default="auto")
-    """How: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
+    """How the nodes log: JSON lines or plain text; ``auto`` is plain on a terminal and JSON elsewhere."""
     cluster_secret_file: Path | None = _setting(values.path, default=None)
-    """File with the secret of the cluster, which members and operators prove to have; ``cluster-secret`` in ``data_dir``, if none is given."""
+    """File with the cluster's secret, which members and operators prove to have.
+
+    Unset, it is ``cluster-secret`` in ``data_dir``.
+    """
     http_hosts: tuple[str, ...] = _setting(values.hosts, default=())
-    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and the nodes' own hosts; ``*`` = any."""
+    """Names by which nodes' HTTP servers are asked, beside addresses, localhost and nodes' own hosts; ``*`` = any."""
     write_audit: bool = _setting(values.boolean, default=False)
     """Whether leaders write a line for each request: who, what, result (``nodes/NAME/write-audit.log``)."""
 
     explicit: frozenset[str] = field(default=frozenset(), compare=False)
-    """Names of the settings that the file or the environment gave, the others being defaults."""
+    """Names of the settings that the file or the environment gave; the others are defaults."""
 
     @property
     def secret_file(self) -> Path:
@@ -183,7 +199,7 @@ class Settings:
 
     def to_toml(self) -> str:
         """Return all settings as a file that :func:`loading.load_settings` reads back."""
-        # What is not set is left out: older software, to which one may go back, refuses names that it does not know.
+        # Unset settings are left out: older software, to which a user may go back, refuses names that it does not know.
         found = {name: getattr(self, name) for name in NAMES if name not in TABLES}
         plain = {name: value for name, value in found.items() if value not in (None, ())}
         lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
@@ -199,7 +215,7 @@ NAMES = tuple(_READERS)
 
 
 def read_setting(given_name: str, value: Any, source: str) -> Any:
-    """Read one value, or raise UsageError; ``given_name`` is the setting as it was written, capitals and prefix included."""
+    """Read one value, or raise UsageError; ``given_name`` is the setting as written, with capitals and prefix."""
     in_environment = given_name.startswith(PREFIX)
     name = given_name.removeprefix(PREFIX).lower() if in_environment else given_name
     if name not in _READERS:

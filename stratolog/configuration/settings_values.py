@@ -1,8 +1,8 @@
 """How single setting values are read: each function takes what the file or the environment gave, and checks it.
 
-A reader returns the value or raises ValueError with a sentence that holds the value; ``stratolog.configuration.settings`` adds the
-setting's name and where it was found. Text is accepted for numbers and booleans, since variables are text; a wrong TOML
-type is not bent into the right one.
+A reader returns the value or raises ValueError with a sentence that holds the value;
+``stratolog.configuration.settings`` adds the setting's name and where it was found. Text is accepted for numbers and
+booleans, since variables are text; a wrong TOML type is refused, never converted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stratolog.configuration.places import expanded
 MAX_NODES = 31
 MAX_DATANODES = 99
 NONE = "none"
-"""What a variable says for an empty table: an empty variable is refused."""
+"""What a variable says for an empty table; an empty variable is refused."""
 DEFAULT_RACK = "/default-rack"
 MAX_PORT = 65_535
 MAX_USER = 255
@@ -95,7 +95,7 @@ def path(value: Any) -> Path:
 
 
 def user(value: Any) -> str:
-    """Read who asks: a system's user name, with its domain if it has one; at most 255 characters."""
+    """Read a caller: a system's user name, with its domain if it has one; at most 255 characters."""
     found = text(value)
     if not found.isprintable() or len(found) > MAX_USER:
         raise ValueError(f"must be at most {MAX_USER} printable characters, not {found!r}")
@@ -194,7 +194,7 @@ def nodes(value: Any) -> tuple[NodeAddress, ...]:
 
 
 def datanodes(value: Any) -> tuple[DatanodeAddress, ...]:
-    """Read datanodes: a table of name = "host:port:http_port", or a text ``name=host:port:http_port,...``, or ``none``."""
+    """Read datanodes: a table of name = "host:port:http_port", a text ``name=host:port:http_port,...``, or ``none``."""
     if isinstance(value, tuple) and all(isinstance(item, DatanodeAddress) for item in value):
         return value
     pairs = _pairs_or_none(value, "host:port:http_port")

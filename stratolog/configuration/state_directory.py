@@ -1,4 +1,4 @@
-"""A state directory: shards as they were at some moment, each a database, to be read and never written.
+"""A state directory: shards as they were at some moment, each one a database that is read and never written.
 
 What belongs here: its layout, and reads from it that look like those from a node (``producers.reads.reads``)::
 
@@ -57,7 +57,7 @@ class Manifest:
 def write_manifest(
     folder: Path, *, cluster: str, shards: int, as_of: str, positions: Mapping[int, ShardPosition]
 ) -> None:  # fmt: skip
-    """Make a folder with databases a state directory."""
+    """Write the manifest, which makes a folder with databases a state directory."""
     found = {
         "version": VERSION, "cluster": cluster, "shards": shards, "as_of": as_of,
         "positions": {str(shard): asdict(position) for shard, position in positions.items()},
@@ -83,7 +83,8 @@ def read_manifest(folder: Path) -> Manifest:
         )  # fmt: skip
     except OSError as error:
         raise UsageError(
-            f"{folder} is no state directory, as 'stratolog drill point-in-time' makes one: {MANIFEST}: {error.strerror}"
+            f"{folder} is no state directory, as 'stratolog drill point-in-time' makes one: {MANIFEST}: "
+            f"{error.strerror}"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not readable: {error!r}") from error
@@ -109,7 +110,7 @@ def reads_at(folder: Path) -> Iterator[Reads]:
 
 
 class StateReads(Reads):
-    """Reads of a state, whatever the consistency asked for: there is but one."""
+    """Reads from a state directory; it holds only one state, so the consistency asked for does not matter."""
 
     def __init__(self, manifest: Manifest, views: Mapping[int, RocksReader]) -> None:
         super().__init__([])

@@ -1,10 +1,12 @@
-"""``corrupt-replica``: a row changes behind a replica's back, as a failing disk or a stray hand would do it.
+"""``corrupt-replica``: a row changes behind a replica's back, as a failing disk or a stray hand would change it.
 
-The row is one of the drill's own volume, on a follower that is stopped for it, whose database is copied first; should the drill end
-before the row is repaired and verified, the copy goes back. Found by a scrub (each claim of a leader begins with one, so the leadership is
-moved), compared with the log as the audit does, and by the Spark audit itself if it runs; narrowed to the row by the rows of its digest
-bucket; repaired with a healthy replica's row, if the log holds nothing about that row since; verified by another scrub, after which the
-running audit must say ``equal`` again.
+1. The drill stops a follower, copies its database, and changes a row of the drill's own volume in it. If the drill ends
+   before the row is repaired and verified, the copy is put back.
+2. A scrub finds the damage. Each claim of a leader begins with a scrub, so the drill moves the leadership. It compares
+   the scans with the log, as the audit does; the Spark audit must find the damage too, if it runs.
+3. The rows of the digest bucket that differs name the row.
+4. The row is replaced by a healthy replica's row, if the log has not changed the row since.
+5. Another scrub verifies the repair; the running audit must then say ``equal`` again.
 """
 
 from __future__ import annotations
@@ -117,7 +119,10 @@ def _write_keys(client: Client, cluster: Cluster, shard: int, volume: str) -> Ro
 def _damaged(
     session: Session, cluster: Cluster, shard: int, name: str, folder: Path, row: Row
 ) -> Iterator[list[bool]]:  # fmt: skip
-    """Damage a row of a node, whose database is copied first; the copy goes back unless True is put into what is yielded."""
+    """Damage a row of a node, whose database is copied first.
+
+    The copy is put back unless the caller puts True into the list that is yielded.
+    """
     verified: list[bool] = []
     database, copy = _database(cluster, shard, name), folder / "saved"
     with session.step(f"stop {name}, copy its database of shard {shard}, flip a bit of a row, start it again"):
@@ -170,7 +175,10 @@ def _database(cluster: Cluster, shard: int, name: str) -> Path:
 
 
 def _scrub(session: Session, cluster: Cluster, shard: int, new_leader: str, reports: ReportTap) -> Scrub:
-    """Have every replica scan itself in full at one barrier: move the leadership, for a claim begins with such a barrier."""
+    """Make every replica scan itself in full at one barrier.
+
+    A claim begins with such a barrier, so this moves the leadership.
+    """
     with session.step(
         f"move the leadership of shard {shard} to {new_leader}: every replica scans itself in full"
     ) as found:
@@ -186,7 +194,7 @@ def _scrub(session: Session, cluster: Cluster, shard: int, new_leader: str, repo
 def _ask_the_audit(
     session: Session, cluster: Cluster, shard: int, damaged: str, slots: Sequence[int], log: Digest
 ) -> None:  # fmt: skip
-    """Wait for the running Spark audit's verdict on that scan, if it runs."""
+    """Wait for the Spark audit's verdict on the damaged replica's scan, if the audit runs."""
     if not cluster.has_audit():
         return
     with session.step("wait for the Spark audit's verdict on that scan"):
@@ -197,7 +205,7 @@ def _ask_the_audit(
 
 
 def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaired: str, log: Digest) -> None:
-    """Wait for the running Spark audit's verdict on the scan after the repair, if it runs."""
+    """Wait for the Spark audit's verdict on the scan after the repair, if the audit runs."""
     if cluster.has_audit():
         with session.step("wait for the Spark audit's verdict on the repaired replica"):
             seen = _verdict(cluster, shard, repaired, log)
@@ -205,7 +213,10 @@ def _ask_the_audit_again(session: Session, cluster: Cluster, shard: int, repaire
 
 
 def _verdict(cluster: Cluster, shard: int, node: str, log: Digest) -> Verdict:
-    """Wait until the audit knows whether a node's scan at ``log.offset`` is right. It says ``unknown`` while it has no report."""
+    """Wait until the audit knows whether a node's scan at ``log.offset`` is right.
+
+    The audit says ``unknown`` while it has no report.
+    """
 
     def decided(verdicts: VerdictReader) -> Verdict | None:
         return next(
@@ -249,7 +260,7 @@ def _narrow(
 
 
 def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: str, rows: Sequence[Row]) -> None:
-    """Give a replica a healthy one's rows, while it does not run."""
+    """Stop a replica, give it a healthy replica's rows, and start it again."""
     with session.step(f"stop {damaged}, give it {len(rows)} row of {peer}, start it again") as found:
         start_again = cluster.stop(session, damaged)
         values, offset = [], -1
@@ -267,7 +278,10 @@ def _repair(session: Session, cluster: Cluster, shard: int, damaged: str, peer: 
 
 
 def _check_untouched(cluster: Cluster, shard: int, since: int, until: int, rows: Sequence[Row]) -> None:
-    """Raise StepFailed if the log changes one of the rows behind the damaged replica's position: it is not that old row's state then."""
+    """Raise StepFailed if the log changes one of the rows behind offset ``since``, the damaged replica's position.
+
+    The healthy replica's row may then be newer than the damaged one.
+    """
     wanted = {(row.cf, row.key) for row in rows}
     for entry in records_of(cluster.settings, shard, until):
         record = entry.record

@@ -1,4 +1,7 @@
-"""``kill-follower``: SIGKILL a follower under load. It goes on from its own stored position and ends with an equal digest."""
+"""``kill-follower``: SIGKILL a follower under load.
+
+It resumes at its own stored position and ends with an equal digest.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def offset_in(store: RocksStore) -> int:
 
 
 def follower_of(cluster: Cluster, shard: int) -> str:
-    """Return a node that follows the shard, one that leads nothing if there is one; raises CouldNotRun without any."""
+    """Return a follower of the shard, if possible one that leads nothing; raises CouldNotRun if there is none."""
     leader = cluster.wait_leader(shard)
     leading = {cluster.wait_leader(other) for other in range(cluster.settings.shards)}
     followers = [name for name in cluster.names if name != leader]
@@ -66,7 +69,7 @@ def follower_of(cluster: Cluster, shard: int) -> str:
 
 
 def stored_offset(cluster: Cluster, name: str, shard: int) -> int:
-    """Return the offset that a node which does not run has stored; its database is copied, and the copy opened."""
+    """Return the offset that a stopped node has stored, read from a copy of its database."""
     source = cluster.settings.node_folder(name) / f"shard-{shard}"
     with tempfile.TemporaryDirectory(prefix="stratolog-drill-") as scratch:
         copy = Path(scratch) / source.name

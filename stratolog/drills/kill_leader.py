@@ -1,4 +1,7 @@
-"""``kill-leader``: SIGKILL a shard's leader under load: time to the first acknowledged write, nothing lost, nothing doubled."""
+"""``kill-leader``: SIGKILL a shard's leader under load; it measures the time to the first acknowledged write.
+
+No write may be lost or doubled.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``lost-broker``: SIGKILL one of three brokers, the one that leads the shard's log. Writes go on; it comes back into sync."""
+"""``lost-broker``: SIGKILL one of three brokers, the one that leads the shard's log.
+
+Writes go on; the broker comes back into sync.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         brokers = cluster.members().of(BROKER)
         if len(brokers) != NEEDED_BROKERS:
             raise CouldNotRun(
-                f"the stack has {len(brokers)} broker: with one, losing it stops everything. Make a stack with three, in another "
-                "data directory: 'stratolog up --brokers 3'"
+                f"the stack has {len(brokers)} broker: with one, losing it stops everything. Make a stack with "
+                "three, in another data directory: 'stratolog up --brokers 3'"
             )
         cluster.check_whole()
         admin = AdminClient({"bootstrap.servers": cluster.settings.bootstrap_servers, "log_level": 0})
@@ -85,7 +88,7 @@ def _await_in_sync(admin: AdminClient, number: int) -> None:
 
 
 def _leader_of_log(admin: AdminClient, shard: int) -> int:
-    """Return the broker that leads the shard's log; brokers are numbered from 1, as their ids are."""
+    """Return the number of the broker that leads the shard's log, from 1, which is also its id."""
     try:
         return int(admin.list_topics(OM_LOG, timeout=METADATA_TIMEOUT_S).topics[OM_LOG].partitions[shard].leader)
     except KafkaException as error:

@@ -1,8 +1,9 @@
-"""``point-in-time``: the state as of a managed index or a time, rebuilt beside the stack, to be looked at with ``stratolog sh --at DIR``.
+"""``point-in-time``: the state as of a managed index or a time, in a directory for ``stratolog sh --at DIR``.
 
-A batch takes effect as a whole, so the state as of an index is that after the last batch which ends at or before it; as of a time, after
-the last batch whose timestamp (the leader's) is not later. A checkpoint before it, if a replica has one, saves replaying what came before.
-The directory stays, for it is what was asked for: nothing of the stack depends on it.
+A batch takes effect as a whole. The state as of an index is the state after the last batch that ends at or before the
+index. The state as of a time is the state after the last batch whose timestamp (the leader's) is not later. If a
+replica has an earlier checkpoint, the rebuild begins there. The directory stays, because the user asked for it; nothing
+of the stack depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from stratolog.drills.kit.session import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """As of what: a managed ``index`` of one shard, or a time in milliseconds since the epoch. ``into``: the directory to make."""
+    """A moment: a managed ``index`` of one shard, or a time in milliseconds since the epoch.
+
+    ``into`` is the directory to make.
+    """
 
     index: int | None = None
     time_ms: int | None = None
@@ -42,7 +46,7 @@ class Moment:
         return datetime.fromtimestamp(self.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
     def is_past(self, entry: LogEntry) -> bool:
-        """Whether a record is a batch that counts and belongs to what came later. Pure."""
+        """Whether a record is a batch that counts and is from after the moment. Pure."""
         record = entry.record
         if not entry.reading.takes_effect or not isinstance(record, Batch | RequestBatch):
             return False
@@ -52,7 +56,10 @@ class Moment:
 
 
 def time_of(text: str) -> int:
-    """Read an ISO 8601 time as milliseconds since the epoch; without a zone it is this machine's local time. Raises ValueError."""
+    """Read an ISO 8601 time as milliseconds since the epoch; without a zone it is this machine's local time.
+
+    Raises ValueError.
+    """
     return int(datetime.fromisoformat(text).timestamp() * 1000)
 
 
@@ -92,13 +99,13 @@ def run(session: Session, cluster: Cluster, shards: Sequence[int], moment: Momen
 
 
 def _check(moment: Moment) -> None:
-    """Raise CouldNotRun for a moment that has not come."""
+    """Raise CouldNotRun for a moment in the future."""
     if moment.time_ms is not None and moment.time_ms > time.time_ns() // 1_000_000:
         raise CouldNotRun(f"{moment} has not come yet")
 
 
 def _goal(session: Session, cluster: Cluster, shard: int, moment: Moment) -> tuple[Digest, dict[str, int]]:
-    """Return the log's digest at a shard's last record before what came later, and the checkpoints up to there."""
+    """Return the log's digest after a shard's last record of the moment, and the checkpoints up to that record."""
     with session.step(f"find {moment} in the log of shard {shard}, and add up its claims") as found:
         seen = survey(cluster.settings, shard, stop=moment.is_past)
         goal = seen.digest_here()
@@ -111,7 +118,7 @@ def _goal(session: Session, cluster: Cluster, shard: int, moment: Moment) -> tup
 
 
 def _reaches(cluster: Cluster, shard: int, index: int) -> bool:
-    """Whether the log goes on behind an index: then the index lies within a batch, and the state is that before the batch."""
+    """Whether the log reaches an index: the index then lies within a batch, and the state is from before that batch."""
     return survey(cluster.settings, shard).digest.index >= index
 
 
@@ -123,8 +130,11 @@ def _make(folder: Path) -> None:
 
 
 def _keep_or_discard(session: Session, folder: Path) -> str:
-    """Leave a whole state to be looked at; delete one that was not finished or does not hold."""
+    """Keep a complete state; delete one that was not finished, or about which a finding does not hold."""
     if state_directory.is_state(folder) and all(finding.holds for finding in session.findings):
-        return f"{folder} stays, to be looked at ('stratolog sh --at {folder} volume list') and deleted when it is no more needed"
+        return (
+            f"{folder} stays, to be looked at ('stratolog sh --at {folder} volume list') and deleted when it is no "
+            "more needed"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     return f"{folder} is deleted"

@@ -1,7 +1,8 @@
-"""``poison-request``: what no leader can or may execute is put straight into ``om.requests``.
+"""``poison-request``: records that no leader can or may execute go straight into ``om.requests``.
 
-Bytes that are no request are rejected to ``om.requests.rejected`` with the reason; requests that are refused are answered with their
-code; nothing stops, nobody steps down, and the digest of the data (all families but the retry rows) is what it was.
+Bytes that are no request are rejected to ``om.requests.rejected`` with the reason. Refused requests are answered with
+their code. Nothing stops, no leader steps down, and the digest of the data (all families but the retry rows) stays the
+same.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from stratolog.local.state import NODE
 TIMEOUT_S = 60.0
 AN_HOUR_MS = 3_600_000
 ATTEMPTS = 20
-"""Each takes a second or so; nodes purge every two seconds while there is something to purge."""
+"""Each attempt takes a second or so; nodes purge every two seconds while there is something to purge."""
 OWN_REQUESTS = frozenset(
     kind.__name__ for kind in (CreatePipeline, RetirePipeline, SetDatanodeState, PurgeBlocks, ExpireOpenKeys)
 )
@@ -56,7 +57,7 @@ OWN_REQUESTS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poison:
-    """A record to send: what it is, its bytes, the code expected, and the call that is answered (None: rejected instead)."""
+    """A record to send: a name, its bytes, the code expected, and the call that is answered (None: it is rejected)."""
 
     name: str
     value: bytes
@@ -65,7 +66,7 @@ class Poison:
 
 
 def run(session: Session, cluster: Cluster, shard: int) -> None:
-    """Run the drill; again while nodes' own requests fall into it."""
+    """Run the drill; repeat it while the nodes' own requests disturb it."""
     with session.step("check that the stack is whole"):
         cluster.check_whole()
     for _ in range(ATTEMPTS):
@@ -78,9 +79,9 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
 
 
 def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
-    """Send the records and judge; return False if nothing can be said, for the nodes themselves changed rows meanwhile.
+    """Send the records and judge; return False, without findings, if the nodes themselves changed rows meanwhile.
 
-    After a drill that wrote keys they purge what it deleted for some seconds. Raises CouldNotRun if others write.
+    After a drill that wrote keys, nodes purge its deleted keys for some seconds. Raises CouldNotRun if others write.
     """
     client_id = os.urandom(16)
     servers = cluster.settings.bootstrap_servers
@@ -102,7 +103,8 @@ def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
             others = survey(cluster.settings, shard, client_id=client_id, since=offset + 1).others
             if foreign := others - OWN_REQUESTS:
                 raise CouldNotRun(
-                    f"others write to shard {shard} ({', '.join(sorted(foreign))}), so its digest moves anyway: try again when it is quiet"
+                    f"others write to shard {shard} ({', '.join(sorted(foreign))}), so its digest moves anyway: try "
+                    "again when it is quiet"
                 )
             if others:
                 found(f"the nodes themselves changed rows meanwhile ({', '.join(sorted(others))}): once more")
@@ -118,14 +120,14 @@ def _attempt(session: Session, cluster: Cluster, shard: int) -> bool:
 
 
 def poisons_of(client_id: bytes, shard: int, shards: int) -> list[Poison]:
-    """Return what is sent. Pure but for the clock."""
+    """Return the records to send. Pure but for the clock."""
     calls = count(1)
 
     def request(body: RequestBody, age_ms: int = 0) -> tuple[int, bytes]:
         call_id = next(calls)
         value = Request(
-            client_id=client_id, call_id=call_id, first_sent_at_ms=now_ms() - age_ms, answered_below=1, reply_partition=0,
-            caller="drill", body=body,
+            client_id=client_id, call_id=call_id, first_sent_at_ms=now_ms() - age_ms, answered_below=1,
+            reply_partition=0, caller="drill", body=body,
         )  # fmt: skip
         return call_id, encode(value)
 
@@ -184,7 +186,7 @@ def _send(servers: str, shard: int, poisons: list[Poison]) -> dict[str, int]:
 def _outcomes(
     shard: int, poisons: list[Poison], offsets: Mapping[str, int], answers: AnswerTap, rejected: RejectedTap
 ) -> dict[str, Rejection | Answered]:  # fmt: skip
-    """Wait until each record was rejected or answered; return what became of each, those apart of which nothing did."""
+    """Wait until each record was rejected or answered; return the outcomes by name, without records that have none."""
     found: dict[str, Rejection | Answered] = {}
 
     def is_complete() -> bool:
@@ -207,7 +209,7 @@ def _await_all(cluster: Cluster, shard: int) -> int:
 
 
 def _data_digests(cluster: Cluster, shard: int) -> dict[str, Sums]:
-    """Return each node's digest of all families but the retry rows, which come first."""
+    """Return each node's digest of all families but the retry rows, which have the first slots."""
     found = {}
     for name in cluster.names:
         answer = cluster.get(name, f"/v1/shards/{shard}/digest")
@@ -216,7 +218,7 @@ def _data_digests(cluster: Cluster, shard: int) -> dict[str, Sums]:
 
 
 def _standing(cluster: Cluster, shard: int) -> dict[str, Standing]:
-    """Return for each node its process, and whom it takes for the shard's leader in which term."""
+    """Return for each node its process, and the leader and term that it knows of the shard."""
     found = {}
     for name in cluster.names:
         process, view = cluster.member(NODE, name).process, cluster.view(name, shard)

@@ -1,8 +1,8 @@
-"""``replay``: rebuild a replica beside the stack and compare it with what the log says, and with the live ones.
+"""``replay``: rebuild a replica beside the stack, and compare it with the log and with the live replicas.
 
-From the log's first record, or (``--from N``) from a checkpoint at or before offset N that some replica has; to offset M (``--to M``),
-or to the last barrier, at which every live replica has published its digest. A replay that begins in the middle of the log
-without a checkpoint is refused: digests are sums over all rows.
+The replay begins at the log's first record, or (``--from N``) at a checkpoint at or before offset N that some replica
+has. It ends at offset M (``--to M``), or at the last barrier, where every live replica has published its digest. A
+replay that begins in the middle of the log without a checkpoint is refused: digests are sums over all rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stratolog.drills.kit.session import Session
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap
 
 REPORTS_SLACK_MS = 60_000
-"""Reports of a barrier are looked for from so long before its append time on."""
+"""The search for a barrier's reports begins this long before the barrier's append time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ def run(session: Session, cluster: Cluster, shard: int, wanted: Range) -> None:
 
 
 def _goal(seen: Survey, wanted: Range) -> Digest:
-    """Return the log's digest where the replay is to end; raises CouldNotRun if that is not in the log."""
+    """Return the log's digest at the end of the replay; raises CouldNotRun if that offset is not in the log."""
     if wanted.stop is not None:
         if seen.end_offset < wanted.stop:
             raise CouldNotRun(f"the log ends at offset {seen.end_offset}: there is no offset {wanted.stop}")
@@ -98,7 +98,7 @@ def _copy_base(
 def _judge(
     session: Session, cluster: Cluster, shard: int, rebuilt: Rebuilt, goal: Digest, seen: Survey, *, everybody: bool
 ) -> None:  # fmt: skip
-    """Compare with the log, and with the live replicas as far as their digest at that index is to be had."""
+    """Compare with the log, and with the live replicas whose digest at that index is known."""
     if goal.known:
         digests = {"running": rebuilt.incremental, "scanned": rebuilt.scrubbed}
         session.find(digest_findings.rebuilt_equal(digests, goal))
@@ -114,7 +114,7 @@ def _judge(
 
 
 def live_digests(cluster: Cluster, shard: int, goal: Digest) -> dict[str, Sums]:
-    """Return nodes' digests at an index: as they have reported them at a barrier there, or as they stand."""
+    """Return nodes' digests at an index: from their reports at a barrier there, or from where they stand now."""
     since_ms = max(0, goal.timestamp_ms - REPORTS_SLACK_MS)
     with ReportTap(cluster.settings.bootstrap_servers, shard, since_ms) as reports:
         live = reports.at_index(INCREMENTAL, goal.index)

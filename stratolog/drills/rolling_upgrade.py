@@ -1,12 +1,12 @@
 """``rolling-upgrade``: nodes of two versions in one shard, in both directions, in both modes of execution.
 
-First one node of three has the next version and an older one leads; then the newest lead and one old node is left. With late
-validation every replica executes the requests by its own rules: the odd one diverges, and comparing the replicas' digests says which
-one, at which index, in which buckets, and their rows name the keys. With leader-side execution the same requests leave all replicas equal:
-followers apply bytes.
+First, one node of three has the next version, and an old node leads. Then a node of the next version leads, and one old
+node is left. With late validation every replica executes the requests by its own rules, so the odd one diverges. The
+replicas' digests tell which one, at which index and in which buckets; their rows name the keys. With leader-side
+execution the same requests leave all replicas equal, because followers apply bytes.
 
-It touches nothing of the running stack: a node with other handlers does not exist outside of ``two_versions``, so the shards are made in
-this process, over RocksDB databases in a directory of the drill's own.
+The drill touches nothing of the running stack. Nodes with other handlers exist only in ``two_versions``, so the drill
+makes its shards in this process, over RocksDB databases in a directory of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ODD = "om3"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Direction:
-    """Who has which version; the first node leads, ODD is the one that differs."""
+    """The version of each node; the first node leads, and ODD is the one that differs."""
 
     name: str
     versions: Mapping[str, str]

@@ -1,7 +1,8 @@
-"""``zombie-leader``: freeze a shard's leader until another leads, then let it go on: what it still does has no effect.
+"""``zombie-leader``: freeze a shard's leader until another leads, then wake it: its late acts have no effect.
 
-It is frozen in the middle of a burst, so that it wakes with requests in its queue, and with readers waiting at its door. On waking it
-may learn of its loss before it appends anything, which shows nothing: then it is frozen again, at most ATTEMPTS times.
+The leader is frozen in the middle of a burst of requests. It wakes with requests in its queue, and with readers that
+wait for it. If it learns of the new claim before it appends anything, the attempt shows nothing, and the drill freezes
+it again, at most ATTEMPTS times.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ READ_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
-    """One time that a leader was frozen and woken; ``successor`` is who it said leads in the end, ``claimed_offset`` where that one claimed."""
+    """One time that a leader was frozen and woken.
+
+    ``successor`` is the leader that it named in the end, ``claimed_offset`` the offset of the claim that deposed it,
+    ``appended`` its void records behind that claim.
+    """
 
     name: str
     term: int
@@ -64,7 +69,8 @@ def run(session: Session, cluster: Cluster, shard: int) -> None:
         session.figures["times_frozen"] = attempt
         if not frozen.appended:
             raise CouldNotRun(
-                f"frozen {ATTEMPTS} times, the leader appended nothing after it woke, so there was nothing to void: try again"
+                f"frozen {ATTEMPTS} times, the leader appended nothing after it woke, so there was nothing to void: "
+                "try again"
             )
         session.find(
             leader_findings.stale_is_void(seen.void, stale_term=frozen.term, claimed_offset=frozen.claimed_offset),
@@ -121,7 +127,7 @@ def _failed(burst: list[Future[Response]]) -> list[str]:
 
 
 class _Readers:
-    """Threads that read a key linearizably from one node; their first questions wait in its socket while it is frozen."""
+    """Threads that read a key linearizably from one node; their first reads wait in its socket while it is frozen."""
 
     def __init__(self, cluster: Cluster, node: str, volume: str, key: str) -> None:
         address = cluster.settings.node(node).address

@@ -1,4 +1,4 @@
-"""What a stack leaves in its data directory: whether there is any of it, and its removal."""
+"""The files of a stack in its data directory: whether there are any, and their removal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def unreadable_file(data_dir: Path) -> Path:
 
 
 def has_stack(data_dir: Path) -> bool:
-    """Say whether a directory holds a stack, or what is left of one: by the files that only a stack has.
+    """Say whether a directory holds a stack, or remains of one, by the files that only a stack has.
 
-    Its folders say nothing: other programs, too, have one that is called ``logs``.
+    Its folders prove nothing: other programs also have one that is called ``logs``.
     """
     files = (data_dir / state.SETTINGS_FILE, state.state_file(data_dir), unreadable_file(data_dir))
     return any(file.exists() for file in files)
 
 
 def remove_if_empty(data_dir: Path) -> None:
-    """Delete a data directory in which there is nothing but a lock: of a start that was refused."""
+    """Delete a data directory that holds nothing but a lock, which a refused start has left."""
     with suppress(OSError):
         if not has_stack(data_dir):
             (data_dir / state.LOCK_FILE).unlink(missing_ok=True)
@@ -39,17 +39,18 @@ def remove_if_empty(data_dir: Path) -> None:
 
 
 def remove_contents(data_dir: Path) -> None:
-    """Delete what a stack made in its data directory, and nothing else that may be there; raises OSError if it cannot.
+    """Delete the files that a stack made in its data directory, and nothing else; raises OSError if that fails.
 
-    Deletes nothing where there never was a stack. What tells that there is one goes last, so that what failed can be tried again. The
-    directory itself stays if something else is in it, or if it cannot be deleted (a mount point).
+    Deletes nothing where there never was a stack. The files that prove a stack are deleted last, so a failed removal
+    can be tried again. The directory itself stays if something else is in it, or if it cannot be deleted (a mount
+    point).
     """
     if not has_stack(data_dir):
         remove_if_empty(data_dir)
         return
     for folder in (data_dir / name for name in FOLDERS):
         if not wait_until(partial(_is_removed, folder), REMOVE_TIMEOUT_S):
-            shutil.rmtree(folder)  # for the error that says why
+            shutil.rmtree(folder)  # again, for the error that says why
     for name in (SECRET_FILE, state.DRILL_LOCK_FILE, state.STATE_FILE):
         (data_dir / name).unlink(missing_ok=True)
     unreadable_file(data_dir).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Settings of a stack that is about to start: what its data directory has fixed, and addresses that are free."""
+"""Settings of a stack that is about to start: those that its data directory has fixed, and addresses that are free."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIXED = ("cluster", "shards", "brokers", "response_partitions", "durability")
 
 
 def effective_settings(settings: Settings, before: StackState) -> tuple[Settings, tuple[Moved, ...]]:
-    """Return the settings with the addresses that the stack has or gets, and which of these are not as they should be."""
+    """Return the settings with the stack's addresses, and the processes that listen elsewhere than the settings say."""
     path = settings.data_dir / SETTINGS_FILE
     if not path.exists():
         return with_free_ports(settings)
@@ -24,16 +24,16 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
         if getattr(settings, name) != getattr(stored, name):
             if name in settings.explicit:
                 raise UsageError(
-                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: for "
-                    f"{getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up ...), or delete this one first "
-                    "('stratolog down --remove-data')"
+                    f"the stack in {settings.data_dir} was made with {name} = {getattr(stored, name)}, which stays: "
+                    f"for {getattr(settings, name)} make another beside it (STRATOLOG_DATA_DIR=OTHER stratolog up "
+                    "...), or delete this one first ('stratolog down --remove-data')"
                 )
             settings = replace(settings, **{name: getattr(stored, name)})
     names = ", ".join(node.name for node in stored.nodes)
     if "nodes" in settings.explicit and [node.name for node in settings.nodes] != [node.name for node in stored.nodes]:
         raise UsageError(
-            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' change "
-            "them, or use another data_dir"
+            f"the stack in {settings.data_dir} has the nodes {names}: 'stratolog admin add-node' and 'remove-node' "
+            "change them, or use another data_dir"
         )
     if "nodes" not in settings.explicit:
         settings = replace(settings, nodes=stored.nodes)
@@ -47,8 +47,8 @@ def effective_settings(settings: Settings, before: StackState) -> tuple[Settings
 def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *, running: bool) -> Settings:
     """Return the settings with the datanodes that the stack has, and those that are new.
 
-    One that has data stays, with its address while the stack runs. Raises UsageError if one is to go, or if a running stack that has
-    none is to get some: its nodes allocate blocks elsewhere.
+    A known datanode keeps its address while the stack runs. Raises UsageError if the settings leave out a known
+    datanode, or give datanodes to a stack that runs without any: its nodes allocate blocks elsewhere.
     """
     if "datanodes" not in settings.explicit:
         return replace(settings, datanodes=stored.datanodes, racks=stored.racks)
@@ -56,8 +56,8 @@ def _with_datanodes(settings: Settings, stored: Settings, moved: list[Moved], *,
     wanted = {node.name for node in settings.datanodes}
     if gone := [name for name in known if name not in wanted]:
         raise UsageError(
-            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold blocks; "
-            "'stratolog admin datanode decommission' first, or use another data_dir"
+            f"the stack in {settings.data_dir} has the datanodes {', '.join(known)}: {', '.join(gone)} may hold "
+            "blocks; 'stratolog admin datanode decommission' first, or use another data_dir"
         )
     if running and wanted and not known:
         raise UsageError(f"the stack in {settings.data_dir} runs without datanodes: 'stratolog down' first")

@@ -1,8 +1,8 @@
 """Jars from Maven: the Kafka broker's and Spark's connectors, fetched once and cached by version.
 
-A set of jars is a ``poms/NAME.xml``; it lands in ``CACHE/jars/NAME-VERSION/``. Two processes may ask at once: the one
-that gets the lock file fetches into a directory beside it and renames that into place, so the directory is either
-whole or absent, and the other finds it done. Nothing is fetched when the directory is there.
+A set of jars is described by ``poms/NAME.xml`` and lies in ``CACHE/jars/NAME-VERSION/``. Nothing is fetched if that
+directory exists. Two processes may ask at once. The one that gets the lock file fetches into a directory beside it and
+renames that into place; the other one then finds it. So the directory is always whole or absent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CACHE_DIR_VARIABLE = "STRATOLOG_CACHE_DIR"
 FETCH_TIMEOUT_S = 600
 REMEDY = f"set {CACHE_DIR_VARIABLE} (or 'cache_dir' in the settings file) to a directory that you may write"
 ERROR_LINES = 15
-"""How much of Maven's output an error shows."""
+"""Lines of Maven's output that an error shows."""
 
 
 def default_cache_dir() -> Path:
@@ -98,7 +98,7 @@ def _fetch_into(target: Path, pom: str) -> None:
 
 
 def _has_home() -> bool:
-    """Say whether the system knows this user and his home: Java asks it, not the variable HOME."""
+    """Say whether the system knows this user and his home: Java asks the system, not the variable HOME."""
     try:
         return bool(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -109,7 +109,7 @@ def _run_maven(maven: str, folder: Path, what: str) -> None:
     command = [maven, "-B", "-q", "-f", str(folder / "pom.xml"), "dependency:copy-dependencies"]
     command += ["-DincludeScope=runtime", f"-DoutputDirectory={folder / 'jars'}"]
     if not _has_home():
-        # Java's own notion of it would be '?', a folder in the working directory.
+        # Without a home, Java would use '?', a folder in the working directory.
         command.append(f"-Dmaven.repo.local={folder / 'repository'}")
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=False)

@@ -2,7 +2,7 @@
 
 One :class:`KafkaCluster` is one directory: ``broker-N/`` holds a broker's properties, data and log. It is formatted at
 its first start and keeps its data over later ones. The settings here are those of the log contract (design, section 3)
-and of small, quick local brokers; what belongs to a topic is in ``stratolog.local.topics``.
+and of small, quick local brokers; the settings of topics are in ``stratolog.local.topics``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STOP_TIMEOUT_S = 20.0
 ARCHIVE_TIMEOUT_S = 60.0
 METADATA_TIMEOUT_S = 2.0
 RECONNECT_MS = 200
-"""A starting broker refuses connections; the default would soon wait ten seconds between two attempts."""
+"""Longest wait between two attempts to connect to a starting broker; by default it would soon be ten seconds."""
 
 FORMAT_TIMEOUT_S = 120
 MIN_SESSION_TIMEOUT_MS = 500
@@ -80,7 +80,7 @@ class KafkaCluster:
     jvm: tuple[str, ...] = LONG_RUN_JVM
 
     def __post_init__(self) -> None:
-        """Refuse a number of brokers that the durability rules are not made for."""
+        """Refuse a number of brokers for which there are no durability rules."""
         if len(self.listeners) not in BROKER_COUNTS:
             raise UsageError(f"brokers must be 1 or 3, not {len(self.listeners)}")
 
@@ -99,7 +99,7 @@ class KafkaCluster:
         return self._home(number) / "broker.log"
 
     def start(self, *, detached: bool) -> list[Process]:
-        """Format (at the first start) and start all brokers; return at once, see :meth:`wait_ready`.
+        """Start all brokers, formatted at the first start; return at once (see :meth:`wait_ready`).
 
         Raises Unavailable if Java is missing or a directory cannot be formatted.
         """
@@ -111,8 +111,9 @@ class KafkaCluster:
         """Start broker ``number`` (from 1) of a formatted cluster."""
         heap = 512 if len(self.listeners) == 1 else 400
         command: list[str | Path] = [
-            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(), *self.jvm,
-            "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"), "kafka.Kafka", self._properties_file(number),
+            *self.listeners[number - 1].launcher, _java(), f"-Xmx{heap}m", f"-Xms{heap // 4}m", *self._shared_classes(),
+            *self.jvm, "-XX:-UsePerfData", "-Djava.awt.headless=true", *_LOGGING, "-cp", str(self.jars / "*"),
+            "kafka.Kafka", self._properties_file(number),
         ]  # fmt: skip
         return spawn(command, log=self.log_file(number), detached=detached)
 
@@ -133,7 +134,7 @@ class KafkaCluster:
             raise Unavailable(f"Kafka is not ready after {timeout_s:.0f} s:\n{log_tail(self.log_file(1))}")
 
     def _serves(self, admin: AdminClient) -> bool:
-        """Say whether these very brokers (not others that have their ports) are registered under a controller."""
+        """Say whether these very brokers, not others on the same ports, are registered under a controller."""
         try:
             found = admin.describe_cluster(request_timeout=METADATA_TIMEOUT_S).result()
         except KafkaException:
@@ -173,8 +174,9 @@ class KafkaCluster:
 
     def _start_format(self, number: int, cluster_id: str) -> subprocess.Popen[str]:
         command = [
-            _java(), "-Xmx128m", *self._shared_classes(), *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING, "-cp", str(self.jars / "*"),
-            "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(self._properties_file(number)),
+            _java(), "-Xmx128m", *self._shared_classes(), *QUICK_START_JVM, "-XX:-UsePerfData", *_LOGGING,
+            "-cp", str(self.jars / "*"), "kafka.tools.StorageTool", "format", "-t", cluster_id,
+            "-c", str(self._properties_file(number)),
         ]  # fmt: skip
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -183,7 +185,7 @@ class KafkaCluster:
         path = self.folder / "cluster.id"
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            # As Kafka's own tool does: one that begins with a hyphen would be read as an option.
+            # As Kafka's own tool does: an id that begins with a hyphen would be read as an option.
             while (identity := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
                 pass
             path.write_text(identity)
@@ -217,15 +219,15 @@ def min_in_sync(replication_factor: int) -> int:
 
 
 def class_archive(jars: Path) -> Path:
-    """Return where the broker's classes lie, read and verified, for this very Java; brokers use the file if it is there."""
+    """Return the file with the broker's classes, read and verified, for this very Java; brokers use it if it exists."""
     java = Path(_java()).resolve()
     return jars.with_name(f"{jars.name}-java-{xxh3_64_hexdigest(f'{java} {java.stat().st_mtime_ns}'.encode())}.jsa")
 
 
 def make_class_archive(jars: Path) -> Path:
-    """Make the class archive (JEP 350) unless it is there: it halves the processor time that a broker needs to start.
+    """Make the class archive (JEP 350) unless it exists: it halves the processor time that a broker needs to start.
 
-    A broker writes it when it stops; that one runs in a directory of its own, and is gone when this returns.
+    A broker writes the archive when it stops. This function runs one for that, in a directory of its own.
     """
     archive = class_archive(jars)
     if not archive.exists():
@@ -235,7 +237,7 @@ def make_class_archive(jars: Path) -> Path:
             cluster = KafkaCluster(folder=Path(scratch), jars=jars, listeners=allocate_listeners(1), jvm=jvm)
             started: list[Process] = []
             whole = False
-            # A Java that makes no archive, or is too slow, is no reason to go without a broker.
+            # Brokers also start without the archive, so a Java that makes none, or is too slow, is no error.
             try:
                 with suppress(Unavailable):
                     started += cluster.start(detached=False)
@@ -254,15 +256,16 @@ _COMMON: Mapping[str, str] = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # The log contract: nothing comes into being by a typing error, nothing elects a replica that lacks records.
+    # The log contract: no typing error makes a topic, and no replica that lacks records is elected.
     "auto.create.topics.enable": "false",
     "unclean.leader.election.enable": "false",
     "message.max.bytes": str(MAX_MESSAGE_BYTES),
     "replica.fetch.max.bytes": str(MAX_MESSAGE_BYTES + 1024 * 1024),
     "replica.fetch.response.max.bytes": str(2 * MAX_MESSAGE_BYTES),
-    # An idle controller appends a record this often, by default twice a second: a third of an idle broker's processor time.
+    # Interval at which an idle controller appends a record. The default, twice a second, takes a third of an idle
+    # broker's processor time.
     "metadata.max.idle.interval.ms": "5000",
-    # A broker that was killed is given up, and may register again, after this.
+    # After this time a killed broker is given up, and may register again.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "500",
     # Quick first assignment and failover of consumer groups (both protocols).
@@ -270,7 +273,7 @@ _COMMON: Mapping[str, str] = {
     "group.min.session.timeout.ms": str(MIN_SESSION_TIMEOUT_MS),
     "group.consumer.min.session.timeout.ms": str(MIN_SESSION_TIMEOUT_MS),
     "group.consumer.min.heartbeat.interval.ms": "100",
-    # Small: the defaults are for machines with hundreds of partitions.
+    # Small numbers: the defaults are for machines with hundreds of partitions.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "1",
     "share.coordinator.state.topic.num.partitions": "1",
@@ -313,7 +316,7 @@ def check_java() -> None:
 
 
 def stop_brokers(processes: Sequence[Process], *, gracefully: bool = True) -> None:
-    """Stop brokers and return once they are gone; without grace (data to be thrown away) at once."""
+    """Stop brokers and return once they are gone; not ``gracefully``, kill them (their data is thrown away)."""
     if gracefully:
         stop_all(processes, STOP_TIMEOUT_S)
     for process in processes:

@@ -1,9 +1,12 @@
 """The processes of a stack whose state file cannot be read, found by what they were started with.
 
-What belongs here: a search of this machine's processes (``/proc``) for those that name the stack's own files: brokers by their
-properties file, the audit by its module and configuration, nodes and datanodes by the settings file in their environment. Only processes
-of the same user are looked at, for root too, and a file of the stack's own directory must be named by its absolute path, as ``up`` names
-it, so nobody else's are found: a relative path is one from the directory of that process, not of ours.
+A search of this machine's processes (``/proc``) finds those that name the stack's own files: brokers by their
+properties file, the audit by its module and configuration, nodes and datanodes by the settings file in their
+environment.
+
+Two rules keep other processes out. The search looks only at processes of the same user, for root too. It accepts only
+absolute paths into the stack's directory, as ``up`` writes them: a relative path counts from that process's directory,
+not from ours.
 """
 
 from __future__ import annotations
@@ -19,11 +22,11 @@ from stratolog.local.state import AUDIT, BROKER, DATANODE, NODE, SETTINGS_FILE, 
 
 _PROC = Path("/proc")
 _AUDIT_MODULE = "spark_streaming.jobs.audit_stream"
-"""Without the package ``stratolog``, below which the wheel has it."""
+"""The audit's module; in a wheel it lies below the package ``stratolog``."""
 
 
 def find_orphans(data_dir: Path) -> StackState:
-    """Return the processes that run on a data directory; raises UserError where processes cannot be looked at."""
+    """Return the processes that run on a data directory; raises UserError where the system has no /proc."""
     if not (_PROC / "self" / "cmdline").exists():
         raise UserError(
             f"there is no /proc to find the processes of the stack in {data_dir}: stop those that name it (ps), "
@@ -54,7 +57,7 @@ def _members(data_dir: Path) -> Iterator[StackMember]:
 def _kind_and_name(data_dir: Path, words: list[str], variables: list[str]) -> tuple[str, str] | None:
     """Return what a process is to the stack in ``data_dir``, by its command line and environment; None = nothing."""
     for word in words:
-        # As files, not as texts: a directory may have been reached by another path then.
+        # Compare files, not texts: the process may have reached the directory by another path.
         if word.startswith("/") and word.endswith("/server.properties") and "kafka.Kafka" in words:
             home = Path(os.path.realpath(word)).parent
             if home.parent == Path(os.path.realpath(data_dir / "kafka")):

@@ -1,10 +1,11 @@
-"""Which ports a stack that starts gets: those of its settings, and free ones for defaults that somebody else listens on.
+"""The ports of a starting stack: those of its settings, and free ones for defaults that somebody else listens on.
 
 Rules:
 
-1. An address that a person has written down (``bootstrap_servers``, ``nodes``, ``datanodes`` in a file or a variable) is used or refused: his
-   programs use it, and would talk to whoever listens there.
-2. A default that is taken is replaced by a free port, and that is said (:class:`Moved`): when the stack starts, and whenever it is shown.
+1. An address that a person has written down (``bootstrap_servers``, ``nodes``, ``datanodes`` in a file or a variable)
+   is used or refused, never replaced: his programs use it, and would talk to whoever listens there.
+2. A default that is taken is replaced by a free port (:class:`Moved`). Commands say so when the stack starts, and
+   whenever they show the stack.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stratolog.errors import Unavailable
 from stratolog.local.processes import free_ports, is_port_free
 
 WANTED = "wanted_port"
-"""In a member's ``extra`` (stratolog.local.state): the port that it was to have, if that was taken."""
+"""Key in a member's ``extra`` (stratolog.local.state): the port of the settings, if that was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,11 @@ class Moved:
 
 
 def with_free_ports(settings: Settings) -> tuple[Settings, tuple[Moved, ...]]:
-    """Return the settings of a stack that starts, and what is elsewhere than they said; raises Unavailable (rule 1)."""
+    """Return a starting stack's settings with its ports, and the processes that moved; raises Unavailable (rule 1)."""
     moved: list[Moved] = []
     given = settings.bootstrap_servers.split(",")
     wanted = [int(address.rpartition(":")[2]) for address in given]
-    # One address is the first of consecutive ports: 9092 for three brokers is 9092, 9093, 9094.
+    # One address stands for consecutive ports: 9092 for three brokers is 9092, 9093, 9094.
     wanted += range(wanted[-1] + 1, wanted[-1] + 1 + settings.brokers - len(wanted))
     spare = iter(free_ports(settings.brokers + len(settings.nodes)))
     written = "bootstrap_servers" if "bootstrap_servers" in settings.explicit else None
@@ -59,11 +60,11 @@ def with_free_ports(settings: Settings) -> tuple[Settings, tuple[Moved, ...]]:
 def free_datanodes(
     settings: Settings, datanodes: Sequence[DatanodeAddress], taken: set[int], moved: list[Moved]
 ) -> tuple[DatanodeAddress, ...]:
-    """Return datanodes with each default port replaced by a free one if somebody listens on it, or has it already."""
+    """Return datanodes with a free port in place of each default one that is ``taken`` or that somebody listens on."""
     spare = (port for port in free_ports(2 * len(datanodes) + len(taken)) if port not in taken)
     found = []
     for node in datanodes:
-        # The command line says how many there are (--datanodes); the settings may say where.
+        # The command line gives the number of datanodes (--datanodes); the settings may give their addresses.
         written = None if node in default_datanodes(_number_of(node.name)) else "datanodes"
         if "datanodes" not in settings.explicit:
             written = None
@@ -85,8 +86,8 @@ def _port(
         return wanted
     if written is not None:
         raise Unavailable(
-            f"somebody else listens at port {wanted}, which the setting '{written}' gives to {name}: end that process, or change "
-            f"the setting; without it {name} would get a free port"
+            f"somebody else listens at port {wanted}, which the setting '{written}' gives to {name}: end that "
+            f"process, or change the setting; without it {name} would get a free port"
         )
     got = next(spare)
     moved.append(Moved(name=name, wanted=wanted, got=got))

@@ -1,14 +1,14 @@
 """Processes: start, recognise and stop them, by process id and start time.
 
-A process id alone is reused by the system, so a process is known by :class:`Process`: its id and when it started. What
-does not match is some other process, and is left alone.
+The system reuses process ids, so a :class:`Process` is known by its id and its start time. A process that does not
+match is some other one, and is left alone.
 
 Two ways to start:
 
 - *detached*: own session, outlives the command that started it (``stratolog up``);
-- *tethered*: the kernel kills it when the thread that started it ends, however that ends (tests, ``stratolog demo``
-  without ``--keep``). Start such processes from a thread that lives on. Only Linux can do this; elsewhere the caller's
-  own clean-up is all there is.
+- *tethered*: the kernel kills the process when the thread that started it ends, for whatever reason. Tests do so, and
+  ``stratolog demo`` without ``--keep``. Start such processes from a thread that lives on. Only Linux can do this;
+  elsewhere the caller's own clean-up is all there is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Process:
         return None if started is None else cls(pid=pid, started=started)
 
     def is_running(self) -> bool:
-        """Say whether this very process still runs; a paused one does."""
+        """Say whether this very process still runs; a paused process counts as running."""
         _reap(self.pid)
         return _start_time(self.pid) == self.started
 
@@ -105,7 +105,7 @@ def spawn(
         except OSError as error:
             raise Unavailable(f"cannot start {argv[0]}: {error.strerror}") from error
     started = _start_time(child.pid)
-    child.returncode = 0  # this module reaps by itself: keep Popen from warning of a child that is still running
+    child.returncode = 0  # this module reaps children itself; without this, Popen would warn of a child that still runs
     return Process(pid=child.pid, started=started or "ended at once")
 
 
@@ -113,7 +113,7 @@ def stop_all(processes: Sequence[Process], timeout_s: float) -> None:
     """End processes together: SIGTERM to all, and SIGKILL to those that remain after ``timeout_s``."""
     for process in processes:
         if process.signal(signal.SIGTERM):
-            process.signal(signal.SIGCONT)  # a paused process acts on SIGTERM only then
+            process.signal(signal.SIGCONT)  # a paused process acts on SIGTERM only after this
     wait_until(lambda: not any(process.is_running() for process in processes), timeout_s)
     for process in processes:
         process.kill()
@@ -188,7 +188,7 @@ def _has_other_threads(pid: int) -> bool:
 
 
 def _start_time_by_ps(pid: int) -> str | None:
-    """Do the same where there is no /proc."""
+    """Return the same as :func:`_start_time`, where there is no /proc."""
     done = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
     state, _, started = done.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()

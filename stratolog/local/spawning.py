@@ -21,7 +21,7 @@ def node_command(name: str) -> list[str]:
 
 
 def spawn_node(settings: Settings, name: str, *, detached: bool) -> StackMember:
-    """Start the process of one node, with the settings of the stack; return it at once."""
+    """Start the process of one node, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
     environment = node_environment(settings.data_dir / SETTINGS_FILE)
     process = spawn(node_command(name), log=log, detached=detached, env=environment)
@@ -34,7 +34,7 @@ def datanode_command(name: str) -> list[str]:
 
 
 def spawn_datanode(settings: Settings, name: str, *, detached: bool) -> StackMember:
-    """Start the process of one datanode, with the settings of the stack; return it at once."""
+    """Start the process of one datanode, with the settings of the stack; return the process before it serves."""
     log = settings.data_dir / "logs" / f"{name}.log"
     environment = node_environment(settings.data_dir / SETTINGS_FILE)
     process = spawn(datanode_command(name), log=log, detached=detached, env=environment)
@@ -53,7 +53,10 @@ def audit_folder(settings: Settings) -> Path:
 
 
 def audit_command(settings: Settings) -> list[str]:
-    """Write the configuration of the Spark audit (``spark_streaming.configuration.audit_config``) and return its process's command."""
+    """Write the Spark audit's configuration, and return its process's command.
+
+    The configuration is that of ``spark_streaming.configuration.audit_config``.
+    """
     folder = audit_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     config = {

@@ -1,17 +1,18 @@
 """``up`` and ``down``: brokers, topics, Object Manager nodes, datanodes and the Spark audit, in that order and back.
 
-Starting is idempotent: what runs stays, what is missing is started. A stack's data outlives it in its data directory::
+``up`` is idempotent: running processes stay, missing ones are started. A stack's data outlives it in its data
+directory::
 
     stack.json, stack.toml, stack.lock   what runs, with which settings (stratolog.local.state)
-    cluster-secret                       what members and operators prove to have (stratolog.configuration.cluster_secret)
+    cluster-secret                       the cluster's secret (stratolog.configuration.cluster_secret)
     kafka/broker-N/                      data and log of a broker
     nodes/NAME/, logs/NAME.log           databases and log of a node
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
 
-Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a start
-fails, what it started is stopped again.
+Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a
+start fails, the processes that it started are stopped again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from stratolog.local.topics import TopicPlan, ensure_topics
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
 
 Report = Callable[[str], None]
-"""Told in words what is going on."""
+"""Called with what is going on, in words."""
 
 NODES_TIMEOUT_S = 120.0
 AUDIT_TIMEOUT_S = 180.0
@@ -59,8 +60,8 @@ STOP_BROKERS_TIMEOUT_S = 30.0
 def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: None) -> Settings:
     """Start the stack (or what is missing of it) and return the settings that reach it.
 
-    Raises UsageError for settings that the existing data refuses, Unavailable if something does not start or an address that was
-    written down is taken.
+    Raises UsageError for settings that the existing data refuses; Unavailable if something does not start, or if an
+    address that a person wrote down is taken.
     """
     check_java()
     with states.locked(settings.data_dir), states.writing(settings.data_dir):
@@ -85,8 +86,8 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
 def down(settings: Settings, *, remove_data: bool = False, report: Report = lambda _: None) -> tuple[StackMember, ...]:
     """Stop the stack; return the members that ran. With ``remove_data``, delete all that it stored.
 
-    A state file that cannot be read is no hindrance: the processes are then found by what they were started with. Makes nothing. Raises
-    UserError if the directory cannot be written, or something could not be deleted.
+    If the state file cannot be read, the processes are found by what they were started with (``orphans``). Creates no
+    files. Raises UserError if the directory cannot be written, or something could not be deleted.
     """
     if not settings.data_dir.is_dir():
         return ()
@@ -113,7 +114,7 @@ def _to_be_stopped(data_dir: Path, report: Report) -> StackState:
 
 
 def _stop(members: tuple[StackMember, ...]) -> None:
-    """Stop readers before what they read from."""
+    """Stop processes, each kind before the kind that it reads from."""
     clients = [member.process for member in members if member.kind not in (BROKER, DATANODE)]
     datanodes = [member.process for member in members if member.kind == DATANODE]
     stop_all(clients, STOP_NODES_TIMEOUT_S)
@@ -142,7 +143,7 @@ class _Start:
         states.write_state(self._data_dir, StackState(members=self._kept))
 
     def run(self) -> None:
-        """Start what is missing, each kind once the one before serves."""
+        """Start what is missing, each kind once the kind before it serves."""
         (self._data_dir / SETTINGS_FILE).write_text(self._settings.to_toml())
         self._start_brokers()
         if make_secret(self._settings.secret_file):
@@ -163,14 +164,14 @@ class _Start:
         return any(member.kind == kind and member.name == name for member in self._kept)
 
     def _add(self, member: StackMember) -> None:
-        """Remember a process at once: a crash of this command must not orphan it."""
+        """Write a process to the state at once: a crash of this command must not orphan it."""
         if member.name in self._moved:
             member = replace(member, extra={**member.extra, WANTED: self._moved[member.name].wanted})
         self._new.append(member)
         states.write_state(self._data_dir, StackState(members=(*self._kept, *self._new)))
 
     def _start_brokers(self) -> None:
-        """Start the brokers, all or none: half a cluster is repaired by stopping and starting it."""
+        """Start all brokers or none: to repair half a cluster, a user stops and starts it."""
         count = self._settings.brokers
         running = [member for member in self._kept if member.kind == BROKER]
         if len(running) == count:
@@ -250,7 +251,7 @@ class _Start:
         command = audit_command(self._settings)
         folder = audit_folder(self._settings)
         (folder / "health.json").unlink(missing_ok=True)
-        # Spark leaves things in its working directory; run from a checkout, our packages are found all the same.
+        # Spark leaves files in its working directory, so it gets another one, and PYTHONPATH to find our packages.
         paths = os.pathsep.join(filter(None, [str(SOURCES), os.environ.get("PYTHONPATH")]))
         environment = {**self._environment(), "PYTHONPATH": paths}
         process = spawn(command, log=log, detached=self._detached, env=environment, cwd=folder)
@@ -272,7 +273,7 @@ class _Start:
 
 
 def topic_plan(settings: Settings) -> TopicPlan:
-    """Return what the topics of the local stack are to be."""
+    """Return the plan of the local stack's topics."""
     return TopicPlan(
         shards=settings.shards,
         response_partitions=settings.response_partitions,

@@ -1,8 +1,8 @@
 """What the local stack consists of and where it runs: ``DATA_DIR/stack.json``, written by ``up``, read by all others.
 
-Processes are recorded with their start times (``stratolog.local.processes``), so that a state file that outlived a
-reboot or a crash never makes anybody signal a stranger. The settings that the stack was started with lie beside it in
-``stack.toml``; commands that are given no explicit settings take them from there (:func:`connected`).
+Processes are recorded with their start times (``stratolog.local.processes``): a state file may outlive a reboot or a
+crash, and no command may signal a stranger because of it. The settings that the stack was started with lie beside it in
+``stack.toml``; commands without explicit settings use those (:func:`connected`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WAY_OUT = "'stratolog down' stops what still runs of it and puts the file away"
 OTHER_DIR = "choose a directory that you may write: STRATOLOG_DATA_DIR, or 'data_dir' in the settings file"
 
 PERSONAL = frozenset({"data_dir", "cache_dir", "caller"})
-"""Settings that belong to who runs a command, not to the stack."""
+"""Settings that belong to the person who runs a command, not to the stack."""
 
 
 _CANNOT_WRITE = frozenset({
@@ -73,7 +73,8 @@ class StackMember:
     def from_json(cls, found: dict[str, Any]) -> StackMember:
         """Return the member that :meth:`as_json` wrote; raises ValueError, KeyError or TypeError for anything else.
 
-        Signals go to what is read here: a process id that is none (-1 are all processes of the user) must not come through.
+        Signals go to the process ids read here, so a number that is no process id is refused: -1 stands for all
+        processes of the user.
         """
         process = Process(**found["process"])
         if type(process.pid) is not int or process.pid < 1 or type(process.started) is not str or not process.started:
@@ -141,7 +142,7 @@ def writing(data_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # What is not there counts only if it is of this directory: anything else that misses a file is a defect.
+        # A missing file is an error of the user's only in this directory; anywhere else it is a defect.
         own = error.errno == errno.ENOENT and str(error.filename).startswith(str(data_dir))
         if error.errno not in _CANNOT_WRITE and not own:
             raise
@@ -183,7 +184,7 @@ def member_of(settings: Settings, name: str) -> StackMember | None:
 
 
 def connected(settings: Settings) -> Settings:
-    """Return the settings that reach the running stack: its own, but for those given explicitly.
+    """Return the settings that reach the running stack: the stack's own, overridden by those given explicitly.
 
     Without a running stack, or with ``bootstrap_servers`` given, the settings stay as they are.
     """

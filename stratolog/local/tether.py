@@ -1,7 +1,7 @@
 """Become another program that the kernel kills when its parent ends: ``tether.py PARENT_PID PROGRAM ARGUMENT...``.
 
-Runs as a script of its own (``python -I -S``), hence imports nothing of ours. It stands between ``fork`` and ``exec``
-because code run there inside a process with threads (librdkafka's) may deadlock. Linux only.
+It runs as a script of its own (``python -I -S``), so it imports nothing of ours. A script is needed because code
+between ``fork`` and ``exec`` may deadlock in a process with threads (librdkafka's). Linux only.
 """
 
 from __future__ import annotations

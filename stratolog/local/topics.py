@@ -1,8 +1,8 @@
 """The topics of a cluster: create them with the settings of the log contract, or verify those that exist.
 
-The settings themselves are in ``schemas.topics``; how many partitions and copies there are, and how durable an
-acknowledged record is, is the cluster's choice (:class:`TopicPlan`). Every node checks the log's settings again at its
-own start; here the operator learns of a mismatch first.
+The settings themselves are in ``schemas.topics``. The number of partitions and copies, and how durable an acknowledged
+record is, are the cluster's choice (:class:`TopicPlan`). Every node checks the log's settings again at its own start;
+here the operator learns of a mismatch first.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ SETTLE_POLL_S = 0.1
 
 REPLICATED = "replicated"
 FSYNC = "fsync"
-"""An acknowledged log record is in the page caches of min.insync.replicas brokers, or on their disks."""
+"""An acknowledged record is in page caches (REPLICATED) or on disks (FSYNC) of min.insync.replicas brokers."""
 NEVER_FLUSH = str(2**63 - 1)
 
 DN_LOG_PARTITIONS = 32
-"""Pipelines that there is room for at first; the Object Manager adds partitions when they are used up."""
+"""Pipelines for which there is room at first; the Object Manager adds partitions when these are used up."""
 GROWING = (DN_LOG, DN_AUDIT)
 """Topics that may have more partitions than planned."""
 HEARTBEAT_RETENTION_MS = 3_600_000
@@ -57,7 +57,7 @@ class TopicMismatch(UserError):
 
 
 class WantedTopic(NamedTuple):
-    """What a topic is to be: its number of partitions, and its settings."""
+    """What a topic must have: its number of partitions, and its settings."""
 
     partitions: int
     settings: Mapping[str, str]
@@ -65,17 +65,17 @@ class WantedTopic(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicPlan:
-    """What the topics of one cluster are to be."""
+    """What the topics of one cluster must have."""
 
     shards: int
     response_partitions: int
     replication_factor: int
     durability: str
     datanodes: bool = False
-    """Whether the cluster has datanodes, and so their topics."""
+    """Whether the cluster has datanodes, and therefore their topics."""
 
     def topics(self) -> Mapping[str, WantedTopic]:
-        """Return what each topic is to be, by its name."""
+        """Return what each topic must have, by the topic's name."""
         in_sync = {"min.insync.replicas": str(min_in_sync(self.replication_factor))}
         bounded = {
             "retention.ms": str(BOUNDED_RETENTION_MS),
@@ -113,8 +113,8 @@ def ensure_topics(
 ) -> list[str]:
     """Create the topics that are missing and verify the others; return the names of those created.
 
-    Those that an older version made are given what was added since: UNCOMPRESSED, which may be set at any time.
-    Raises TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
+    Topics that an older version made get the settings that were added since: UNCOMPRESSED, which may be set at any
+    time. Raises TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
@@ -135,7 +135,7 @@ def _ensure(admin: AdminClient, plan: TopicPlan) -> list[str]:
 
 
 def _create_missing(admin: AdminClient, plan: TopicPlan) -> list[str]:
-    """Create what is not there; another process may be doing the same."""
+    """Create the topics that are missing; another process may do the same at the same time."""
     existing = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
     new = [
         NewTopic(name, num_partitions=count, replication_factor=plan.replication_factor, config=dict(settings))
@@ -155,7 +155,7 @@ def _create_missing(admin: AdminClient, plan: TopicPlan) -> list[str]:
 
 
 def _await_leaders(admin: AdminClient, plan: TopicPlan) -> None:
-    """Wait until every partition has a leader: a client that comes earlier sees unknown topics."""
+    """Wait until every partition has a leader: before that, clients see unknown topics."""
 
     def are_led() -> bool:
         found = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
@@ -175,7 +175,7 @@ def _described(
 ) -> tuple[dict[str, TopicMetadata], dict[str, dict[str, ConfigEntry]]]:
     """Return every topic's partitions and settings.
 
-    With several brokers, the one that is asked may hear of a topic a moment after another has named its leaders.
+    With several brokers, the one that is asked may learn of a topic a moment after another one has named its leaders.
     """
     resources = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in plan.topics()]
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
@@ -215,13 +215,13 @@ def _mend(admin: AdminClient, plan: TopicPlan) -> None:
         return
     for future in admin.incremental_alter_configs(resources).values():
         future.result()
-    # The controller has it; the broker that is asked hears of it a little later.
+    # The controller has the settings; the broker that is asked learns of them a little later.
     if not wait_until(lambda: not lacking(), SETTLE_TIMEOUT_S):
         raise Unavailable(f"topics have not taken their settings after {SETTLE_TIMEOUT_S:.0f} s")
 
 
 def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
-    """Return in words where topics differ from the plan."""
+    """Return, in words, where topics differ from the plan."""
     found, actual = _described(admin, plan)
     words = []
     for name, (count, settings) in plan.topics().items():

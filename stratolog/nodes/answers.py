@@ -14,12 +14,12 @@ HTTP_TIMEOUT_S = 2.0
 
 @cache
 def _http() -> httpx.Client:
-    """Return the process's one client: making one takes longer than asking with it."""
+    """Return the only HTTP client of this process: making a client takes longer than a request."""
     return httpx.Client(timeout=HTTP_TIMEOUT_S, trust_env=False)
 
 
 def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
-    """Return the ``/status`` of each Object Manager node by its name, None of one that does not answer."""
+    """Return the ``/status`` of each Object Manager node by its name, None for a node that does not answer."""
     return {node.name: node_status(node.address) for node in settings.nodes}
 
 
@@ -29,7 +29,7 @@ def node_status(address: str) -> dict[str, Any] | None:
 
 
 def node_answer(address: str, path: str) -> dict[str, Any] | None:
-    """Return a node's answer to a GET, or None if it does not answer, or with an error."""
+    """Return a node's answer to a GET, or None if it does not answer or answers with an error."""
     try:
         answer = _http().get(f"http://{address}{path}")
         answer.raise_for_status()

@@ -1,4 +1,4 @@
-"""Whether a cluster can be used: every shard is led, blocks can be allocated."""
+"""Whether a cluster can be used: every shard has a leader, and blocks can be allocated."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What commands and drills say of a cluster: findings. Pure. Begin with ``findings.py``."""
+"""Findings: what commands and drills say of a cluster. Pure. Begin with ``findings.py``."""

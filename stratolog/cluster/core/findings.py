@@ -1,4 +1,4 @@
-"""What a look at a cluster has found out. Pure."""
+"""One answer about a cluster. Pure."""
 
 from __future__ import annotations
 

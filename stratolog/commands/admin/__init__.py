@@ -1,1 +1,4 @@
-"""``stratolog admin``: members, modes, upgrades, loans, the fleet, and the flag of a stopped replica. Begin with ``group.py``."""
+"""``stratolog admin``: members, modes, upgrades, loans, the fleet, and the flag of a stopped replica.
+
+Begin with ``group.py``.
+"""

@@ -45,8 +45,8 @@ def digest_base(
     """Restart a shard's digest sums from its live rows, recomputed by Spark with no claim of the log's used.
 
     To be done after a repair, when the log itself claimed wrong rows. The sums are valid at one index: if the shard is
-    written meanwhile, the command tries again; stop the writers if it does not succeed. After late validation the log does not
-    say what the rows are: then --from-replicas.
+    written meanwhile, the command tries again; stop the writers if it does not succeed. After late validation the log
+    does not say what the rows are: then --from-replicas.
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
@@ -72,15 +72,16 @@ def _digest_base_from_replicas(settings: Settings, shard: int, attempts: int, *,
         print_json(done)
     else:
         console.print(
-            f"shard {shard}: a digest base at index {done['index']}, digest {done['digest']}, held by {', '.join(done['agreeing'])}, "
-            f"is in the log (attempt {done['attempts']} of {attempts})", highlight=False, soft_wrap=True,
+            f"shard {shard}: a digest base at index {done['index']}, digest {done['digest']}, held by "
+            f"{', '.join(done['agreeing'])}, is in the log (attempt {done['attempts']} of {attempts})",
+            highlight=False, soft_wrap=True,
         )  # fmt: skip
 
 
 def _log_digest_base(
     settings: Settings, shard: int, attempts: int, report: stack.Report, *, force: bool = False
 ) -> dict[str, Any]:
-    """Compute and log a digest base; raises UserError if the shard moved in every attempt."""
+    """Compute and log a digest base; raises UserError if the shard was written during every attempt."""
     from producers.errors import RequestFailed
     from schemas.result_codes import INDEX_MOVED
 
@@ -99,7 +100,7 @@ def _log_digest_base(
                 report(f"attempt {attempt}: {moved}")
                 continue
             return {
-                "shard": shard, "index": found.index, "offset": found.offset, "digest": found.digest, "rows": found.rows,
-                "slots": len(slots), "attempts": attempt,
+                "shard": shard, "index": found.index, "offset": found.offset, "digest": found.digest,
+                "rows": found.rows, "slots": len(slots), "attempts": attempt,
             }  # fmt: skip
     raise UserError(f"shard {shard} was written in each of {attempts} attempts ({moved}): stop the writers")

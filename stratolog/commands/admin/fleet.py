@@ -1,7 +1,7 @@
-"""``stratolog admin datanode`` and ``admin pipeline``: look at datanodes and pipelines, take datanodes out of service and back.
+"""``stratolog admin datanode`` and ``admin pipeline``: show both, take datanodes out of service and back.
 
-A change is a request to shard 0 like any other; what follows from it (pipelines close, containers are copied) is done by the node that leads
-that shard, and can be watched with ``admin datanode list``.
+A change is an ordinary request to shard 0. The node that leads that shard does the rest: pipelines close, containers
+are copied. ``admin datanode list`` shows how far it is.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _show(context: typer.Context, what: str, *, as_json: bool) -> None:
 
 
 def fleet_of(settings: Settings, what: str) -> list[dict[str, Any]]:
-    """Return the datanodes or pipelines, as the first node that answers tells them; raises Unavailable if none does."""
+    """Return the datanodes or pipelines as told by the first node that answers; raises Unavailable if none answers."""
     check_nodes(settings)
     try:
         check_log(settings)

@@ -1,8 +1,8 @@
 """``stratolog admin``: what an operator does after a divergence, and to single nodes of the local stack.
 
-A repair goes: find the wrong replica (``stratolog audit --once``, ``debug digest``), stop its node, ``admin rebuild`` it, start
-it again. If the *log's* claims were wrong, its digest sums stay wrong after the replicas are right: ``admin digest-base`` logs
-new ones, from the batch oracle (design, section 3).
+To repair a replica: find the wrong one (``stratolog audit --once``, ``debug digest``), stop its node, ``admin rebuild``
+the replica, start the node again. If the *log's* claims were wrong, its digest sums stay wrong even when the replicas
+are right: ``admin digest-base`` then logs new sums, from the batch oracle (design, section 3).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``stratolog admin add-node`` and ``remove-node``: which nodes hold replicas. Registered by ``admin``.
 
-The log decides who is a member (Members records, one per shard); the local stack's settings follow it. Both commands may be given
-again if they were interrupted.
+The log decides who is a member (Members records, one per shard); the local stack's settings follow it. A command that
+was interrupted may be given again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def register(group: typer.Typer) -> None:
 
 
 def log_members(client: Client, node: str, *, member: bool, report: stack.Report) -> list[dict[str, Any]]:
-    """Make ``node`` a member of every shard, or no member; return the index on each shard from which on it holds."""
+    """Add ``node`` to the members of every shard, or remove it; return each shard's index from which on this holds."""
     from schemas.records.messages import AddNode, RemoveNode
 
     done = []
@@ -74,7 +74,10 @@ def add_node(
     _check_name(node)
     place = _place(settings, node, address)
     begun_s = time.monotonic()
-    again = f"how far it came is in 'stratolog status'; give the command again: {node} is then made a member of the shards that are left"
+    again = (
+        f"how far it came is in 'stratolog status'; give the command again: {node} is then made a member of the "
+        "shards that are left"
+    )
     check_brokers(settings)
     with progress(as_json) as report, waiting(settings, f"add {node}", again, quiet=as_json):
         local = state.read_state(settings.data_dir) is not None
@@ -106,7 +109,7 @@ def _check_name(node: str) -> None:
 
 
 def _place(settings: Settings, node: str, address: str | None) -> NodeAddress:
-    """Return the new node's name and address: the known one if the command was given before."""
+    """Return the new node's name and address; the address is the known one if the command was given before."""
     known = next((found for found in settings.nodes if found.name == node), None)
     if known is not None:
         if address not in (None, known.address):
@@ -120,7 +123,7 @@ def _place(settings: Settings, node: str, address: str | None) -> NodeAddress:
 
 
 def _store_nodes(settings: Settings, nodes: tuple[NodeAddress, ...]) -> Settings:
-    """Have the local stack's settings name these nodes; return the settings that reach it."""
+    """Write these nodes into the local stack's settings; return the settings that reach the stack."""
     path = settings.data_dir / state.SETTINGS_FILE
     path.write_text(replace(load_settings(path, environment={}), nodes=nodes).to_toml())
     return replace(settings, nodes=nodes)
@@ -170,7 +173,10 @@ def remove_node(context: typer.Context, node: Node, *, as_json: JsonOption = Fal
     settings.node(node)
     if len(settings.nodes) == 1:
         raise UserError(f"{node} is the last node")
-    again = f"{node} may be stopped and still a member of some shards: give the command again, or 'stratolog admin start-node {node}'"
+    again = (
+        f"{node} may be stopped and still a member of some shards: give the command again, or 'stratolog admin "
+        f"start-node {node}'"
+    )
     check_brokers(settings)
     with progress(as_json) as report, waiting(settings, f"remove {node}", again, quiet=as_json):
         if (member := _local_member(settings, node)) is not None:

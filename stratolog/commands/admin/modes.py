@@ -1,6 +1,9 @@
-"""``stratolog admin mode``: which request types are executed by the leader and which are validated late. Registered by ``admin``.
+"""``stratolog admin mode``: which request types the leader executes and which are validated late.
 
-Each shard's log says it for itself (Mode records), so the command is given to each; giving it again changes nothing.
+Registered by ``admin``.
+
+Each shard's log has its own modes (Mode records), so the command sends a request to each shard. Repeating the command
+changes nothing.
 """
 
 from __future__ import annotations
@@ -44,8 +47,9 @@ def mode(
 ) -> None:
     """Have requests of a type executed by the leader, or validated late by every replica.
 
-    Late validation is there to be compared with: it is slower, its log holds invalid requests, and replicas with different software
-    diverge under it. After it, only a digest base from the replicas (admin digest-base --from-replicas) lets the audit sum again.
+    Late validation is there to be compared with: it is slower, its log holds invalid requests, and replicas with
+    different software diverge under it. After it, only a digest base from the replicas (admin digest-base
+    --from-replicas) lets the audit sum again.
     """  # fmt: skip
     settings = connected_settings_of(context)
     if shard is not None:
@@ -93,7 +97,7 @@ def _checked(request_type: str | None, wanted: str | None) -> Sequence[str]:
 
 
 def _within_level(settings: Settings, shard: int, types: Sequence[str]) -> Sequence[str]:
-    """Return the types that a shard's feature level has; the others have no mode yet."""
+    """Return the types that a shard's feature level knows; the others have no mode yet."""
     from schemas.features import level_of_type
 
     level = max((view["feature_level"] for view in shard_views(settings, shard).values()), default=0)

@@ -78,7 +78,7 @@ def stop_node(
 
 
 def _as_it_is(settings: Settings, name: str) -> str:
-    """Say how a node is when the command was interrupted."""
+    """Say, after an interrupt, whether a node runs."""
     member = member_of(settings, name)
     runs = member is not None and member.process.is_running()
     return f"{name} {'runs, or is just starting or stopping' if runs else 'does not run'}: 'stratolog status' tells"

@@ -1,7 +1,7 @@
 """A digest base from the replicas: what ``admin digest-base --from-replicas`` logs (design, section 3).
 
-After late validation no reader can compute a shard's rows from its log. What a majority of the members holds, as full scans at one
-index say, is then the base from which the log's sums start again.
+After late validation no reader can compute a shard's rows from its log. The log's sums then start again from the rows
+that a majority of the members holds, by full scans at one index.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Json = dict[str, Any]
 
 
 def log_base(settings: Settings, shard: int, attempts: int, report: Report, *, force: bool = False) -> Json:
-    """Compare full scans and log what a majority holds; raises UserError if there is no such majority in any attempt."""
+    """Compare full scans and log what a majority holds.
+
+    Raises UserError if there is no such majority in any attempt.
+    """
     from producers.errors import RequestFailed
     from schemas.result_codes import INDEX_MOVED
 
@@ -51,7 +54,7 @@ def log_base(settings: Settings, shard: int, attempts: int, report: Report, *, f
 
 
 def _majority(settings: Settings, shard: int) -> tuple[Json | None, str]:
-    """Return what a majority of the members holds at one index, or None and why there is none."""
+    """Return the scan that a majority of the members agrees on at one index, or None and why there is none."""
     views = shard_views(settings, shard)
     members = next(iter(views.values()), {}).get("members") or [node.name for node in settings.nodes]
     votes: defaultdict[tuple[Any, ...], list[str]] = defaultdict(list)

@@ -12,8 +12,8 @@ from stratolog.configuration.cluster_secret import make_secret, read_secret
 def make_cluster_secret(context: typer.Context, *, as_json: JsonOption = False) -> None:
     """Make the file with the cluster's secret, where the setting 'cluster_secret_file' says, unless it is there.
 
-    All nodes, datanodes and operators of a cluster need the same: copy the file, readable by its owner alone. To change it, stop the nodes,
-    replace it everywhere, and start them; nothing that is stored depends on it.
+    All nodes, datanodes and operators of a cluster need the same: copy the file, readable by its owner alone. To change
+    it, stop the nodes, replace it everywhere, and start them; nothing that is stored depends on it.
     """
     path = settings_of(context).secret_file
     made = make_secret(path)

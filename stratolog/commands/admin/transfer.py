@@ -24,8 +24,8 @@ def register(group: typer.Typer) -> None:
 def transfer(context: typer.Context, shard: Shard, node: Node, *, as_json: JsonOption = False) -> None:
     """Move the leadership of a shard to a node: its leader drains and steps down, the node claims.
 
-    Nothing that was acknowledged is lost, and clients notice a pause, which is printed. The node leads until its loan ends: when
-    the shard's owner stops, when this node fails, or at the next transfer.
+    Nothing that was acknowledged is lost, and clients notice a pause, which is printed. The node leads until its loan
+    ends: when the shard's owner stops, when this node fails, or at the next transfer.
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)

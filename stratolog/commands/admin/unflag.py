@@ -1,13 +1,14 @@
 """``stratolog admin unflag``: take the flag from a stopped node's replica, without a leader. Registered by ``admin``.
 
-A replica that finds a contradiction flags itself durably, serves no reads and leads nothing. If all replicas of a shard were flagged by a digest
-base that was wrong, nobody could log the one that takes the flags away. This is the way out. Rules:
+A replica that finds a contradiction flags itself durably, serves no reads and leads nothing. If a wrong digest base
+flags all replicas of a shard, the shard has no leader, so nobody can log the right base that would take the flags away.
+This command is the way out. Rules:
 
 1. The node is stopped: its database is opened here, and nowhere else.
-2. The replica's full scan must equal its own running digest. What a scan finds wrong is rebuilt, never unflagged.
-3. A majority of the members must hold the same at the same index: asked by HTTP where they run, read from their databases where they are
-   stopped and here. ``--force`` does without.
-4. What was done stays in the database (row UNFLAGGED_KEY): evidence, position, digest, who agreed, when, by whom.
+2. The replica's full scan must equal its own running digest. A replica with a wrong row is rebuilt, never unflagged.
+3. A majority of the members must hold the same at the same index. Running members are asked over HTTP. Stopped members
+   on this machine are read from their databases. ``--force`` does without the majority.
+4. The database keeps a record of it (row UNFLAGGED_KEY): evidence, position, digest, who agreed, when, by whom.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MemberDigest:
-    """A replica's digest at an index: its slots with a sum, and their signed sums."""
+    """A replica's digest at an index: the slots that have a sum, and their signed sums."""
 
     index: int
     slots: list[int]
@@ -61,8 +62,9 @@ def unflag(
 ) -> None:
     """Take the flag from a stopped node's replica that a majority of the members agrees with.
 
-    For a shard without a leader, all of whose replicas were flagged by a wrong digest base: stop the nodes one by one, give this command for each,
-    start them, and log a right one ('admin digest-base'). A replica that is wrong is rebuilt instead ('admin rebuild').
+    For a shard without a leader, all of whose replicas were flagged by a wrong digest base: stop the nodes one by one,
+    give this command for each, start them, and log a right one ('admin digest-base'). A replica that is wrong is
+    rebuilt instead ('admin rebuild').
     """
     settings = connected_settings_of(context)
     check_shard(settings, shard)
@@ -75,13 +77,16 @@ def unflag(
     else:
         agreeing = ", ".join(done["agreeing"]) or "nobody else"
         console.print(
-            f"{node} is not flagged on shard {shard} any more: index {done['index']}, digest {done['digest']}, held by {agreeing} too. "
-            f"It was: {done['evidence']}", markup=False, highlight=False, soft_wrap=True,
+            f"{node} is not flagged on shard {shard} any more: index {done['index']}, digest {done['digest']}, held "
+            f"by {agreeing} too. It was: {done['evidence']}", markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
 
 
 def unflag_replica(settings: Settings, node: str, shard: int, *, force: bool = False) -> Json:
-    """Do so, and return what was found; ``evidence`` is empty if the replica was not flagged. Raises UserError if it is refused."""
+    """Take the flag from a replica, and return what was found.
+
+    ``evidence`` is empty if the replica was not flagged. Raises UserError if a rule refuses it.
+    """
     from replicated_db.core.errors import StopProcess
     from replicated_db.shell.rocks import RocksStore
 
@@ -108,7 +113,8 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
         return found | {"agreeing": []}
     if replica.scan(replica.store) != digests:
         raise UserError(
-            f"{node}'s rows of shard {shard} are not what its digest says: it is damaged. 'stratolog admin rebuild {node} {shard}'"
+            f"{node}'s rows of shard {shard} are not what its digest says: it is damaged. 'stratolog admin rebuild "
+            f"{node} {shard}'"
         )
     members = replica.state.replicas or tuple(one.name for one in settings.nodes)
     said = {other: _digest_of(settings, other, shard) for other in members if other != node}
@@ -117,8 +123,9 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
     if len(agreeing) + 1 < len(members) // 2 + 1 and not force:
         others = ", ".join(f"{other}: {_in_words(theirs, index)}" for other, theirs in said.items())
         raise UserError(
-            f"no majority of the {len(members)} members holds what {node} does at index {index} ({others}). If {node} is wrong, rebuild it: "
-            f"'stratolog admin rebuild {node} {shard}'; --force takes the flag away all the same"
+            f"no majority of the {len(members)} members holds what {node} does at index {index} ({others}). If "
+            f"{node} is wrong, rebuild it: 'stratolog admin rebuild {node} {shard}'; --force takes the flag away all "
+            "the same"
         )
     found |= {"evidence": str(evidence), "agreeing": agreeing}
     when = datetime.now(UTC).isoformat(timespec="seconds")
@@ -127,7 +134,7 @@ def _unflag(settings: Settings, replica: Replica, *, force: bool) -> Json:
 
 
 def _digest_of(settings: Settings, node: str, shard: int) -> MemberDigest | None:
-    """Return the digest of another member's replica; None if nobody can tell."""
+    """Return the digest of another member's replica; None if it cannot be known."""
     from replicated_db.core.errors import StopProcess
     from replicated_db.shell.rocks import RocksReader
 

@@ -1,8 +1,15 @@
 """``stratolog admin prepare`` and ``finalize``: the two ends of an upgrade of all nodes. Registered by ``admin``.
 
-An upgrade goes: *prepare* (every shard refuses writes, answers what it has, and every replica takes a checkpoint to go back to), stop
-the nodes, replace their software, start them, ``prepare --cancel``; once nobody wants to go back, *finalize*. Nodes may as well be
-replaced one after the other while writes go on: until *finalize* all write what the older software reads.
+An upgrade has four steps:
+
+1. *prepare*: every shard refuses writes and answers the requests that it has, and every replica takes a checkpoint to
+   go back to;
+2. stop the nodes, replace their software, start them;
+3. ``prepare --cancel``;
+4. *finalize*, once nobody wants to go back.
+
+Nodes may also be replaced one after the other while writes go on: until *finalize* every node writes only what the
+older software reads.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ if TYPE_CHECKING:
     from producers.client import Client
 
 REPLICAS_TIMEOUT_S = 120.0
-"""How long the replicas may take to come to the index of a Prepare."""
+"""How long the replicas may take to reach the index of a Prepare."""
 
 
 def register(group: typer.Typer) -> None:
@@ -49,7 +56,8 @@ def prepare(
 ) -> None:
     """Refuse writes on all shards and take a checkpoint on every replica, for an upgrade of all nodes.
 
-    Clients get PREPARED and try again until their deadline. To be given again if it was interrupted; --cancel undoes it.
+    Clients get PREPARED and try again until their deadline. To be given again if it was interrupted; --cancel undoes
+    it.
     """
     settings = connected_settings_of(context)
     left = "some shards may be prepared and refuse writes: give the command again, or 'prepare --cancel'"
@@ -73,7 +81,7 @@ def prepare_shards(
 ) -> list[dict[str, Any]]:
     """Prepare every shard; return (shard, index, checkpoint, replicas) of each once all its replicas have applied it.
 
-    Raises Unavailable if a replica does not come to it: the shards stay prepared.
+    Raises Unavailable if a replica does not reach that index; the shards stay prepared.
     """
     from schemas.records.messages import Prepare
 
@@ -90,7 +98,7 @@ def prepare_shards(
 
 
 def _in_force(settings: Settings) -> str | None:
-    """Return the checkpoint's name of a Prepare that was begun, if there is one."""
+    """Return the checkpoint's name of a Prepare that some shard is under; None if no shard is prepared."""
     for shard in range(settings.shards):
         for view in shard_views(settings, shard).values():
             if view.get("prepared"):
@@ -176,7 +184,7 @@ def finalize_shards(
 
 
 def _level(settings: Settings, shard: int) -> int:
-    """Return a shard's feature level as its leader has it."""
+    """Return a shard's feature level, as its leader says."""
     deadline_s = time.monotonic() + REPLICAS_TIMEOUT_S
     while time.monotonic() < deadline_s:
         for view in shard_views(settings, shard).values():

@@ -1,8 +1,8 @@
-"""What one types to ``stratolog sh``: addresses, sizes, metadata, positions. Each reader says what is wrong with its text.
+"""Readers of what a person types to ``stratolog sh``: addresses, sizes, metadata, positions.
 
 An address is ``/volume``, ``/volume/bucket`` or ``/volume/bucket/key``, as in ``ozone sh``; the first slash may be left
-out. What follows the bucket's slash is the key, unchanged: it may hold slashes, and begin or end with one. Whether names
-are legal is the server's business.
+out. Everything after the bucket's slash is the key, unchanged: a key may contain slashes, and begin or end with one.
+The server decides whether names are legal.
 
 Sizes are numbers with a unit of 1024 (``10GB``, ``1.5TB``, ``4096``), as Ozone's quotas are.
 """

@@ -1,6 +1,6 @@
-"""What ``--help`` shows of arguments: their form, and not which class of ours reads them.
+"""What ``--help`` shows of an argument: its form, not the class that reads it.
 
-Typer shows the type of an argument beside its form: ``/VOLUME/BUCKET  <Address>``. The form says it already.
+Typer shows an argument's type beside its form, as in ``/VOLUME/BUCKET <Address>``. The form says enough.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import typer.main
 
 
 def tidied(app: typer.Typer) -> Any:
-    """Return the command of an app (a ``click`` group), with the types of arguments that have a form of their own left out."""
+    """Return an app's command (a ``click`` group), without the types of arguments that have a form of their own."""
     command = typer.main.get_command(app)
     for one in _all(command):
         for parameter in one.params:
             if isinstance(parameter, typer.core.TyperArgument) and parameter.metavar is not None:
-                setattr(parameter, "display_type_rich", _nothing)  # noqa: B010 - a method, which mypy does not let us assign
+                setattr(parameter, "display_type_rich", _nothing)  # noqa: B010 - mypy lets nobody assign a method
     return command
 
 

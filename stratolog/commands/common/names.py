@@ -1,6 +1,6 @@
-"""Arguments that name a node or a datanode: what they are called everywhere, and how a shell completes them.
+"""Arguments that name a node or a datanode: one form for all commands, and how a shell completes them.
 
-Names come from the settings that reach the stack; a completion that cannot read them offers nothing, and says nothing.
+Names come from the settings that reach the stack. A completion that cannot read the settings offers nothing, silently.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def _settings() -> Settings | None:
 
 
 def node_names(incomplete: str) -> list[str]:
-    """Return the nodes' names that begin like this."""
+    """Return the nodes' names that begin with ``incomplete``."""
     settings = _settings()
     return [] if settings is None else [node.name for node in settings.nodes if node.name.startswith(incomplete)]
 
 
 def datanode_names(incomplete: str) -> list[str]:
-    """Return the datanodes' names that begin like this."""
+    """Return the datanodes' names that begin with ``incomplete``."""
     settings = _settings()
     return [] if settings is None else [one.name for one in settings.datanodes if one.name.startswith(incomplete)]
 

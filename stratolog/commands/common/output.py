@@ -1,4 +1,4 @@
-"""Output for people and for programs, and progress: results go to standard output, progress and errors to standard error."""
+"""Output for people and for programs: results go to standard output, progress and errors to standard error."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def complain(name: str, word: str, message: str, **more: Any) -> None:
 
 @dataclass(slots=True)
 class Printed:
-    """How many results were printed: as long as that grows, nobody wonders what a command is doing; and how many complaints."""
+    """How many results and complaints were printed.
+
+    While ``results`` grows, a command need not say why it takes long (``waiting``).
+    """
 
     results: int = 0
     complaints: int = 0
@@ -50,7 +53,7 @@ def print_json(value: Any) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], less: Sequence[str] = ()
 ) -> None:  # fmt: skip
-    """Print a table; on a terminal that is too narrow the columns in ``less`` go, the first one first."""
+    """Print a table; on a narrow terminal columns of ``less`` are left out, the first one first."""
     printed.results += 1
     print_table_on(console, title, columns, rows, less)
 
@@ -68,7 +71,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def print_fleet(found: Mapping[str, Any]) -> None:
-    """Print datanodes and pipelines as a node's HTTP API tells them."""
+    """Print datanodes and pipelines as a node's HTTP API returns them."""
     datanodes = [
         (
             one["datanode"], one["address"] or None, one["rack"] or None, one["state"], one["health"], one["silent_ms"],

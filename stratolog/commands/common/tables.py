@@ -3,10 +3,12 @@
 Rules:
 
 1. Where there is no terminal (a pipe, a file) nothing is folded: every row is one line, however long.
-2. On a terminal that is too narrow, text is broken between words first; then columns go, the least important one first (``less``),
-   and a line below the table names them; only when none is left to go, words are broken.
-3. None is a dash, a truth is ``yes`` or ``no``.
-4. Names come from users: a text is printed as it is, never read as markup, and what would steer a terminal is escaped.
+2. On a terminal that is too narrow, text is broken between words first. Then columns are left out, the least important
+   one first (``less``), and a line below the table names them. Words are broken only when no more columns may be left
+   out.
+3. None is shown as a dash, a boolean as ``yes`` or ``no``.
+4. Names come from users: a text is printed as it is, never read as markup, and characters that would steer a terminal
+   are escaped.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 LONG_WORD = 24
-"""A word (a key's name, a path) that is longer than this is broken before a column goes on its account."""
+"""A longer word (a key's name, a path) is broken before a column is left out because of it."""
 UNBOUNDED = 1_000_000
-"""Characters of a line where there is no terminal."""
+"""Width of a line, in characters, where there is no terminal."""
 
 
 def shown_cell(cell: object) -> Text:
@@ -46,7 +48,7 @@ def yes_or_no(*, holds: bool) -> Text:
 
 
 def harmless(text: str) -> str:
-    """Return a text with what would steer a terminal, or end the line, escaped.
+    """Return a text with escapes for characters that would steer a terminal or end the line.
 
     >>> harmless("a" + chr(27) + "[2J") == "a" + chr(92) + "x1b[2J"
     True
@@ -57,7 +59,7 @@ def harmless(text: str) -> str:
 def print_table_on(
     console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], less: Sequence[str] = ()
 ) -> None:
-    """Print a table; ``less`` are the columns that may go where there is no room for them, the first one first."""
+    """Print a table; columns of ``less`` are left out where there is no room, the first one first."""
     cells = [[shown_cell(cell) for cell in row] for row in rows]
     console.print(Text(harmless(title), style="italic"), soft_wrap=True)
     if not console.is_terminal:
@@ -74,7 +76,8 @@ def print_table_on(
 def fitting(columns: Sequence[str], cells: Sequence[Sequence[Text]], less: Sequence[str], width: int) -> dict[str, int]:
     """Return the columns that are shown in ``width``, and how wide each is. Pure.
 
-    Each is as wide as its longest cell if that fits; else the widest give way, down to their longest word; else columns in ``less`` go.
+    Each column is as wide as its longest cell if all columns fit. Else the widest columns shrink, down to their longest
+    word. If that is not enough, columns of ``less`` are left out, the first one first.
     """
     texts = {name: [Text(name), *(row[number] for row in cells)] for number, name in enumerate(columns)}
     need = {
@@ -87,7 +90,7 @@ def fitting(columns: Sequence[str], cells: Sequence[Sequence[Text]], less: Seque
         need.pop(name)
     found = {name: max(text.cell_len for text in texts[name]) for name in need}
     while (surplus := _total(found.values()) - width) > 0:
-        # Below the longest word only when no column has anything else to give.
+        # A column is narrower than its longest word only when no column can shrink otherwise.
         least = need if any(found[name] > need[name] for name in found) else dict.fromkeys(found, 1)
         widest = max((name for name in found if found[name] > least[name]), key=lambda name: found[name], default=None)
         if widest is None:

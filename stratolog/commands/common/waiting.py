@@ -1,10 +1,11 @@
-"""What a person is told while a command waits, and when he ends it with Ctrl-C.
+"""What a command tells a person while it waits, and when he ends it with Ctrl-C.
 
 Rules:
 
-1. A wait beyond :data:`WORD_AFTER_S` says what it waits for, and what is amiss (``stratolog.cluster.reach``); again when that changes.
+1. A command that waits longer than :data:`WORD_AFTER_S` says what it waits for and what is amiss
+   (``stratolog.cluster.reach``). It says so again when that changes.
 2. A command that is interrupted says what was done and what was not, and ends with status 130.
-3. With ``--json`` nobody reads along: of a wait nothing is said, an interrupt is one JSON object on standard error.
+3. With ``--json`` nobody reads along: a wait is silent, and an interrupt is one JSON object on standard error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def waiting(
     settings: Settings, what: str, interrupted: str | Callable[[], str], *, quiet: bool, bytes_too: bool = False,
     moving: Callable[[], int] = lambda: printed.results,
 ) -> Iterator[None]:  # fmt: skip
-    """Do something that may wait: both of :func:`waits_told` and :func:`interruptible`."""
+    """Run code that may wait, within both :func:`waits_told` and :func:`interruptible`."""
     with waits_told(settings, what, quiet=quiet, bytes_too=bytes_too, moving=moving), interruptible(interrupted):
         yield
 
@@ -41,9 +42,10 @@ def waits_told(
     settings: Settings, what: str, *, quiet: bool = False, bytes_too: bool = False,
     moving: Callable[[], int] = lambda: printed.results,
 ) -> Iterator[None]:  # fmt: skip
-    """Say why it takes so long if what is done within takes longer than WORD_AFTER_S.
+    """Say why the code within takes so long, once it has taken longer than WORD_AFTER_S.
 
-    ``bytes_too``: datanodes are part of it. ``moving`` counts what is done (results that are printed): while that grows, nothing is said.
+    ``bytes_too``: the code also waits for datanodes. ``moving`` counts what is done (by default, printed results);
+    while the count grows, nothing is said.
     """
     if quiet:
         yield
@@ -75,7 +77,7 @@ def _tell(
 
 @contextmanager
 def interruptible(say: str | Callable[[], str]) -> Iterator[None]:
-    """Have Ctrl-C within this end the command with a sentence on what was done and what was not."""
+    """End the command at Ctrl-C, with a sentence on what was done and what was not."""
     try:
         yield
     except KeyboardInterrupt as error:

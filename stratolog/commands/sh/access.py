@@ -1,6 +1,6 @@
-"""How ``stratolog sh`` reaches what it writes to and reads from: the running stack, or a state directory (``--at``).
+"""How ``stratolog sh`` reaches the running stack, or a state directory (``--at``).
 
-While it waits for an answer it says why, and an interrupt says what is known of what was done.
+A command that waits for an answer says why. An interrupted command says what is known to be done.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNKNOWN = "whether it was done is not known, for a request that was sent may sti
 
 
 class Asked(NamedTuple):
-    """Which node is to answer (None: any), from which positions on, how consistently."""
+    """How to read: the node that answers (None: any), the positions of a session by shard, the consistency."""
 
     node: str | None
     session: dict[int, int] | None

@@ -1,8 +1,9 @@
 """``stratolog sh volume|bucket|key ...``: the object store from the shell, in the way of ``ozone sh``.
 
-Addresses and sizes are those of ``stratolog.commands.common.addresses``. Writing commands say what they did, and with ``--json``
-at which position, so that a later read with ``--consistency session --session SHARD:INDEX`` sees it; listings with
-``--json`` are one object a line. What a server refuses is printed with its code, exit status 1.
+Addresses and sizes are those of ``stratolog.commands.common.addresses``. A writing command says what it did, and with
+``--json`` also at which position: a later read with ``--consistency session --session SHARD:INDEX`` sees the change. A
+listing with ``--json`` has one object a line. If a server refuses a request, the command prints the code and exits with
+status 1.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ def _shell(
         Path | None,
         typer.Option(
             "--at", file_okay=False, exists=True, metavar="DIR",
-            help="Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the running stack.",
+            help=(
+                "Read the state in this directory, as 'stratolog drill point-in-time' makes it, instead of the "
+                "running stack."
+            ),
         ),
     ] = None,
 ) -> None:  # fmt: skip

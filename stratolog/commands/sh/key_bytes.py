@@ -1,7 +1,8 @@
-"""``stratolog sh key put|get|cat|cp``: the bytes of keys, in the way of ``ozone sh key``: the key first, then the local file.
+"""``stratolog sh key put|get|cat|cp``: the bytes of keys, with the key before the local file, as in ``ozone sh key``.
 
-Bytes go to and come from the datanodes (``producers.files.key_files``), as the settings say (``commit_way``, ``topology``, ...). Progress is a
-bar on standard error where that is a terminal. With ``--json`` a command says what it did, with the SHA-256 of the bytes.
+Bytes are written to and read from the datanodes (``producers.files.key_files``), as the settings say (``commit_way``,
+``topology``, ...). Progress is a bar if standard error is a terminal. With ``--json`` a command says what it did, with
+the SHA-256 of the bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from stratolog.configuration.settings import Settings
 
 STANDARD = "-"
-"""In place of a local file: standard input or output."""
+"""Stands for standard input or output, in place of a local file."""
 
 Key = Annotated[Address, typer.Argument(parser=addresses.key_address, metavar="/VOLUME/BUCKET/KEY")]
 Bucket = Annotated[Address, typer.Argument(parser=addresses.bucket_address, metavar="/VOLUME/BUCKET")]
@@ -92,7 +93,9 @@ def get(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Write a key into a local file; into a directory, under the last part of the key's name; '-' is standard output."""
+    """Write a key into a local file; into a directory, under the last part of the key's name;
+    '-' is standard output.
+    """
     from producers.bulk.key_copy import get_file
 
     settings = _settings(context)

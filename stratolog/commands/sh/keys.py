@@ -1,4 +1,4 @@
-"""``stratolog sh key ...``, but for the commands with bytes."""
+"""``stratolog sh key ...``, without the commands that move bytes (``key_bytes``)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def create_key(
 ) -> None:  # fmt: skip
     """Create a key: opens it, allocates its blocks and commits it.
 
-    Metadata only, no bytes are stored: 'stratolog sh key put' writes a file. 'stratolog ingest' does the same for the files of a tree.
+    Metadata only, no bytes are stored: 'stratolog sh key put' writes a file. 'stratolog ingest' does the same for the
+    files of a tree.
     """
     from producers.requests.keys import fit_blocks
 

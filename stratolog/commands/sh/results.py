@@ -1,4 +1,4 @@
-"""What commands of ``stratolog sh`` have in common: quotas that are given or not, what was done, listings."""
+"""What commands of ``stratolog sh`` share: optional quotas, messages on what was done, listings."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from producers.client import Client
 
 NO_QUOTA = -1
-"""The value of a quota that means none (``schemas.records.messages.UNLIMITED``)."""
+"""The value of a quota that stands for no quota (``schemas.records.messages.UNLIMITED``)."""
 
 QUOTAS = ("quota_in_bytes", "quota_in_namespace")
 
 
 def quota_or_unlimited(given: int | None) -> int:
-    """Return the quota to be written: no quota if none is given."""
+    """Return the quota to be written; without one, the value for no quota."""
     return NO_QUOTA if given is None else given
 
 

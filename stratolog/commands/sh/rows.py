@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from producers.reads.read_views import View
 
 TABLE_ROWS = 1000
-"""A longer listing is printed as several tables: one table's rows are all held in memory."""
+"""A longer listing is printed as several tables, because all rows of one table are held in memory."""
 BYTES = frozenset({"size", "quota_in_bytes", "used_bytes", "allotted_bytes"})
 LESS = ("owner", "namespace quota", "space quota", "creation time", "modification time")
-"""Columns that go where there is no room for them."""
+"""Columns that are left out where there is no room, the first one first."""
 HEADINGS = {"quota_in_bytes": "space quota", "quota_in_namespace": "namespace quota"}
 
 
@@ -38,7 +38,7 @@ def print_rows(title: str, columns: tuple[str, ...], rows: Iterable[Any]) -> Non
 
 
 def print_fields(title: str, view: View[Any], as_json: bool) -> None:
-    """Print all of one row, its counters, and at which index of which shard it was read."""
+    """Print one row with its counters, and the shard and index at which it was read."""
     fields = asdict(view.info)
     if as_json:
         positions = {str(shard): index for shard, index in view.positions.items()}
@@ -68,7 +68,7 @@ def shown(name: str, value: Any) -> str:
 
 
 def _short(name: str, value: Any) -> str:
-    """Return a field's value for a listing: sizes rounded."""
+    """Return a field's value for a listing, sizes rounded."""
     return shown_size(value) if name in BYTES and value >= 0 else shown(name, value)
 
 

@@ -59,8 +59,9 @@ def volume_info(
 
 
 def list_volumes(
-    context: typer.Context, *, prefix: Prefix = "", start: Start = "", length: Length = DEFAULT_LENGTH, every: All = False,
-    consistency: Consistency = "linearizable", session: Session = None, node: Node = None, as_json: JsonOption = False,
+    context: typer.Context, *, prefix: Prefix = "", start: Start = "", length: Length = DEFAULT_LENGTH,
+    every: All = False, consistency: Consistency = "linearizable", session: Session = None, node: Node = None,
+    as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """List volumes by name."""
     with reads(context, Asked(node, session, consistency), quiet=as_json) as found_by:

@@ -1,5 +1,5 @@
-"""From what a drill has seen to findings and a verdict: no waiting, no asking, no clock. Pure.
+"""Findings and a verdict from what a drill has seen. Pure.
 
-``report`` is the record of a run, ``journal`` what a load has written, ``log_survey`` and ``log_digest`` what a log says; ``*_findings`` judge, by
-subject. Begin with ``report.py``.
+``report`` is the record of a run, ``journal`` the record of a load's writes; ``log_survey`` and ``log_digest`` read a
+log. The ``*_findings`` modules judge, one module for each subject. Begin with ``report.py``.
 """

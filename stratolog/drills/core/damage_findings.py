@@ -20,7 +20,7 @@ class DigestBucket(NamedTuple):
 
 
 def scrub_names(damaged: str, scans: Mapping[str, Sums], log: Digest, slots: Sequence[int]) -> Finding:
-    """Judge full scans at a barrier: the damaged replica's alone differs from the log's digest, in one bucket (``slots``)."""
+    """Judge full scans at a barrier: only the damaged replica's differs from the log's, in one bucket (``slots``)."""
     others = [name for name, sums in scans.items() if name != damaged and differing(sums, log.sums)]
     seen = f"{damaged} differs in {slots_named(log.families, slots) or 'nothing'}"
     return Finding(
@@ -33,7 +33,8 @@ def scrub_names(damaged: str, scans: Mapping[str, Sums], log: Digest, slots: Seq
 def audit_names(damaged: str, seen: Sequence[DigestBucket], expected: Sequence[DigestBucket]) -> Finding:
     """Judge what the Spark audit's verdict on the damaged replica names: column families and buckets."""
     return Finding(
-        question="the Spark audit says diverged, and names the bucket", holds=list(seen) == list(expected) and bool(seen),
+        question="the Spark audit says diverged, and names the bucket",
+        holds=list(seen) == list(expected) and bool(seen),
         seen=f"{damaged}: {named(f'{one.cf} bucket {one.bucket}' for one in seen) or 'nothing'}",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Findings on digests: of running replicas, of rebuilt ones, and where a replica goes on. Pure."""
+"""Findings on digests of running and rebuilt replicas, and on where a replica resumes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stratolog.drills.core.wording import named, slots_named
 
 
 def digests_equal(nodes: Sequence[str], reported: Mapping[str, Sums], log: Digest, *, basis: str) -> Finding:
-    """Judge that all nodes have reported one digest, equal to the log's Σ(next − prev) if the log gives it."""
+    """Judge whether all nodes have reported one digest, equal to the log's Σ(next − prev) if the log gives it."""
     missing = [node for node in nodes if node not in reported]
     truth = log.sums if log.known else next(iter(reported.values()), {})
     wrong = [
@@ -34,7 +34,7 @@ def digests_equal(nodes: Sequence[str], reported: Mapping[str, Sums], log: Diges
 
 
 def rules_agree(rules_differ: int | None) -> Finding:
-    """Judge that nodes' and auditor's reading rules say the same of every record."""
+    """Judge whether the nodes' and the auditor's reading rules say the same of every record."""
     return Finding(
         question="the nodes' and the auditor's reading rule agree on every record",
         holds=rules_differ is None,
@@ -43,7 +43,7 @@ def rules_agree(rules_differ: int | None) -> Finding:
 
 
 def resumed(stored: int, read_offset: int, records_read: int) -> Finding:
-    """Judge from where a node went on: right behind the position that it had stored, reading each record once."""
+    """Judge where a node resumed: it must begin right behind its stored position, and read each record once."""
     began = read_offset - records_read
     return Finding(
         question="the replica went on from its own position",
@@ -72,7 +72,10 @@ def rebuilt_equal(rebuilt: Mapping[str, Sums], log: Digest) -> Finding:
         if (slots := differing(sums, log.sums))
     ]
     return Finding(
-        question=f"the rebuilt replica at index {log.index} is equal to the log's Σ(next − prev), running digest and full scan",
+        question=(
+            f"the rebuilt replica at index {log.index} is equal to the log's Σ(next − prev), running digest and full "
+            "scan"
+        ),
         holds=not wrong, seen=named(wrong) if wrong else total(log.sums),
     )  # fmt: skip
 
@@ -80,7 +83,10 @@ def rebuilt_equal(rebuilt: Mapping[str, Sums], log: Digest) -> Finding:
 def scan_equal(incremental: Sums, scrubbed: Sums) -> Finding:
     """Judge a rebuilt replica by itself, where the log alone does not give the digest."""
     return Finding(
-        question="the rebuilt replica's running digest is equal to its full scan (the log alone does not give it: late validation)",
+        question=(
+            "the rebuilt replica's running digest is equal to its full scan (the log alone does not give it: late "
+            "validation)"
+        ),
         holds=incremental == scrubbed, seen=f"{total(incremental)} and {total(scrubbed)}",
     )  # fmt: skip
 
@@ -95,7 +101,7 @@ def no_evidence(evidence: str | None) -> Finding:
 
 
 def live_equal(live: Mapping[str, Sums], rebuilt: Sums, families: Sequence[str], silent: Sequence[str]) -> Finding:
-    """Judge live replicas' digests at the same index; ``silent`` are the nodes whose digest at that index is not to be had."""
+    """Judge live replicas' digests at the same index; ``silent`` are the nodes whose digest there is unknown."""
     wrong = [
         f"{name} differs in {slots_named(families, slots)}"
         for name, sums in live.items()
@@ -110,7 +116,7 @@ def live_equal(live: Mapping[str, Sums], rebuilt: Sums, families: Sequence[str],
 
 
 def oracle_equal(digest: str, index: int, log: Digest) -> Finding:
-    """Judge the batch oracle's digest: the rows recomputed by Spark, no claim of the log's used."""
+    """Judge the batch oracle's digest: Spark recomputes the rows, and uses no claimed hash of the log."""
     return Finding(
         question="Spark's oracle, which uses no claim of the log's, comes to the same",
         holds=(digest, index) == (total(log.sums), log.index), seen=f"{digest} at index {index}",

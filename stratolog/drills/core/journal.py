@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A key whose commit was acknowledged: at ``acknowledged_s`` of the monotonic clock, with managed index ``index``."""
+    """A key whose commit was acknowledged, at ``acknowledged_s`` of the monotonic clock; ``index`` is managed."""
 
     key: str
     size: int
@@ -17,7 +17,7 @@ class Write:
 
 @dataclass(slots=True)
 class Journal:
-    """What a load has tried (key -> size) and what was acknowledged (by key); ``failures`` say why the others were not."""
+    """What a load has tried (key -> size), what was acknowledged (by key), and why the rest was not (``failures``)."""
 
     tried: dict[str, int] = field(default_factory=dict)
     acknowledged: dict[str, Write] = field(default_factory=dict)

@@ -12,19 +12,21 @@ from stratolog.drills.core.wording import named
 
 
 def stale_is_void(void: Sequence[VoidRecord], *, stale_term: int, claimed_offset: int) -> Finding:
-    """Judge what a deposed leader appended behind the next claim: the rule must call each of its records one of an earlier term."""
+    """Judge what a deposed leader appended behind the next claim: each record must be void for its earlier term."""
     own = [record for record in void if record.term == stale_term and record.offset > claimed_offset]
     other = [record for record in own if record.reading is not Reading.STALE_TERM]
     records = named(f"{record.kind} at {record.offset} ({record.reading.value})" for record in own)
     return Finding(
         question="what the stale leader appended is void",
         holds=bool(own) and not other,
-        seen=f"{len(own)} records of term {stale_term} behind the claim at offset {claimed_offset}: {records or 'none'}",
+        seen=(
+            f"{len(own)} records of term {stale_term} behind the claim at offset {claimed_offset}: {records or 'none'}"
+        ),
     )
 
 
 def stepped_down(stale: str, leader: str) -> Finding:
-    """Judge whom the woken leader takes for the leader."""
+    """Judge which node the woken leader takes for the leader."""
     return Finding(
         question="the stale leader has stepped down", holds=bool(leader) and leader != stale,
         seen=f"{stale} follows {leader or 'nobody'}",
@@ -32,7 +34,7 @@ def stepped_down(stale: str, leader: str) -> Finding:
 
 
 def burst_answered(requests: int, failed: Sequence[str]) -> Finding:
-    """Judge that the requests in flight at a fault were answered by whoever led then."""
+    """Judge whether the requests in flight at a fault were answered in the end, by any leader."""
     return Finding(
         question="every request of the burst was answered in the end", holds=not failed,
         seen=f"{requests} requests" if not failed else f"{len(failed)} of {requests} were not: {named(failed)}",
@@ -48,7 +50,10 @@ class Read:
 
 
 def reads_right(reads: Sequence[Read], size: int) -> Finding:
-    """Judge linearizable reads of a key whose size is known: right, or refused for now (503), or no answer at all (status 0)."""
+    """Judge linearizable reads of a key whose size is known.
+
+    A read may give that size, be refused for now (503), or get no answer at all (status 0).
+    """
     wrong = [read for read in reads if read.status not in (0, 200, 503) or (read.status == 200 and read.size != size)]
     right = sum(read.status == 200 for read in reads)
     return Finding(
@@ -61,7 +66,7 @@ def reads_right(reads: Sequence[Read], size: int) -> Finding:
 def answers_right(
     answers: Mapping[int, Sequence[bytes]], calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int]
 ) -> Finding:  # fmt: skip
-    """Judge every response that a client was sent, by all leaders: for each call one answer, the one in the log if it has one."""
+    """Judge all leaders' responses to a client: each call has one answer, the one in the log if the log has one."""
     recorded = {
         int.from_bytes(call, "big"): found[0].response
         for call, found in calls.items()

@@ -1,7 +1,7 @@
-"""A shard's digest, computed from its log alone: Σ(next − prev) over the claims of what counts (design, section 3). Pure.
+"""A shard's digest, computed from its log alone: Σ(next − prev) over what counts (design, section 3). Pure.
 
-It follows the auditor's rule and arithmetic, which share no code with the nodes, and is kept slot by slot. A DigestBase restarts it; after a
-RequestBatch the log alone does not give it.
+The computation follows the auditor's rule and arithmetic, which share no code with the nodes. It keeps a sum for each
+slot. A DigestBase restarts the sums; after a RequestBatch the log alone does not give them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MASK = (1 << 64) - 1
 SEED = 42
 
 Sums = dict[int, int]
-"""Slot -> unsigned sum of the row hashes of its rows, sums of 0 left out: a state digest."""
+"""A state digest: slot -> unsigned sum of the hashes of its rows, sums of 0 left out."""
 
 
 def unsigned(slots: Iterable[int], sums: Iterable[int]) -> Sums:
@@ -51,7 +51,7 @@ def differing(one: Sums, other: Sums) -> list[int]:
 
 
 class LogDigest:
-    """Follows a log by the auditor's rule; offered every record from offset 0 on."""
+    """Follows a log by the auditor's rule; the caller offers every record from offset 0 on."""
 
     def __init__(self) -> None:
         self.position = reading.AuditPosition()
@@ -70,7 +70,10 @@ class LogDigest:
         return {slot: value & MASK for slot, value in sorted(self._sums.items()) if value & MASK}
 
     def offer(self, offset: int, value: bytes, record: LogRecord) -> bool:
-        """Take the next record; return whether it takes effect. Raises spark_streaming.records.core.reading.LogBroken."""
+        """Take the next record; return whether it takes effect.
+
+        Raises spark_streaming.records.core.reading.LogBroken.
+        """
         self.position, outcome = reading.read(self.position, header_of(offset, value, record))
         if outcome is not reading.Ruling.COUNTS:
             return outcome is reading.Ruling.CLAIM
@@ -102,7 +105,7 @@ class LogDigest:
             self._change(operation.cf, operation.key, operation.prev, None, operation.next)
 
     def _change(self, cf: str, key: bytes, prev: int | None, value: bytes | None, known: int = 0) -> None:
-        """Add next − prev; next is the hash of ``value``, or ``known`` without one."""
+        """Add next − prev to the row's slot; next is the hash of ``value``, or ``known`` if there is no value."""
         first, seed = self._slots[cf]
         key_hash = xxh64_intdigest(key, seed)
         slot = first + (key_hash & (BUCKETS - 1))
@@ -111,7 +114,7 @@ class LogDigest:
 
 
 def row_hash(cf: str, key: bytes, value: bytes) -> int:
-    """Return the unsigned row hash: XXH64 chained over column family, key and value, each the seed of the next."""
+    """Return the unsigned row hash: XXH64 chained over column family, key and value, each hash the seed of the next."""
     return xxh64_intdigest(value, xxh64_intdigest(key, xxh64_intdigest(cf.encode(), SEED)))
 
 

@@ -1,6 +1,7 @@
-"""What one pass over a shard's log finds: its digest at any record, the records that are void, the results of a client's calls. Pure.
+"""What one pass over a shard's log finds: digests, void records, the results of a client's calls. Pure.
 
-What is *void*, and why, is said by the nodes' reading rule (``replicated_db.core.log.reading``), the digest by the auditor's (:mod:`log_digest`).
+The nodes' reading rule (``replicated_db.core.log.reading``) says which records are *void*, and why. The digest follows
+the auditor's rule (:mod:`log_digest`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from schemas.records.log import (
 from stratolog.drills.core.log_digest import LogDigest, Sums
 
 MAX_VOID_KEPT = 1_000
-"""Void records that a survey remembers; the number of all is kept."""
+"""Void records that a survey keeps; it counts all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class LogEntry:
 
 
 LATE = "a request that is validated late"
-"""In place of the type of a request that was logged, not executed."""
+"""Stands for the type of a request that was logged and not executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The log's digest at one of its records: ``known`` unless late validation made it something that the log does not give."""
+    """The log's digest at one of its records.
+
+    It is not ``known`` after late validation, because the log then does not say what the rows are.
+    """
 
     offset: int
     index: int
@@ -84,10 +88,13 @@ class Digest:
 class Survey:
     """What one pass over a log has found.
 
-    ``calls`` are the results of one client's calls by call id; ``void`` the void records from ``since`` on, the first MAX_VOID_KEPT of
-    them; ``late_calls`` that client's calls which were logged for late validation, how often each; ``checkpoints`` name -> offset
-    of the batch that took it last; ``barrier`` the digest at the last barrier; ``others`` the types of other clients' requests
-    behind ``since``; ``rules_differ`` the offset at which the nodes' rule and the auditor's disagree, if they do.
+    - ``calls``: the results of one client's calls, by call id.
+    - ``late_calls``: how often each call of that client was logged for late validation.
+    - ``others``: the types of other clients' requests from offset ``since`` on.
+    - ``void``: the first MAX_VOID_KEPT void records from ``since`` on; ``void_records`` counts all of them.
+    - ``checkpoints``: for each name, the offset of the last batch that took it.
+    - ``barrier``: the digest at the last barrier.
+    - ``rules_differ``: the first offset at which the nodes' rule and the auditor's disagree, if any.
     """
 
     digest: LogDigest = field(default_factory=LogDigest)
@@ -131,8 +138,8 @@ class Survey:
     def digest_here(self) -> Digest:
         """Return the log's digest after the last record taken."""
         return Digest(
-            offset=self.end_offset, index=self.digest.index, timestamp_ms=self.end_timestamp_ms, sums=self.digest.sums(),
-            known=self.digest.known, families=self.digest.families,
+            offset=self.end_offset, index=self.digest.index, timestamp_ms=self.end_timestamp_ms,
+            sums=self.digest.sums(), known=self.digest.known, families=self.digest.families,
         )  # fmt: skip
 
     def _take_void(self, entry: LogEntry, since: int) -> None:

@@ -3,8 +3,8 @@
 The verdict follows from what happened (:func:`verdict_of`)::
 
     passed          the drill went to its end, found something out, and every finding holds
-    failed          a finding does not hold, or a step did not come about after something had been touched
-    could not run   the drill was refused before it touched anything, or could not bring about what it is to show
+    failed          a finding does not hold, or a step did not succeed after something had been touched
+    could not run   the drill was refused before it touched anything, or could not bring about the fault that it shows
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ COULD_NOT_RUN = "could not run"
 
 
 class CouldNotRun(Exception):
-    """What the drill needs is not there; the message says what and, if it can be had, how."""
+    """Something that the drill needs is missing; the message says what and, if possible, how to get it."""
 
 
 class StepFailed(Exception):
-    """What a step waited for did not come about: the drill ends here."""
+    """What a step waited for did not happen: the drill ends here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillStep:
-    """Something that the drill did: when (seconds after its start), how long it took, and what came of it."""
+    """Something that the drill did: when (seconds after the drill's start), how long it took, and the outcome."""
 
     text: str
     at_s: float
@@ -40,7 +40,10 @@ class DrillStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillReport:
-    """One run of a drill. ``figures`` are measured numbers by name; ``touched`` and ``restored`` say what was done to the stack."""
+    """One run of a drill.
+
+    ``figures`` are measured numbers by name; ``touched`` and ``restored`` say what was done to the stack.
+    """
 
     drill: str
     shard: int | None
@@ -67,9 +70,9 @@ class DrillReport:
 def verdict_of(
     findings: Sequence[Finding], *, refused: str | None = None, failed: str | None = None
 ) -> tuple[str, str]:
-    """Return verdict and reason: ``refused`` and ``failed`` are why the drill ended early, if it did.
+    """Return verdict and reason: ``refused`` and ``failed`` say why the drill ended early, if it did.
 
-    What does not hold outweighs the rest, so that an early end never hides it.
+    A finding that does not hold outweighs the rest, so an early end never hides it.
     """
     wrong = [finding for finding in findings if not finding.holds]
     if wrong:

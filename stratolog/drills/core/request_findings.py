@@ -13,7 +13,7 @@ MAX_MESSAGE_CHARACTERS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
-    """A record that was put aside with the reason."""
+    """A record that was rejected, with the reason."""
 
     code: str
     message: str
@@ -29,7 +29,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A node's process (None: it does not run), and whom it takes for the leader."""
+    """A node's process (None: it does not run), and the node that it takes for the leader."""
 
     pid: int | None
     leader: str
@@ -49,7 +49,7 @@ def poison_refused(name: str, code: str, seen: Rejection | Answered | None) -> F
 
 
 def nothing_stopped(before: Mapping[str, Standing], after: Mapping[str, Standing]) -> Finding:
-    """Judge that the same processes run, under the same leader in the same term."""
+    """Judge whether the same processes run, under the same leader in the same term."""
     wrong = [f"{node}: {one} before, {after.get(node)} after" for node, one in before.items() if after.get(node) != one]
     wrong += [f"{node} does not run" for node, one in after.items() if one.pid is None]
     standing = next(iter(after.values()), None)

@@ -21,9 +21,11 @@ class DifferingRow(NamedTuple):
 class Mixed:
     """What became of a shard with nodes of two versions.
 
-    ``first_index`` is where digests first differed (None: nowhere), ``odd`` the nodes that differ from the leader in the end, ``slots``
-    their differing digest slots, ``rows`` their differing rows, ``evidence`` the nodes that found a
-    false claim, ``scanned`` whether full scans are equal to running digests.
+    - ``first_index``: the index at which digests first differed (None: nowhere).
+    - ``odd``: the nodes that differ from the leader in the end.
+    - ``slots``, ``rows``: the digest slots and the rows in which they differ.
+    - ``evidence``: the nodes that found a false claim.
+    - ``scanned``: whether full scans are equal to running digests.
     """
 
     requests: int
@@ -38,24 +40,28 @@ class Mixed:
 
 
 def late_diverges(where: str, odd: str, seen: Mixed) -> Finding:
-    """Judge late validation with mixed versions: the odd one diverges, and comparing digests, then rows, says where."""
+    """Judge late validation with mixed versions: the odd node diverges, and digests, then rows, say where."""
     explained = {row.slot for row in seen.rows} == set(seen.slots)
     holds = seen.first_index is not None and seen.odd == (odd,) and bool(seen.rows) and explained and seen.scanned
     buckets = slots_named(seen.families, seen.slots)
     rows = named(f"{row.cf} {row.key}" for row in sorted(seen.rows, key=lambda row: row.cf == seen.families[0]))
     return Finding(
         question=f"late validation diverges with {where}, and the audit's comparison says where", holds=holds,
-        seen=f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}, in {buckets or 'no bucket'}: {rows or 'no row'}",
+        seen=(
+            f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}, in "
+            f"{buckets or 'no bucket'}: {rows or 'no row'}"
+        ),
     )  # fmt: skip
 
 
 def leader_side_holds(where: str, seen: Mixed) -> Finding:
-    """Judge leader-side execution with mixed versions: nothing differs, at any index."""
+    """Judge leader-side execution with mixed versions: nothing may differ, at any index."""
     holds = seen.first_index is None and not seen.odd and not seen.rows and not seen.evidence and seen.scanned
     return Finding(
         question=f"leader-side execution does not diverge with {where}",
         holds=holds and seen.requests > 0,
         seen=f"{seen.requests} requests, digests equal after each"
         if holds
-        else f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}; evidence of {named(seen.evidence) or 'nobody'}",
+        else f"{', '.join(seen.odd) or 'nobody'} differs, first at index {seen.first_index}; evidence of "
+        f"{named(seen.evidence) or 'nobody'}",
     )

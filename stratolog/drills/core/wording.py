@@ -1,4 +1,4 @@
-"""How findings name many things, and digest slots. Pure."""
+"""How findings name a long list of things, and digest slots. Pure."""
 
 from __future__ import annotations
 

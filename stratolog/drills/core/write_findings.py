@@ -1,4 +1,4 @@
-"""Findings on what a load has written, and on who took it. Pure."""
+"""Findings on a load's writes, and on the leaders that executed them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratolog.drills.core.wording import named
 
 
 def nothing_lost(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
-    """Judge each node's listing (key -> size): all that was acknowledged is there, as it was written."""
+    """Judge each node's listing (key -> size): all acknowledged keys must be there, as they were written."""
     wrong = [
         f"{node}: {key} has {listing.get(key, 'no')} bytes, {write.size} were acknowledged"
         for node, listing in listings.items()
@@ -28,7 +28,7 @@ def nothing_lost(journal: Journal, listings: Mapping[str, Mapping[str, int]]) ->
 
 
 def nothing_invented(journal: Journal, listings: Mapping[str, Mapping[str, int]]) -> Finding:
-    """Judge that nodes have nothing but what was tried, and all of them the same."""
+    """Judge whether nodes have only keys that the load tried to write, and all nodes the same."""
     wrong = [
         f"{node}: {key}"
         for node, listing in listings.items()
@@ -46,12 +46,12 @@ def nothing_invented(journal: Journal, listings: Mapping[str, Mapping[str, int]]
 
 
 def applied_once(
-    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int], listings: Mapping[str, Mapping[str, int]],
-    counters: Mapping[str, Mapping[str, int]],
+    calls: Mapping[bytes, Sequence[Recorded]], late_calls: Mapping[bytes, int],
+    listings: Mapping[str, Mapping[str, int]], counters: Mapping[str, Mapping[str, int]],
 ) -> Finding:  # fmt: skip
-    """Judge from the log's results and the replicas' counters that no call had two effects.
+    """Judge from the log's results and the replicas' counters whether any call had two effects.
 
-    A call that was logged for late validation may be in the log twice: there only the rows tell, and counters are rows.
+    A call that was logged for late validation may be in the log twice. Only the rows then tell, and counters are rows.
     """
     twice = [call.hex() for call, found in calls.items() if sum(result.recorded for result in found) > 1]
     wrong = [f"call {call} has several results in the log" for call in twice]
@@ -70,7 +70,7 @@ def applied_once(
 
 
 def failover_s(journal: Journal, fault_s: float, claims: Sequence[Claim], old_term: int) -> float | None:
-    """Return seconds from a fault to the first acknowledgement of a write that a later leader executed; None if there is none."""
+    """Return the seconds from a fault to the first acknowledgement of a later leader's write; None if there is none."""
     later = [claim for claim in claims if claim.term > old_term]
     if not later:
         return None
@@ -84,7 +84,7 @@ def by_later_leader(journal: Journal, claim: Claim) -> list[Write]:
 
 
 def failed_over(victim: str, successor: str, pause_s: float | None) -> Finding:
-    """Judge that another node than the victim led and acknowledged writes, ``pause_s`` after the fault."""
+    """Judge whether another node than the victim led and acknowledged writes, ``pause_s`` after the fault."""
     seen = "no write was acknowledged by a later leader" if pause_s is None else f"{pause_s:.2f} s after the kill"
     return Finding(
         question="another node leads and acknowledges writes",
@@ -94,7 +94,7 @@ def failed_over(victim: str, successor: str, pause_s: float | None) -> Finding:
 
 
 def pause_after(journal: Journal, fault_s: float) -> float:
-    """Return the longest time between two acknowledgements, from the last one before the fault on, in seconds."""
+    """Return the longest pause between two acknowledgements, in seconds, from the last one before the fault on."""
     moments = sorted(write.acknowledged_s for write in journal.acknowledged.values())
     before = [moment for moment in moments if moment <= fault_s][-1:] or [fault_s]
     after = [moment for moment in moments if moment > fault_s]
@@ -102,7 +102,7 @@ def pause_after(journal: Journal, fault_s: float) -> float:
 
 
 def written_without(broker: int, writes: int, in_sync: int) -> Finding:
-    """Judge that writes went on while a broker was missing from the log's replicas in sync."""
+    """Judge whether writes went on while a broker was missing from the log's replicas in sync."""
     return Finding(
         question="writes go on without the broker", holds=in_sync == 2,
         seen=f"{writes} more writes acknowledged, {in_sync} replicas of the log in sync without broker-{broker}",

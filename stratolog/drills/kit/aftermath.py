@@ -1,4 +1,4 @@
-"""What every drill with a load asks when the fault is over: all that was acknowledged is there, once, and all replicas agree."""
+"""The checks after a fault under load: acknowledged writes are there, once, and all replicas agree."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 
 
 def judge_load(session: Session, cluster: Cluster, shard: int, load: Load, reports: ReportTap, since: int) -> Survey:
-    """Stop the load, wait until every replica has reported behind it, read the log, and judge; return what the log says.
+    """Stop the load, wait for a later report of every replica, read the log, and judge; return the log's survey.
 
     ``since`` is an offset before the fault.
     """

@@ -1,7 +1,7 @@
-"""The running local stack as a drill sees it: its processes by name, what its nodes say, and waits for what is to come.
+"""The running local stack as a drill sees it: its processes by name, what its nodes say, and waits.
 
-Processes are those of the stack's state (``stratolog.local.state``), so only what ``stratolog up`` has started is ever signalled; what is
-started again is written there too. A wait that fails names what it waited for.
+A drill signals only processes of the stack's state (``stratolog.local.state``), which ``stratolog up`` has started.
+Processes that the drill starts again are written there too. A wait that fails names what it waited for.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A stack. ``detached`` is whether what is started again outlives this process, as with ``stratolog up``."""
+    """A stack. If ``detached``, processes that are started again outlive this one, as with ``stratolog up``."""
 
     settings: Settings
     detached: bool = True
@@ -128,7 +128,7 @@ class Cluster:
         return self.wait(what, lambda: self.leader(shard, other_than=other_than))
 
     def wait_led(self, names: Sequence[str] | None = None) -> None:
-        """Wait until each shard has one leader that the nodes named (all of them) know."""
+        """Wait until each shard has one leader, which all nodes of ``names`` know (None: all nodes)."""
         chosen = tuple(node for node in self.settings.nodes if names is None or node.name in names)
         view = replace(self.settings, nodes=chosen)
         self.wait("one leader for each shard, known to all", lambda: readiness.is_led(view))
@@ -164,7 +164,10 @@ class Cluster:
         return resume
 
     def start(self, name: str) -> Process:
-        """Start a node that does not run, and wait until it answers; raises Unavailable with its log's end if it does not."""
+        """Start a node that does not run, and wait until it answers.
+
+        Raises Unavailable with its log's end if it does not.
+        """
         with state.locked(self.settings.data_dir):
             old = self.member(NODE, name)
             if old.process.is_running():
@@ -220,7 +223,7 @@ class Cluster:
 
 @cache
 def _http() -> httpx.Client:
-    """Return the process's one client: making one takes longer than asking with it."""
+    """Return the only HTTP client of this process: making a client takes longer than a request."""
     return httpx.Client(trust_env=False)
 
 

@@ -1,7 +1,7 @@
-"""A light load of a drill's own: a few writers, a volume named for the drill, a journal of what was acknowledged.
+"""A drill's own light load: a few writers, a volume named for the drill, a journal of acknowledged writes.
 
-The volume lies in the shard that the drill is about. :func:`own_load` deletes all of it again; what any deletion leaves behind
-(rows of deletedTable, retry rows until they expire) stays.
+The volume lies in the drill's shard. :func:`own_load` deletes the volume at the end. Rows that any deletion leaves
+behind stay (rows of deletedTable, retry rows until they expire).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from stratolog.local.processes import wait_until
 BUCKET = "load"
 WRITERS = 2
 WRITES_BEFORE = 20
-"""Acknowledged writes before a drill does anything."""
+"""Acknowledged writes that a drill waits for before it does anything."""
 PACE_S = 0.02
-"""What each writer waits between two keys: a light load that leaves the machine to its users."""
+"""Seconds that each writer waits between two keys, so that the load stays light for the machine's users."""
 DEADLINE_MS = 120_000
 WAIT_S = 120.0
 REMOVE_IN_FLIGHT = 200
@@ -39,7 +39,7 @@ PAGE_ENTRIES = 1_000
 
 
 def volume_name(drill: str, shard: int, shards: int) -> str:
-    """Return a fresh name of a volume in ``shard``, which says whose it is."""
+    """Return a fresh name for a volume in ``shard``; the name says which drill made it."""
     mark = os.urandom(3).hex()
     names = (f"drill-{drill}-{mark}-{number}" for number in count())
     return next(name for name in names if shard_of(name, shards) == shard)
@@ -47,7 +47,10 @@ def volume_name(drill: str, shard: int, shards: int) -> str:
 
 @contextmanager
 def client_of(settings: Settings, deadline_ms: int = DEADLINE_MS, *, operator: bool = False) -> Iterator[Client]:
-    """Open a client whose calls outlast a failover; closing gives up soon what is still unanswered. An ``operator``'s has the secret."""
+    """Open a client whose calls outlast a failover.
+
+    At its end the client soon gives up unanswered calls. An ``operator``'s client has the cluster's secret.
+    """
     client = Client(
         settings.bootstrap_servers, caller=settings.caller, deadline_ms=deadline_ms,
         read_from=[f"http://{node.address}" for node in settings.nodes],
@@ -82,7 +85,7 @@ class Load:
                 raise StepFailed("a writer of the drill's load hangs")
 
     def wait_more(self, number: int) -> None:
-        """Wait until so many more keys are acknowledged; raises StepFailed with what failed."""
+        """Wait until ``number`` more keys are acknowledged; raises StepFailed with what failed."""
         wanted = len(self.journal.acknowledged) + number
         if not wait_until(lambda: len(self.journal.acknowledged) >= wanted, WAIT_S):
             failed = f"; failed: {self.journal.failures[-1]}" if self.journal.failures else ""
@@ -114,7 +117,7 @@ class Load:
 
 @contextmanager
 def own_load(session: Session, cluster: Cluster, drill: str, shard: int) -> Iterator[Load]:
-    """Write to a volume of the drill's own in ``shard``; it is deleted in the end, however the drill ends."""
+    """Write to a volume of the drill's own in ``shard``; the volume is deleted however the drill ends."""
     settings = cluster.settings
     volume = volume_name(drill, shard, settings.shards)
     with client_of(settings) as client:
@@ -131,7 +134,7 @@ def own_load(session: Session, cluster: Cluster, drill: str, shard: int) -> Iter
 
 
 def removed(settings: Settings, volume: str) -> str:
-    """Delete a volume with a client of its own: the drill's may be closed by now."""
+    """Delete a volume with a new client, because the drill's client may be closed by now."""
     try:
         with client_of(settings) as client:
             return remove_volume(client, volume, BUCKET)
@@ -150,7 +153,7 @@ def put_key(client: Client, volume: str, key: str, size: int, bucket: str = BUCK
 
 
 def remove_volume(client: Client, volume: str, bucket: str) -> str:
-    """Delete a volume of one bucket with all its keys; say what came of it."""
+    """Delete a volume of one bucket with all its keys; say how that ended."""
     try:
         keys = [entry.key for entry in client.list_keys(volume, bucket)]
         for start in range(0, len(keys), REMOVE_IN_FLIGHT):

@@ -26,7 +26,7 @@ def survey(
     settings: Settings, shard: int, *, until: int | None = None, client_id: bytes | None = None, since: int = 0,
     stop: Callable[[LogEntry], bool] = lambda _: False,
 ) -> Survey:  # fmt: skip
-    """Read a log up to and with ``until``, or up to the first record for which ``stop`` says so, which is left out."""
+    """Read a log up to and with offset ``until``, or up to, without, the first record for which ``stop`` is true."""
     found = Survey()
     for entry in records_of(settings, shard, until):
         if stop(entry):

@@ -1,7 +1,7 @@
-"""A replica rebuilt in a directory of its own: from the log's first record, or from a copy of a checkpoint that some replica has.
+"""A replica rebuilt in a directory of its own, from the log's first record or from a copy of a checkpoint.
 
-It runs the nodes' own apply over a real RocksDB and takes part in nothing: it joins no group, publishes nothing, and knows of no other
-replica's files but the checkpoint that it copies.
+The rebuilt replica runs the nodes' own apply over a real RocksDB, and takes part in nothing. It joins no group,
+publishes nothing, and reads no other replica's files but the checkpoint that it copies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ FOLDER = "drills"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenCheckpoint:
-    """A checkpoint that a replica has: ``offset`` is that of the batch that took it, before which its state is."""
+    """A checkpoint that a replica has.
+
+    ``offset`` is the offset of the batch that took it; its state is from before that batch.
+    """
 
     node: str
     name: str
@@ -41,7 +44,7 @@ class TakenCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a rebuilt replica came to: its running digest, that of a full scan, and the evidence that it found, in words."""
+    """The outcome of a rebuild: the running digest, the digest of a full scan, and the evidence found, in words."""
 
     offset: int
     index: int
@@ -55,7 +58,7 @@ class Rebuilt:
 
 
 def checkpoints_of(settings: Settings, shard: int, logged: Mapping[str, int]) -> list[TakenCheckpoint]:
-    """Return the checkpoints of a shard that lie in the nodes' directories, of those that the log has (name -> offset)."""
+    """Return a shard's checkpoints in the nodes' directories, if the log has them: ``logged`` is name -> offset."""
     found = []
     for node in settings.nodes:
         folder = settings.node_folder(node.name) / f"shard-{shard}.checkpoints"
@@ -78,9 +81,10 @@ def bases_for(start: int, taken: Sequence[TakenCheckpoint]) -> list[TakenCheckpo
         return usable
     there = ", ".join(f"{one.name} at offset {one.offset}" for one in taken) or "none at all"
     raise CouldNotRun(
-        f"a bare replay from offset {start} is refused: a digest is a sum over all rows, and those written before are not in the records "
-        f"from there on. It needs a checkpoint taken at or before offset {start}; there is: {there}. Replay from offset 0, or have one "
-        "taken for later drills: 'stratolog admin prepare', then 'stratolog admin prepare --cancel'"
+        f"a bare replay from offset {start} is refused: a digest is a sum over all rows, and those written before "
+        f"are not in the records from there on. It needs a checkpoint taken at or before offset {start}; there is: "
+        f"{there}. Replay from offset 0, or have one taken for later drills: 'stratolog admin prepare', then "
+        "'stratolog admin prepare --cancel'"
     )
 
 
@@ -89,7 +93,7 @@ def bases_for(start: int, taken: Sequence[TakenCheckpoint]) -> list[TakenCheckpo
 
 @contextmanager
 def scratch(session: Session, settings: Settings, drill: str) -> Iterator[Path]:
-    """Make a directory of the drill's own in the stack's, and remove it in the end."""
+    """Make a directory of the drill's own in the stack's data directory, and remove it at the end."""
     parent = settings.data_dir / FOLDER
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{drill}-", dir=parent))
@@ -106,7 +110,7 @@ def scratch(session: Session, settings: Settings, drill: str) -> Iterator[Path]:
 def copy_base(
     settings: Settings, shard: int, folder: Path, bases: Sequence[TakenCheckpoint], until: int
 ) -> TakenCheckpoint | None:
-    """Copy the nearest checkpoint whose state is not behind ``until`` to where a replica of ``folder`` has its database."""
+    """Copy the nearest checkpoint with a state up to ``until`` to the place of a replica's database in ``folder``."""
     for base in bases:
         target = _database(folder, shard)
         shutil.rmtree(target, ignore_errors=True)
@@ -153,7 +157,7 @@ def rebuild(
 
 
 def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
-    """Check that the log is the one that the replica has read, as a node does at its start."""
+    """Check that the log is the one that the replica has read, as a node does when it starts."""
     offset = replica.position.offset
     at_position = None
     if offset >= 0:

@@ -1,4 +1,7 @@
-"""The drills by name: what each does, what it touches, what it needs. Pure; the drills themselves are loaded when they run."""
+"""The drills by name: what each does, what it touches, what it needs.
+
+Pure; the drills themselves are loaded when they run.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from stratolog.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """An entry: ``does`` in a sentence, ``touches`` what of the stack (and how it is put back), ``needs`` beside a whole stack."""
+    """A drill: what it does, what of the stack it touches (and how that is put back), what it needs besides."""
 
     name: str
     does: str
@@ -20,13 +23,19 @@ class Drill:
 DRILLS: tuple[Drill, ...] = (
     Drill(
         name="kill-leader",
-        does="SIGKILL a shard's leader under load: time to the first acknowledged write, nothing lost, nothing applied twice, digests equal.",
+        does=(
+            "SIGKILL a shard's leader under load: time to the first acknowledged write, nothing lost, nothing "
+            "applied twice, digests equal."
+        ),
         touches="One node's process, which is started again; a volume of its own, which is deleted.",
         needs="three nodes",
     ),
     Drill(
         name="zombie-leader",
-        does="SIGSTOP a shard's leader until another leads, SIGCONT: what it still appends is void, its answers are right or missing, it steps down.",
+        does=(
+            "SIGSTOP a shard's leader until another leads, SIGCONT: what it still appends is void, its answers are "
+            "right or missing, it steps down."
+        ),
         touches="One node's process, which is resumed; a volume of its own, which is deleted.",
         needs="three nodes",
     ),
@@ -38,43 +47,63 @@ DRILLS: tuple[Drill, ...] = (
     ),
     Drill(
         name="replay",
-        does="Rebuild a replica from the log's first record, or from a checkpoint, and compare it with the log's digest and with live replicas.",
+        does=(
+            "Rebuild a replica from the log's first record, or from a checkpoint, and compare it with the log's "
+            "digest and with live replicas."
+        ),
         touches="A directory of its own, which is deleted.",
         needs="for --from N: a checkpoint taken at or before offset N; for --oracle: pyspark",
     ),
     Drill(
         name="point-in-time",
-        does="The state as of an index or a time, rebuilt in a directory of its own, to be looked at with 'stratolog sh --at DIR'.",
+        does=(
+            "The state as of an index or a time, rebuilt in a directory of its own, to be looked at with 'stratolog "
+            "sh --at DIR'."
+        ),
         touches="A directory of its own, which stays.",
     ),
     Drill(
         name="lost-broker",
-        does="SIGKILL the broker that leads the shard's log: writes go on with two in sync; started again, all three are in sync.",
+        does=(
+            "SIGKILL the broker that leads the shard's log: writes go on with two in sync; started again, all three "
+            "are in sync."
+        ),
         touches="One broker's process, which is started again; a volume of its own, which is deleted.",
         needs="three brokers ('stratolog up --brokers 3')",
     ),
     Drill(
         name="corrupt-replica",
-        does="Change a row behind a follower's back: found by a scrub, narrowed to the row, repaired from a peer, verified.",
-        touches="One row of its own volume on one node, whose database is copied first and put back unless repaired; that node is restarted; "
-        "the leadership is moved and moved back.",
+        does=(
+            "Change a row behind a follower's back: found by a scrub, narrowed to the row, repaired from a peer, "
+            "verified."
+        ),
+        touches=(
+            "One row of its own volume on one node, whose database is copied first and put back unless repaired; "
+            "that node is restarted; the leadership is moved and moved back."
+        ),
         needs="three nodes",
     ),
     Drill(
         name="poison-request",
-        does="Undecodable bytes, an unknown schema, too large, refused by its execution: rejected or answered, nothing stops, the data stays.",
+        does=(
+            "Undecodable bytes, an unknown schema, too large, refused by its execution: rejected or answered, "
+            "nothing stops, the data stays."
+        ),
         touches="Records of om.requests that nobody executes; a volume of its own, which is deleted.",
     ),
     Drill(
         name="rolling-upgrade",
-        does="Two versions in one shard, in both directions: late validation diverges and it is said where, leader-side execution does not.",
+        does=(
+            "Two versions in one shard, in both directions: late validation diverges and it is said where, "
+            "leader-side execution does not."
+        ),
         touches="A directory of its own, which is deleted; nothing of the running stack.",
     ),
 )  # fmt: skip
 
 
 def find(name: str) -> Drill:
-    """Return a drill by name; raises UsageError naming those that there are."""
+    """Return a drill by name; for an unknown name, raises UsageError with all names."""
     for drill in DRILLS:
         if drill.name == name:
             return drill

@@ -1,10 +1,12 @@
-"""One run of a drill: steps are timed and told as they go, and whatever happens becomes a report.
+"""One run of a drill: steps are timed and told as they end, and whatever happens becomes a report.
 
 Rules:
-    - What a person can act on (UserError, StratologError, CouldNotRun, StepFailed) ends the drill with a verdict: *could not run* as long
-      as nothing was touched, else *failed*. Anything else is a defect and keeps its traceback.
-    - What a drill touches it names first (``touching``), with how it is put back; that is done however the drill ends.
-    - One drill at a time on a stack (``DATA_DIR/drill.lock``).
+    - An error that a person can act on (UserError, StratologError, CouldNotRun, StepFailed) ends the drill with a
+      verdict: *could not run* as long as nothing was touched, else *failed*. Any other error is a defect and keeps its
+      traceback.
+    - A drill first names what it touches, and how that is put back (``touching``). It is put back however the drill
+      ends.
+    - Only one drill at a time runs on a stack (``DATA_DIR/drill.lock``).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from stratolog.errors import UserError
 from stratolog.local.state import DRILL_LOCK_FILE
 
 Tell = Callable[[DrillStep | Finding], None]
-"""Told each step and each finding when it is done."""
+"""Called with each step and each finding when it is done."""
 
 
 def _first_line(error: BaseException) -> str:
@@ -31,7 +33,7 @@ def _first_line(error: BaseException) -> str:
 
 
 class Session:
-    """What a drill tells of itself."""
+    """What one run of a drill did and found."""
 
     def __init__(self, tell: Tell = lambda _: None, begin: Callable[[str], None] = lambda _: None) -> None:
         self._tell = tell
@@ -46,7 +48,7 @@ class Session:
 
     @contextmanager
     def step(self, text: str) -> Iterator[Callable[[str], None]]:
-        """Do something: what is yielded takes what came of it. A step that raises is told too."""
+        """Time a step; the function that is yielded takes the step's outcome. A step that raises is told too."""
         found: list[str] = []
         self._begin(text)
         at_s = time.monotonic()
@@ -67,13 +69,13 @@ class Session:
             self._tell(step)
 
     def find(self, *findings: Finding) -> None:
-        """Add answers."""
+        """Add findings, and tell each."""
         for finding in findings:
             self.findings.append(finding)
             self._tell(finding)
 
     def touching(self, what: str, restore: Callable[[], str]) -> Callable[[], None]:
-        """Say what is touched from here on, and how it is put back; return a function that does so now.
+        """Say what is touched from here on, and how it is put back; return a function that puts it back now.
 
         ``restore`` is called once, by that function or at the end of the drill, and returns in words what it did.
         """
@@ -93,7 +95,7 @@ class Session:
         return put_back
 
     def close(self) -> None:
-        """Put back what is still touched, the last first."""
+        """Put back all that is still touched, the last one first."""
         self._undo.close()
 
 

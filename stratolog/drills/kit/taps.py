@@ -1,4 +1,4 @@
-"""What is written to a topic while a drill runs: the replicas' reports, the answers to a client, rejected requests."""
+"""Readers of topics while a drill runs: the replicas' reports, the answers to a client, rejected requests."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CONTACT_TIMEOUT_S = 10.0
 READ_LIMIT = 1_000
 POLL_S = 0.05
 MAX_KEPT = 200_000
-"""Values that a tap keeps, the youngest: a drill's own, and what others write meanwhile."""
+"""Values that a tap keeps, the youngest ones: room for a drill's own and for those that others write meanwhile."""
 
 INCREMENTAL = "incremental"
 SCRUBBED = "scrubbed"
 
 
 class Tap:
-    """A topic from now on, or from a moment (``since_ms``); close it, or use it in a ``with`` block."""
+    """Reads a topic from now on, or from a moment (``since_ms``); close it, or use it in a ``with`` block."""
 
     def __init__(self, bootstrap_servers: str, topic: str, since_ms: int | None = None) -> None:
         self.values: list[bytes] = []
@@ -51,7 +51,7 @@ class Tap:
             yield TopicPartition(topic, number, offset)
 
     def poll(self) -> list[bytes]:
-        """Take what has come, and return all values kept so far."""
+        """Read new values, and return all values kept so far."""
         while messages := self._consumer.consume(READ_LIMIT, POLL_S):
             self.values += [message.value() or b"" for message in messages if message.error() is None]
             del self.values[:-MAX_KEPT]
@@ -83,7 +83,7 @@ class ReportTap(Tap):
         return [report for report in found if report.shard == self._shard and report.basis == basis]
 
     def barrier(self, basis: str, nodes: Sequence[str], after: int) -> dict[str, AuditReport] | None:
-        """Return the reports at the last barrier behind offset ``after`` on which all ``nodes`` have reported, None so far."""
+        """Return the reports at the last barrier behind ``after`` that all ``nodes`` reported; None if none yet."""
         at: dict[int, dict[str, AuditReport]] = defaultdict(dict)
         for report in self.reports(basis):
             if report.barrier_offset > after:
@@ -92,7 +92,7 @@ class ReportTap(Tap):
         return at[max(complete)] if complete else None
 
     def at_index(self, basis: str, index: int) -> dict[str, Sums]:
-        """Return each node's digest at a managed index, as far as it has reported there."""
+        """Return the digest of each node that has reported at a managed index."""
         return {report.node: sums_of(report) for report in self.reports(basis) if report.index == index}
 
 
@@ -118,13 +118,13 @@ class AnswerTap(Tap):
         return found
 
     def answer(self, call_id: int) -> Response | None:
-        """Return the first answer to a call, None if there is none so far."""
+        """Return the first answer to a call; None if there is none yet."""
         found = self.answers().get(call_id)
         return decode_as(Response, found[0]) if found else None
 
 
 class RejectedTap(Tap):
-    """Records of the requests' topic that nobody can be answered for."""
+    """Rejected records of the requests' topic, which get no answer."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         super().__init__(bootstrap_servers, OM_REJECTED)
@@ -136,5 +136,5 @@ class RejectedTap(Tap):
 
 
 def now_ms() -> int:
-    """Return the wall clock."""
+    """Return the time of the wall clock, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000

@@ -1,8 +1,9 @@
-"""A shard whose nodes run different versions of the request handlers, in this process: for the drill of a rolling upgrade.
+"""A shard in this process whose nodes run different versions of the request handlers, for ``rolling-upgrade``.
 
-What is real: the leader's core, the log's records, the replicas and their RocksDB, both modes of execution. What is not: the log is in
-memory, and the *next version* is made up here, of two changes such as upgrades bring: a stricter rule (key names without empty parts),
-and another way to fill in a value (owners of buckets in lower case). No product code knows of it.
+Real are the leader's core, the log's records, the replicas and their RocksDB, both modes of execution. Not real are the
+log, which is in memory, and the *next version*. This module makes it up from two changes such as upgrades bring: a
+stricter rule (key names without empty parts), and another way to fill in a value (owners of buckets in lower case). No
+product code knows of it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ NEXT = "the next version"
 
 
 def as_next_version(request: Request) -> Request:
-    """Return a request as the next version takes it; raises OMError for what it refuses."""
+    """Return a request as the next version takes it; raises OMError for a request that it refuses."""
     body = request.body
     if isinstance(body, CreateKey) and "//" in body.key:
         raise OMError(codes.INVALID_KEY_NAME, f"key {body.key!r} has an empty part")
@@ -178,7 +179,7 @@ class MixedShard:
                 self._appender.append(append.token, append.value)
 
     def _settle(self) -> None:
-        """Deliver what is in flight, take the answers, let everybody read."""
+        """Deliver the appends in flight, take the answers, let every node read."""
         while self._appender.in_flight:
             self._appender.deliver()
         leading = self.replicas[self.leader_name]
@@ -223,7 +224,7 @@ class MixedShard:
 
 
 def some_requests(shard: MixedShard) -> Iterator[Response]:
-    """Have a shard take what clients send: a volume, a bucket, keys, a deletion, a renaming; yield each answer."""
+    """Send typical requests to a shard: a volume, a bucket, keys, a deletion, a renaming; yield each answer."""
     yield shard.do(CreateVolume(volume=VOLUME))
     yield shard.do(CreateBucket(volume=VOLUME, bucket=BUCKET))
     for size, key in enumerate(KEYS, start=1):

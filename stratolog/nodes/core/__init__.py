@@ -1,1 +1,1 @@
-"""What follows from the answers of nodes. Pure. Begin with ``leaders.py``."""
+"""Conclusions from the answers of nodes. Pure. Begin with ``leaders.py``."""

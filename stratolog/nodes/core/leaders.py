@@ -1,6 +1,7 @@
-"""Who leads a shard, by what the nodes say of themselves (``/status``). Pure.
+"""Which node leads a shard, by what the nodes say of themselves (``/status``). Pure.
 
-A *view* is what one node says of one shard. A node leads by its own word; a shard has a leader if exactly one node says so.
+A *view* is what one node says of one shard. A node leads by its own word; a shard has a leader if exactly one node says
+so.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 View = Mapping[str, Any]
 Status = Mapping[str, Any] | None
-"""A node's answer; None = it has not answered."""
+"""A node's answer; None = the node has not answered."""
 
 
 def views_in(status: Status) -> list[View]:
