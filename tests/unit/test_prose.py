@@ -20,9 +20,17 @@ PAGES = [
 
 PACKAGES = (
     "spark_streaming",
+    "schemas",
 )  # fmt: skip
 """Folders whose docstrings and comments are held to COLUMNS, one a line."""
-SOURCES = [path for package in PACKAGES for kind in ("*.py", "*.pyx") for path in sorted((ROOT / package).rglob(kind))]
+NOT_YET = {"schemas/records/packets.py"}
+SOURCES = [
+    path
+    for package in PACKAGES
+    for kind in ("*.py", "*.pyx")
+    for path in sorted((ROOT / package).rglob(kind))
+    if str(path.relative_to(ROOT)) not in NOT_YET
+]
 
 
 def too_long(text: str) -> list[str]:
