@@ -24,6 +24,8 @@ PACKAGES = (
     "om_processors/execution",
     "om_processors/namespace",
     "om_processors/serving",
+    "producers/bulk",
+    "producers/reads",
 )  # fmt: skip
 """Folders whose docstrings and comments are held to COLUMNS, one a line."""
 NOT_YET = {
