@@ -26,6 +26,7 @@ PACKAGES = (
     "om_processors/serving",
     "producers/bulk",
     "producers/reads",
+    "benchmarks",
 )  # fmt: skip
 """Folders whose docstrings and comments are held to COLUMNS, one a line."""
 NOT_YET = {
