@@ -11,8 +11,8 @@ knows the cluster's secret. Rules:
    request does not check it again.
 3. A POST to a node or datanode has ``Authorization: Stratolog HEX``: HMAC-SHA256, under another key, over method,
    ``Host`` and the path with its query. So the receiver learns nothing that another one would accept.
-4. Proofs hold no time. A request that a stranger sends again is the same request (retry rows, REQUEST_EXPIRED); a call
-   that he sends again asks the same node for the same thing.
+4. Proofs hold no time. A request that a stranger sends again is the same request (retry rows, REQUEST_EXPIRED); a
+   repeated call asks the same node for the same thing.
 
 Comparisons take constant time. Nothing here reveals the secret: no representation, no error, no pickle.
 """

@@ -24,9 +24,9 @@ SILENT_BROKER_MS = 10_000
 """How long a broker may leave a request unanswered. After that it counts as gone, and the others are asked who leads.
 
 A broker whose machine or network fails closes no connection, so silence is the only sign. librdkafka's default is a
-minute. The brokers themselves give a silent one up after nine seconds (``broker.session.timeout.ms``): who asks earlier
-finds no other leader. The same limit holds for a broker that answers, but with nothing (decision 0026), and followers
-ask anew who leads as often.
+minute. The brokers themselves give a silent one up after nine seconds (``broker.session.timeout.ms``): an earlier
+question finds no other leader. The same limit holds for a broker that answers, but with nothing (decision 0026).
+Followers ask at the same interval which broker leads.
 """
 
 MAX_REQUEST_BYTES = 1024 * 1024

@@ -4,9 +4,9 @@
 position)`` and compiles it. It reads only values of the *current* version of a schema; older versions go through
 fastavro, which resolves them (``codec``).
 
-A malformed body raises ValueError (UnicodeDecodeError included) or IndexError. Malformed are also numbers out of their
-type's range, and lengths and counts beyond the data. So whatever can be read can be written again: a record that came
-in as bytes never fails to be encoded.
+A malformed body raises ValueError (UnicodeDecodeError included) or IndexError, and so do numbers out of their type's
+range, and lengths and counts beyond the data. So whatever can be read can be written again: a record that came in as
+bytes never fails to be encoded.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ def _open_container(object_id: int, pipeline: int, generation: int, closed: Coll
 def check_written(body: CommitKey, context: PreExecuteContext) -> None:
     """Refuse a commit without proof that its blocks were written, if blocks are on datanodes.
 
-    The leader decides this before it looks at any state. Replicas do not judge a commit that late validation has logged
-    again, whatever their settings. Raises OMError INVALID_REQUEST.
+    The leader decides this before it looks at any state. So replicas do not repeat the check on a commit that late
+    validation has logged, whatever their settings. Raises OMError INVALID_REQUEST.
     """
     if not context.datanodes:
         return
