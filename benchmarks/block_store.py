@@ -1,13 +1,15 @@
-"""How fast a datanode's block store takes bytes: packet sizes and fsync policies, interleaved, on one disk.
+"""Speed of a datanode's block store: packet sizes and fsync policies, interleaved, on one disk.
 
-    python -m benchmarks.block_store [--folder DIR] [--mib 256] [--rounds 5] [--packets 4096 65536 1048576] [--fsync close never packet]
+    python -m benchmarks.block_store [--folder DIR] [--mib 256] [--rounds 5]
+                                     [--packets 4096 65536 1048576] [--fsync close never packet]
 
-Each case writes one block of `--mib` MiB in packets of one size, whose CRC32C is known as it is when a packet has come over the wire, flushes
-and deletes it. A *round* runs all cases once, in an order that changes from round to round; each case's figure is its median. `plain` writes the
-same packets by `pwrite` alone, with one fsync at the end: what the disk and the kernel take anyway. `vectored` hands over what lies ready as one
-write of up to 64 packets. Under `packet` a case writes as many packets as take about that long, 256 at most. Prints a table, and one JSON object a line: `store`, `fsync`,
-`packet_bytes`, `mb_per_second`, `cpu_us_per_packet`, `fsyncs_per_gib`. Then the same for reading back: `read` (with checksums computed), and
-`checksums` (a restart: every cell read once).
+Each case writes one block of `--mib` MiB in packets of one size, flushes it and deletes it. The packets' CRC32C is
+known, as for packets that came over the wire. A *round* runs all cases once, in an order that changes from round to
+round; each case's figure is its median. `plain` writes the same packets by `pwrite` alone, with one fsync at the end:
+the cost of disk and kernel in any case. `vectored` hands over up to 64 packets as one write. Under `packet` a case
+writes as many packets as take about that long, 256 at most. Prints a table, and one JSON object a line: `store`,
+`fsync`, `packet_bytes`, `mb_per_second`, `cpu_us_per_packet`, `fsyncs_per_gib`. Then the same for reading back: `read`
+(with checksums computed), and `checksums` (a restart: every cell read once).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What one run of a case took."""
+    """Measurements of one run of a case."""
 
     size: int
     packets: int
@@ -61,16 +63,17 @@ class Figures:
 
 
 def measured(size: int, packets: int, fsyncs: Callable[[], int], work: Callable[[], None]) -> Figures:
-    """Run something and return what it took."""
+    """Run something and measure it."""
     before, cpu, began = fsyncs(), time.process_time(), time.perf_counter()
     work()
     return Figures(
-        size=size, packets=packets, seconds=time.perf_counter() - began, cpu_seconds=time.process_time() - cpu, fsyncs=fsyncs() - before
+        size=size, packets=packets, seconds=time.perf_counter() - began, cpu_seconds=time.process_time() - cpu,
+        fsyncs=fsyncs() - before,
     )  # fmt: skip
 
 
 def write_plain(folder: Path, packet: memoryview, count: int) -> Figures:
-    """Write packets by the kernel alone."""
+    """Write packets with the kernel's calls alone."""
     path = folder / "plain"
 
     def work() -> None:
@@ -86,7 +89,7 @@ def write_plain(folder: Path, packet: memoryview, count: int) -> Figures:
 
 
 def write_store(folder: Path, case: Case, packet: memoryview, count: int) -> Figures:
-    """Write packets by the store."""
+    """Write packets with the block store."""
     store, crc = BlockStore(folder / "data", fsync=case.fsync), crc32c(packet)
     at_once = min(VECTOR_PACKETS, max(1, VECTOR_BYTES // len(packet))) if case.store == "vectored" else 1
 
@@ -123,7 +126,7 @@ def read_all(store: BlockStore, size: int) -> None:
 
 
 def read_back(folder: Path, mib: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure reading a block from the page cache, and what a restart reads."""
+    """Measure reading a block from the page cache, and the reads of a restart."""
     store, data = BlockStore(folder / "data", fsync=NEVER), memoryview(random.Random(1).randbytes(MIB))
     with store.open_writer(1, 1, 0, CELL_BYTES) as writer:
         for number in range(mib):
@@ -155,7 +158,8 @@ def cases_of(packets: list[int], policies: list[str]) -> list[Case]:
     cases += [Case(store="blocks", fsync=policy, packet_bytes=size) for policy in policies for size in packets]
     small = [size for size in packets if 2 * size <= VECTOR_BYTES]
     return cases + [
-        Case(store="vectored", fsync=policy, packet_bytes=size) for policy in policies if policy != PACKET for size in small
+        Case(store="vectored", fsync=policy, packet_bytes=size)
+        for policy in policies if policy != PACKET for size in small
     ]  # fmt: skip
 
 

@@ -1,22 +1,27 @@
-"""Blocks through three datanodes and a broker on this machine: the four ways of writing, beside a plain produce of the same bytes.
+"""Blocks through three datanodes and a broker on this machine: the four ways of writing, and a plain produce.
 
-    python -m benchmarks.datanode [--brokers 1] [--rounds 3] [--mib 256] [--only base clients ...] [--fsync close] [--full]
+    python -m benchmarks.datanode [--brokers 1] [--rounds 3] [--mib 256] [--only base clients ...]
+                                  [--fsync close] [--full]
 
-Everything is real and runs here: one broker or three, three datanodes, 16 clients, each a process of its own; there is no Object Manager.
-With three brokers the log has three replicas, two of them in sync before a record is acknowledged, as has the topic of the plain produce. All points
-are measured in turn, round after round, on one running set of processes, so that their ratios hold whatever else the machine does; a
-point's figures are medians of its rounds. A base point (one client, a chain, blocks of 64 MiB, packets of 64 KiB) is changed in one
-respect at a time. Blocks are deleted after each measurement. Nothing is asserted.
+Everything is real and runs here: one broker or three, three datanodes, 16 clients, each a process of its own. There is
+no Object Manager. The plain produce sends the same bytes to a topic. With three brokers the log and that topic have
+three replicas, two of them in sync before a record is acknowledged. All points are measured in turn, round after round,
+on one running set of processes, so that their ratios hold whatever else the machine does; a point's figures are medians
+of its rounds. The points are a base (one client, a chain, blocks of 64 MiB, packets of 64 KiB), and others that differ
+from it in one respect each. Blocks are deleted after each measurement. Nothing is asserted.
 
-Before each measurement as much memory as it will put into the page cache is written once and freed, unless ``--cold``: a virtual machine's
-host takes back what is free, and each page that it has to give again costs several times what filling it costs (docs/performance.md).
+Before each measurement the benchmark writes and frees as much memory as the measurement will put into the page cache,
+unless ``--cold``. A virtual machine's host takes free memory back, and a page that it has to give again costs several
+times what filling it costs (docs/performance.md).
 
-Prints tables, and one JSON object a line. ``kind`` says of what:
-    ``write``      `way`, `topology`, `clients`, `block_mib`, `packet_kib`, `mb_per_second` (bytes of the client: each is stored three times),
-                   `fsyncs_per_gib`, `log_appends_per_gib`, `log_bytes_per_byte`, `cpu_s_per_gib` by process, stream bytes in and out
-                   and `peak_mib` of each datanode, leader first; `plain_share` (way 0 of plain produce), `times_way_0`
+Prints tables, and one JSON object a line. ``kind`` is one of:
+    ``write``      `way`, `topology`, `clients`, `block_mib`, `packet_kib`, `mb_per_second` (bytes of the client: each
+                   is stored three times), `fsyncs_per_gib`, `log_appends_per_gib`, `log_bytes_per_byte`,
+                   `cpu_s_per_gib` by process, stream bytes in and out and `peak_mib` of each datanode, leader first;
+                   `plain_share` (way 0 of plain produce), `times_way_0`
     ``flush``, ``close``  p50 and p99 of each way, `waits` and `blocking_points` of one
-    ``recovery``   from the SIGSTOP of the leader to the next PutBlock that another takes, and to the end of a client's own write
+    ``recovery``   from the SIGSTOP of the leader to the next PutBlock that another leader takes, and to the end of a
+                   client's own write
     ``leaders``    four pipelines: one datanode leads all, or leaders are spread
 Rates are in MB/s (10^6).
 """
@@ -55,13 +60,13 @@ from tests.support.stack import LocalKafka
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MB = 1_000_000
 PLAIN = -1
-"""Stands for ``way``: no datanodes, only a producer."""
+"""Value of ``way`` for the plain produce: no datanodes, only a producer."""
 PLAIN_TOPIC = "bench-plain"
 PLAIN_SETTINGS = {
     "enable.idempotence": True, "acks": "all", "linger.ms": 0, "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
     "message.max.bytes": FETCH_MAX_BYTES,
 }  # fmt: skip
-"""Those of the log's appender."""
+"""The settings of the log's appender."""
 
 MAX_CLIENTS = 16
 ONE_LEADS = (1, 2, 3, 4)
@@ -69,7 +74,7 @@ SPREAD = (5, 6, 7, 8)
 """Partitions of the pipelines that ``leaders`` compares."""
 FLUSH_BYTES = MIB
 REPLICAS = 3
-"""Of each block; a byte comes into the page cache once for each at most, and once for each replica of the log."""
+"""Replicas of each block. A byte enters the page cache at most once for each, and once for each replica of the log."""
 ASK_S = 1.0
 WATCHDOG_MS = 3_000
 START_AFTER_S = 0.05
@@ -78,7 +83,7 @@ AXES = ("base", "topology", "clients", "block", "packet", "latency", "leaders", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What is measured: the base, but for what is said."""
+    """A point of measurement: the base, except for the fields that are given."""
 
     way: int = 1
     topology: str = "chain"
@@ -87,7 +92,7 @@ class Point:
     packet_kib: int = 64
 
     def axes(self) -> dict[str, Any]:
-        """Return the point as it is printed."""
+        """Return the point's fields for printing."""
         way = "plain" if self.way == PLAIN else self.way
         return {
             "way": way, "topology": self.topology, "clients": self.clients, "block_mib": self.block_mib,
@@ -97,7 +102,7 @@ class Point:
 
 @dataclass(slots=True)
 class Figures:
-    """Samples of one point, a value a round."""
+    """Samples of one point, one value a round."""
 
     samples: dict[str, list[Any]] = field(default_factory=dict)
 
@@ -107,7 +112,7 @@ class Figures:
             self.samples.setdefault(name, []).append(value)
 
     def medians(self) -> dict[str, Any]:
-        """Return the median of each figure, and of each part of one that has parts."""
+        """Return the median of each figure, and of each part of a figure that has parts."""
         return {name: _median(values) for name, values in self.samples.items()}
 
 
@@ -118,7 +123,7 @@ def _median(values: Sequence[Any]) -> Any:
 
 
 class ClientProcess:
-    """A client; ``send`` and ``receive`` in turn."""
+    """A client process; call ``send`` and ``receive`` in turn."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         command = [sys.executable, "-m", "benchmarks.datanode_client", CLUSTER, bootstrap_servers]
@@ -132,7 +137,7 @@ class ClientProcess:
         self._process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the answer; RuntimeError if the client has ended instead."""
+        """Wait for the answer; RuntimeError if the client has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -141,13 +146,13 @@ class ClientProcess:
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
 
 
 class System:
-    """What runs."""
+    """The running processes."""
 
     def __init__(self, nodes: Datanodes, kafka: LocalKafka, clients: Sequence[ClientProcess]) -> None:
         self.nodes = nodes
@@ -168,7 +173,7 @@ class System:
         return {name: spent.user + spent.system for name, spent in times.items()}
 
     def counts(self, partitions: Iterable[int]) -> dict[str, Any]:
-        """Return what the datanodes and the log have counted so far."""
+        """Return the counts of the datanodes and of the log so far."""
         found: dict[str, Any] = {"fsyncs": 0, "appends": 0, "log_bytes": self._log_bytes(), "in": {}, "out": {}}
         views: dict[int, int] = {}
         for name in self.nodes.names:
@@ -188,7 +193,7 @@ class System:
         return sum(file.stat().st_size for file in self.kafka.cluster.folder.glob("**/dn.log-*/*.log"))
 
     def reset_peaks(self) -> None:
-        """Have the kernel forget the peaks of memory, where it lets us."""
+        """Reset the kernel's peaks of memory, where it allows that."""
         for name in self.nodes.names:
             with suppress(OSError):
                 Path(f"/proc/{self.processes[name].pid}/clear_refs").write_text("5")
@@ -206,7 +211,7 @@ class System:
     # -- commands
 
     def view(self, partition: int) -> dict[str, Any]:
-        """Return a pipeline as clients take it."""
+        """Return a pipeline in the form that clients take."""
         members = [
             {"datanode": one.datanode, "address": one.address, "http_address": one.http_address, "rack": one.rack}
             for one in self.nodes.members(self.nodes.pipelines[partition])
@@ -222,14 +227,14 @@ class System:
         }  # fmt: skip
 
     def together(self, commands: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Have clients execute a command each at the same time, and return their answers."""
+        """Make each client execute one command, at the same time, and return their answers."""
         start_at = time.monotonic() + START_AFTER_S
         for client, command in zip(self.clients, commands, strict=False):
             client.send({**command, "start_at": start_at})
         return [client.receive() for client, _ in zip(self.clients, commands, strict=False)]
 
     def delete(self, commands: Sequence[Mapping[str, Any]]) -> None:
-        """Delete the blocks that commands have made: the disk is small, and pages that are freed are warm."""
+        """Delete the blocks that commands have made: the disk is small, and freed pages are warm."""
         for command in commands:
             partition, first = command["view"]["partition"], command["first"]
             blocks = [
@@ -241,7 +246,7 @@ class System:
         self.nodes.wait("blocks are deleted", lambda: not any(map(self._left, commands)))
 
     def _asked(self, request: DeleteBlocks) -> bool:
-        """Return whether the leader took it; one that was paused may take itself for the leader for a moment."""
+        """Return whether the leader accepted it. A paused leader may believe for a moment that it leads."""
         try:
             self.nodes.ask(self.nodes.wait_leader(request.partition), request)
         except BlockError:
@@ -260,7 +265,7 @@ class System:
     # -- measuring
 
     def warm(self, size: int) -> None:
-        """Have the kernel hold ``size`` bytes of free memory that the host has given."""
+        """Make the kernel hold ``size`` bytes of free memory that the host has already given."""
         if self.warm_to is None:
             return
         piece = bytes(MIB)
@@ -270,7 +275,7 @@ class System:
         self.warm_to.unlink()
 
     def write(self, point: Point, mib: int, partitions: Sequence[int] = (0,)) -> dict[str, Any]:
-        """Write ``mib`` in all, at least a block a client, and return the figures."""
+        """Write ``mib`` MiB in all, at least one block a client, and return the figures."""
         self.containers += 1
         blocks = max(mib // point.block_mib // point.clients, 1)
         commands = [
@@ -312,7 +317,7 @@ class System:
         }
 
     def latencies(self, point: Point, kind: str, count: int) -> dict[str, Any]:
-        """Return latencies of flushes of FLUSH_BYTES, or of closes of blocks as small, by one client alone."""
+        """Return latencies of flushes of FLUSH_BYTES, or of closes of blocks of that size, by one client alone."""
         self.containers += 1
         if kind == "flush":
             size = (count + 1) * FLUSH_BYTES
@@ -330,7 +335,7 @@ class System:
         }
 
     def recovery(self) -> dict[str, Any]:
-        """Hang the leader in the middle of everything, and return how long it took others to commit."""
+        """Stop the leader with SIGSTOP during writes, and return how long others took to commit."""
         self.containers += 1
         nodes, container = self.nodes, self.containers
         first = Block(partition=0, container_id=container * 256, local_id=1)
@@ -398,7 +403,7 @@ def points_of(axes: Sequence[str], *, full: bool) -> list[Point]:
 
 
 def with_ratios(rows: dict[Point, Figures]) -> list[dict[str, Any]]:
-    """Return a row a point, with the ratios to the plain produce and to the old way, which are medians over rounds."""
+    """Return one row a point, with its ratios to the plain produce and to way 0, which are medians over rounds."""
     found = []
     for point, figures in rows.items():
         row = {"kind": "write", **point.axes(), **figures.medians(), "samples": len(figures.samples["mb_per_second"])}
@@ -414,15 +419,16 @@ def with_ratios(rows: dict[Point, Figures]) -> list[dict[str, Any]]:
 
 
 def print_writes(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print what was written for people."""
-    table = Table("way", "topology", "clients", "block MiB", "packet KiB", "MB/s", "best", "of plain", "x way 0", "fsyncs/GiB",
-                  "appends/GiB", "log B/B", "processor s/GiB", "peak MiB")  # fmt: skip
+    """Print the figures of the writes for people."""
+    table = Table("way", "topology", "clients", "block MiB", "packet KiB", "MB/s", "best", "of plain", "x way 0",
+                  "fsyncs/GiB", "appends/GiB", "log B/B", "processor s/GiB", "peak MiB")  # fmt: skip
     for row in rows:
         cpu = row["cpu_s_per_gib"]
         table.add_row(
             str(row["way"]), row["topology"], str(row["clients"]), str(row["block_mib"]), str(row["packet_kib"]),
             f"{row['mb_per_second']:.0f}", f"{row['mb_per_second_best']:.0f}", str(row.get("share_of_plain", "")),
-            str(row.get("times_way_0", "")), f"{row.get('fsyncs_per_gib', 0):.0f}", f"{row.get('log_appends_per_gib', 0):.0f}",
+            str(row.get("times_way_0", "")), f"{row.get('fsyncs_per_gib', 0):.0f}",
+            f"{row.get('log_appends_per_gib', 0):.0f}",
             f"{row.get('log_bytes_per_byte', 0):.2f}",
             f"{sum(cpu.values()):.2f}: " + ", ".join(f"{name} {spent:.2f}" for name, spent in cpu.items()),
             " ".join(f"{peak:.0f}" for peak in row.get("peak_mib", {}).values()),
@@ -460,7 +466,8 @@ def measure_latencies(system: System, arguments: argparse.Namespace) -> None:
         for way, samples in found.items():
             latencies = sorted(one for sample in samples for one in sample["latencies_ms"])
             row = {
-                "kind": kind, "way": way, "topology": "chain", "clients": 1, "bytes": FLUSH_BYTES, "count": len(latencies),
+                "kind": kind, "way": way, "topology": "chain", "clients": 1, "bytes": FLUSH_BYTES,
+                "count": len(latencies),
                 "p50_ms": round(statistics.median(latencies), 2),
                 "p99_ms": round(latencies[int(len(latencies) * 0.99)], 2),
                 "waits": round(statistics.mean(sample["waits"] for sample in samples), 2),
@@ -501,7 +508,7 @@ def measure_leaders(system: System, arguments: argparse.Namespace) -> None:
 
 
 def measure_recovery(system: System, arguments: argparse.Namespace) -> None:
-    """Hang the leader some times."""
+    """Stop the leader several times."""
     samples = [system.recovery() for _ in range(arguments.hangs)]
     print_line(
         {
@@ -538,7 +545,7 @@ def main() -> None:
         in_sync = {"min.insync.replicas": "2"} if arguments.brokers > 1 else {}
         plain = NewTopic(PLAIN_TOPIC, 1, arguments.brokers, config={**LOG_SETTINGS, **in_sync})
         kafka.admin.create_topics([plain])[PLAIN_TOPIC].result(30)
-        # Before the datanodes would: with as many replicas as there are brokers.
+        # Before the datanodes create them: with as many replicas as there are brokers.
         create_topics(kafka, partitions=max(SPREAD) + 1, replication_factor=arguments.brokers)
         nodes = Datanodes(folder, kafka, partitions=max(SPREAD) + 1, fsync=arguments.fsync, watchdog_ms=WATCHDOG_MS)
         stack.enter_context(nodes)

@@ -1,12 +1,13 @@
-"""One client of ``benchmarks.datanode``, in a process of its own: commands are JSON lines on stdin, answers JSON lines on stdout.
+"""One client of ``benchmarks.datanode``, in a process of its own: JSON lines, commands on stdin, answers on stdout.
 
-It writes blocks with the SDK's block writer, without the Object Manager: as ``KeyWriter`` does, the watch of one block goes on while the
-next one is written. Times are ``time.monotonic()``, which all processes of a machine share.
+It writes blocks with the SDK's block writer, without the Object Manager. As in ``KeyWriter``, the watch of one block
+goes on while the next block is written. Times are ``time.monotonic()``, which all processes of a machine share.
 
-    {"do": "write", "view": {...}, "container_id": 256, "first": 1, "blocks": 4, "block_bytes": ..., "options": {...}, "start_at": ...}
+    {"do": "write", "view": {...}, "container_id": 256, "first": 1, "blocks": 4, "block_bytes": ..., "options": {...},
+     "start_at": ...}
     {"do": "flushes", ...}      one block, ``flushes`` times ``flush_bytes`` and hsync
     {"do": "closes", ...}       ``blocks`` small blocks, one after another
-    {"do": "plain", ...}        the same bytes to a topic, with the settings that the log's appender has
+    {"do": "plain", ...}        the same bytes to a topic, with the settings of the log's appender
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from schemas.records.datanode import Member, PutBlock
 from schemas.records.rows import BlockLocation
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""What is given to the writer at once, and a message of the plain producer: a chunk of the old way."""
+"""Bytes that the writer gets at once, and a message of the plain producer: a chunk of the old way."""
 PIECES = 4
-"""Different pieces, used in turn."""
+"""Number of different pieces, used in turn."""
 
 Command = Mapping[str, Any]
 Json = dict[str, Any]
 
 
 class Waits:
-    """What a client waited for, in order: of kinds ``stream``, ``put`` and ``watch``."""
+    """The client's waits, in order, of the kinds ``stream``, ``put`` and ``watch``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class Waits:
             self._kinds.append(kind)
 
     def take(self) -> tuple[int, int]:
-        """Return (waits, blocking points) since the last call: waits of one kind that follow each other are one point."""
+        """Return (waits, blocking points) since the last call: consecutive waits of one kind are one blocking point."""
         with self._lock:
             kinds, self._kinds = self._kinds, []
         points = sum(before != after for before, after in pairwise(kinds)) + bool(kinds)
@@ -68,7 +69,7 @@ class CountingDatanodes(Datanodes):
         self._waits = waits
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
-        """Open a connection that counts."""
+        """Open a connection that counts its waits."""
         connection = super().connect(member, timeout_ms=timeout_ms)
         receive = connection.receive_patiently
 
@@ -99,7 +100,7 @@ class Client:
         self._producer: Producer | None = None
 
     def run(self, command: Command) -> Json:
-        """Execute one, and return its figures with when it began and ended and what processor time it took."""
+        """Execute one, and return its figures with the times of its beginning and end and its processor time."""
         execute = {"write": self._write, "flushes": self._flushes, "closes": self._closes, "plain": self._plain}
         wait_s = float(command.get("start_at", 0)) - time.monotonic()
         if wait_s > 0:

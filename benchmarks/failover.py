@@ -1,13 +1,15 @@
 """Failover: from the SIGKILL of a shard's leader to the first write acknowledged by another, many times over.
 
     python -m benchmarks.failover [--kills 20] [--session-timeout-ms 2000] [--brokers 1]
-    python -m benchmarks.failover --kills 0 --hold-s 300 --busy 10     is anybody deposed falsely on a machine that is too busy?
+    python -m benchmarks.failover --kills 0 --hold-s 300 --busy 10     is a leader deposed only because of the load?
 
-Everything is real: brokers, three node processes, writers that keep going. The time of a failover runs from the moment at which the
-leader's process is gone to the first answer to a request that was sent after it. Prints one JSON object for each kill
-(`failover_ms`), then one for all (`p50_ms`, `max_ms`, and what the writers' journals say of the data: `acknowledged`, `lost`,
-`executed_twice`). With ``--hold-s`` nobody is killed for so long, while ``--busy`` processes keep the processors busy: ``false_terms`` are the
-claims that were made all the same, ``load`` is the machine's load average at the end. Exit status 1 if anything acknowledged is missing anywhere or was executed twice; no time is asserted.
+Everything is real: brokers, three node processes, writers that keep going. The time of a failover runs from the end of
+the leader's process to the first answer to a request that was sent after it. Prints one JSON object for each kill
+(`failover_ms`), then one for all: `p50_ms`, `max_ms`, and the state of the data by the writers' journals
+(`acknowledged`, `lost`, `executed_twice`). With ``--hold-s`` no leader is killed for so long, while ``--busy``
+processes keep the processors busy. ``false_terms`` are the claims that were made all the same, ``load`` is the
+machine's load average at the end. Exit status 1 if an acknowledged write is missing anywhere or was executed twice; no
+time is asserted.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from tests.support.stack import LocalKafka, TestStack
 VOLUME, BUCKET = "failover", "bucket"
 WRITERS = 4
 SETTLE_S = 2.0
-"""Load between a recovery and the next kill."""
+"""Time of load between a recovery and the next kill."""
 RECOVERY_TIMEOUT_S = 120.0
 
 
 class Writers:
-    """Threads that open and commit keys one after the other; ``acknowledged`` holds what they were promised."""
+    """Threads that open and commit keys one after the other; ``acknowledged`` holds the answered commits."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -62,19 +64,19 @@ class Writers:
                 with self._lock:
                     self._answers.append((begun_s, time.monotonic()))
                 self._client.commit_key(VOLUME, BUCKET, key, session.session_id, size=0, blocks=[])
-            except Exception as error:  # told in the end: an outcome that is not known is a failure of this benchmark
+            except Exception as error:  # reported at the end: an unknown outcome is a failure of this benchmark
                 self.failures.append(f"{type(error).__name__}: {error}")
                 continue
             self.acknowledged[key] = 0
             self._stop.wait(0.002)
 
     def first_answer_after(self, moment_s: float) -> float | None:
-        """Return when the first request that began after a moment was answered, None if none has been."""
+        """Return when the first request that began after a moment was answered, None if none has been answered."""
         with self._lock:
             return min((ended for begun, ended in self._answers if begun > moment_s), default=None)
 
     def stop(self) -> None:
-        """Let every writer end its request."""
+        """Stop the writers, each after its current request."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -94,7 +96,7 @@ def one_kill(stack: TestStack, writers: Writers) -> tuple[str, float]:
 
 
 def wait_caught_up(stack: TestStack, node: str) -> None:
-    """Wait until a node that was started again has applied what another had applied just now; the load goes on."""
+    """Wait until a restarted node has applied what another node had applied just now; the load goes on."""
     other = next(name for name in stack.nodes if name != node)
     index = stack.shard(other, 0)["applied_index"]
     stack.wait(
@@ -103,7 +105,7 @@ def wait_caught_up(stack: TestStack, node: str) -> None:
 
 
 def hold(stack: TestStack, seconds: float, busy: int) -> dict[str, float]:
-    """Let the load go on with ``busy`` processes beside it; return how many claims there were, and the load average."""
+    """Let the load continue with ``busy`` processes beside it; return the number of claims, and the load average."""
     term = stack.shard(stack.wait_leader(0), 0)["term"]
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
@@ -117,7 +119,7 @@ def hold(stack: TestStack, seconds: float, busy: int) -> dict[str, float]:
 
 
 def judge(stack: TestStack, writers: Writers) -> dict[str, int]:
-    """Return what became of the acknowledged writes, on every replica and in the log."""
+    """Return the state of the acknowledged writes, on every replica and in the log."""
     stack.wait_converged()
     missing = {
         key

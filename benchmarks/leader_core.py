@@ -2,8 +2,8 @@
 
     python -m benchmarks.leader_core [--requests 40000] [--batch 500] [--profile]
 
-Prints one JSON object a line: `step`, `us_per_request` (process time, microseconds). Use it to see what a change of the hot
-path gives before measuring the whole system.
+Prints one JSON object a line: `step`, `us_per_request` (process time, microseconds). It shows the effect of a change of
+the hot path without a measurement of the whole system.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Bench:
         self.gateway = Gateway(shard=0, node="a", secret=ClusterSecret(bytes(MIN_SECRET_BYTES)))
         self.calls = 0
         self.spent: dict[str, float] = {}
-        # Without it the shard is at the first feature level, and its values are of older schemas than a new shard's.
+        # Without a Genesis the shard is at the first feature level, and its values have older schemas than a new
+        # shard's.
         if (genesis := self.leader.genesis("bench", ["a", "b"])) is not None:
             self.appender.append(genesis.token, genesis.value)
 

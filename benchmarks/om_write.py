@@ -2,9 +2,10 @@
 
     python -m benchmarks.om_write [--in-flight 1 50 500 4000] [--seconds 10] [--keys 1000000] [--mode leader late]
 
-Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table, and one
-JSON object a line: `mode`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`, `cpu_us_per_request` by process,
-and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing is asserted.
+Everything is real and runs here: a broker, three node processes, the client in a process of its own. Prints a table,
+and one JSON object a line: `mode`, `in_flight`, `requests_per_second`, `p50_ms`, `p99_ms`, `requests_per_batch`,
+`cpu_us_per_request` by process, and after loading `--keys` keys the peak memory of each node (`peak_rss_mib`). Nothing
+is asserted.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from tests.support.stack import LocalKafka, TestStack
 VOLUME, BUCKET = "bench", "bucket"
 LOAD_TIMEOUT_S = 3600
 LEVEL_WARM_UP_S = 60
-"""Load of each level before it is measured: the broker's JVM goes on compiling for so long whenever the load changes its kind."""
+"""Time of load before each level is measured: the broker's JVM compiles for so long when the kind of load changes."""
 MIB = 1024 * 1024
 MEASURED = ("CreateKey", "CommitKey")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """One measurement: so many in flight for so long, or until so many keys are made."""
+    """One measurement: requests in flight, and its end: a time, or a number of keys."""
 
     in_flight: int
     seconds: float
@@ -63,7 +64,7 @@ class System:
         return {name: spent.user + spent.system for name, spent in times.items()}
 
     def leader_counts(self) -> tuple[float, float]:
-        """Return (requests, batches) that leaders have made effective, summed over nodes."""
+        """Return (requests, batches) that leaders have made effective, summed over all nodes."""
         requests = batches = 0.0
         for name in self.stack.names:
             for line in self.stack.get(name, "/metrics").text.splitlines():
@@ -74,7 +75,7 @@ class System:
         return requests, batches
 
     def peak_rss_mib(self) -> dict[str, float]:
-        """Return each node's peak resident memory in MiB, as the kernel kept it."""
+        """Return each node's peak resident memory in MiB, as the kernel measures it."""
         peaks = {}
         for name in self.stack.names:
             status = Path(f"/proc/{self.processes[name].pid}/status").read_text()
@@ -83,7 +84,7 @@ class System:
         return peaks
 
     def set_mode(self, mode: str) -> None:
-        """Have what is measured executed by the leader, or by every replica."""
+        """Have the measured requests executed by the leader, or by every replica."""
         with self.stack.client() as client:
             set_modes(client, [0], MEASURED, mode)
 
@@ -115,7 +116,8 @@ def print_table(rows: Iterable[dict[str, Any]]) -> None:
     for row in rows:
         cpu = ", ".join(f"{name} {spent}" for name, spent in row["cpu_us_per_request"].items())
         table.add_row(
-            row["mode"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}", f"{row['p99_ms']:.2f}",
+            row["mode"], str(row["in_flight"]), f"{row['requests_per_second']:,.0f}", f"{row['p50_ms']:.2f}",
+            f"{row['p99_ms']:.2f}",
             f"{row['requests_per_batch']:.1f}", cpu,
         )  # fmt: skip
     Console(stderr=True).print(table)

@@ -1,17 +1,19 @@
-"""Ways to move packets client -> n1 -> n2 -> n3, each checking CRC32C and writing a file: what the datanodes' transport was chosen by.
+"""Ways to move packets client -> n1 -> n2 -> n3; the datanodes' transport was chosen by these figures.
 
     python -m benchmarks.transports [--mib 512] [--rounds 3] [--only NAME ...] [--reads] [--fsync never close]
 
-Four processes on this machine, files on its disk. Every way is run once a round, round after round, so that all see the same machine;
-a way's figure is its median. Prints tables, and one JSON object a line with `way`, `packet_kib`, `mb_per_second`, `cpu_s_per_gib` (all
-processes, system time included). `server` is the real thing: `datanode_processors.wire.server` with its block store, the others do the same
-work with as little around it as possible: an acknowledgement each ACK_PACKETS, relayed upward, and nothing else. `tcp` has no checksum
-and no file: what the sockets alone cost. Nothing is asserted.
+Each node checks CRC32C and writes a file. There are four processes on this machine, with files on its disk. Every way
+runs once a round, round after round, so that all meet the same conditions; a way's figure is its median. Prints tables,
+and one JSON object a line with `way`, `packet_kib`, `mb_per_second`, `cpu_s_per_gib` (all processes, system time
+included). `server` is the real server: `datanode_processors.wire.server` with its block store. The others do the same
+work with as little around it as possible: one acknowledgement each ACK_PACKETS, relayed upward, and nothing else. `tcp`
+has no checksum and no file: the cost of the sockets alone. Nothing is asserted.
 
-The ways: blocking threads that receive header and payload in one buffer and send it on with one call (`threads`), in two buffers with
-`sendmsg` (`threads-vectored`) or two calls (`threads-two-sends`), or many packets at once (`threads-large-reads`); the file's pages sent
-on with `sendfile` (`threads-sendfile`); bytes that nobody looks at, from socket to socket and file by `splice` and `tee`
-(`splice-unchecked`, no checksum); asyncio's streams (`asyncio-streams`); uvloop with a BufferedProtocol (`uvloop`); gRPC.
+The ways: blocking threads that receive header and payload in one buffer and send it on with one call (`threads`), in
+two buffers with `sendmsg` (`threads-vectored`) or two calls (`threads-two-sends`), or many packets at once
+(`threads-large-reads`); the file's pages sent on with `sendfile` (`threads-sendfile`); bytes that no process looks at,
+from socket to socket and file by `splice` and `tee` (`splice-unchecked`, no checksum); asyncio's streams
+(`asyncio-streams`); uvloop with a BufferedProtocol (`uvloop`); gRPC.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ def receive(sock: socket.socket, view: memoryview) -> bool:
 
 
 def relay(down: socket.socket, up: socket.socket) -> None:
-    """Send acknowledgements upward as they come."""
+    """Send acknowledgements upward as they arrive."""
     while data := down.recv(64 * KIB):
         up.sendall(data)
         if data.endswith(END):
@@ -86,7 +88,7 @@ def relay(down: socket.socket, up: socket.socket) -> None:
 
 @dataclass
 class Hop:
-    """What a node works with: a connection from above, one to below or none, a file."""
+    """A node's connections and file: a connection from above, one to below or none."""
 
     up: socket.socket
     down: socket.socket | None
@@ -151,7 +153,7 @@ def two_buffers(hop: Hop, relaying: threading.Thread | None, vectored: bool) -> 
 
 
 def large_reads(hop: Hop, relaying: threading.Thread | None) -> None:
-    """Receive what is there, up to LARGE_READ_BYTES; send all whole frames on with one call, and write them with one."""
+    """Receive up to LARGE_READ_BYTES that are there; send and write all whole frames with one call each."""
     buffer = memoryview(bytearray(LARGE_READ_BYTES + 4 * MIB + HEADER_BYTES))
     start = end = packets = offset = 0
     going = True
@@ -187,7 +189,7 @@ def large_reads(hop: Hop, relaying: threading.Thread | None) -> None:
 
 
 def from_file(hop: Hop, relaying: threading.Thread | None) -> None:
-    """Write first, and send on the file's pages, so that they are not copied once more."""
+    """Write first, then send on the file's pages, which saves one copy."""
     head, body = memoryview(bytearray(HEADER_BYTES)), memoryview(bytearray(4 * MIB))
     packets, offset = 0, 0
     while receive(hop.up, head):
@@ -211,7 +213,7 @@ def from_file(hop: Hop, relaying: threading.Thread | None) -> None:
 
 
 def spliced(hop: Hop, relaying: threading.Thread | None) -> None:
-    """Payloads go through pipes and are never in this process: nothing is checked."""
+    """Move the payloads through pipes. They never enter this process, so nothing is checked."""
     tee = ctypes.CDLL(None, use_errno=True).tee
     tee.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_size_t, ctypes.c_uint)
     tee.restype = ctypes.c_ssize_t
@@ -349,7 +351,7 @@ def serve_streams(port_below: int, path: Path) -> None:
 
 
 class Answers(asyncio.Protocol):
-    """Relays acknowledgements, and lets the one above read again when the one below takes more."""
+    """Relays acknowledgements; lets the connection above read again when the one below takes more."""
 
     def __init__(self, hop: Receiving) -> None:
         self.hop = hop
@@ -370,7 +372,7 @@ class Answers(asyncio.Protocol):
 
 
 class Receiving(asyncio.BufferedProtocol):
-    """One connection from above."""
+    """The connection from above."""
 
     def __init__(self, port_below: int, path: Path) -> None:
         self.port_below, self.path = port_below, path
@@ -380,7 +382,7 @@ class Receiving(asyncio.BufferedProtocol):
         self.down: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.up = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self.up = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
         self.file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         if self.port_below:
             self.up.pause_reading()
@@ -418,7 +420,7 @@ class Receiving(asyncio.BufferedProtocol):
         frame = self.buffer[: HEADER_BYTES + header.length]
         check(frame[HEADER_BYTES:], header.crc)
         if self.down is not None:
-            self.down.write(bytes(frame))  # the transport may keep it, and this buffer is received into again
+            self.down.write(bytes(frame))  # the transport may keep it, and this buffer is reused
         os.pwrite(self.file, frame[HEADER_BYTES:], self.offset)
         self.offset += header.length
         self.packets += 1
@@ -501,7 +503,7 @@ def packets(data: memoryview, total: int, size: int, first: int = 0) -> Iterator
 
 
 def send_all(port: int, data: memoryview, total: int, size: int) -> None:
-    """Send as a blocking client, on any of the ways that speak frames over TCP."""
+    """Send as a blocking client, for any of the ways that use frames over TCP."""
     sock = connect(port)
     heard = threading.Event()
 
@@ -570,7 +572,7 @@ def start(arguments: list[str]) -> tuple[subprocess.Popen[str], int]:
 
 
 def run_way(way: str, folder: Path, data: memoryview, total: int, size: int) -> Figure:
-    """Start three nodes, last one first, send once for warmth and once for the figure."""
+    """Start three nodes, the last one first; send once to warm up and once for the figure."""
     nodes: list[subprocess.Popen[str]] = []
     port = 0
     try:
@@ -588,7 +590,10 @@ def run_way(way: str, folder: Path, data: memoryview, total: int, size: int) -> 
 
 
 def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) -> Figure:
-    """The real servers, with blocks of 256 MiB one after another through one client; ``way`` names topology and fsync."""
+    """Send blocks of 256 MiB through the real servers, one after another, by one client.
+
+    ``way`` names topology and fsync.
+    """
     from tests.support import streams
 
     _, topology, fsync = way.split("-")
@@ -601,8 +606,8 @@ def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) 
         def send(length: int, first: int) -> None:
             for number, offset in enumerate(range(0, length, block_bytes), first):
                 send_block(nodes[0].address, routes, data, min(block_bytes, length - offset), size, number)
-                # As the other ways truncate their file: memory that a virtual machine touches for the first time costs more
-                # than all the rest (docs/performance.md), and would be what is measured.
+                # Like the other ways, which truncate their file. Memory that a virtual machine touches for the first
+                # time costs more than everything else (docs/performance.md), and would dominate the figure.
                 for path in folder.glob(f"*/containers/*/{number}.block"):
                     path.unlink()
 
@@ -615,7 +620,7 @@ def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) 
 
 
 def send_block(address: str, routes: Any, data: memoryview, length: int, size: int, block: int) -> None:
-    """Send one block as a client does: one thread, acknowledgements taken between packets, a window of 16 MiB."""
+    """Send one block like a client: one thread, a window of 16 MiB, acknowledgements received between packets."""
     from tests.support.streams import TIMEOUT_S as WAIT_S
     from tests.support.streams import Client
 
@@ -639,7 +644,7 @@ def send_block(address: str, routes: Any, data: memoryview, length: int, size: i
 
 
 def read_ways(path: Path) -> dict[str, Callable[[socket.socket, int], None]]:
-    """Return ways to send a file of ``total`` bytes as packets of 64 KiB; the checksums are known, as those of a row are."""
+    """Return ways to send a file of ``total`` bytes as packets of 64 KiB; checksums are known, like those of a row."""
     import mmap
 
     size = 64 * KIB

@@ -1,8 +1,9 @@
 """Column families of the Object Manager, and how a digest slot is numbered.
 
 The order is part of the contract (Genesis records it, ``slot = position * 256 + bucket``): append only.
-``retryTable`` belongs to ``replicated_db`` and comes first; the others are Ozone's tables of the same names,
-``usageTable`` for the quota counters, ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) for what SCM keeps in Ozone.
+``retryTable`` belongs to ``replicated_db`` and comes first. The others are Ozone's tables of the same names, and
+``usageTable`` for the quota counters. ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) hold what SCM
+keeps in Ozone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ DELETED_TABLE = "deletedTable"
 USAGE_TABLE = "usageTable"
 PIPELINE_TABLE = "pipelineTable"
 DATANODE_TABLE = "datanodeTable"
-"""Both only have rows in shard 0."""
+"""Both have rows only in shard 0."""
 
 OM_COLUMN_FAMILIES = (
     RETRY_TABLE,

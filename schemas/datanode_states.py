@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 IN_SERVICE = "IN_SERVICE"
-"""Takes blocks; that of a datanode without a row."""
+"""It takes blocks. The state of a datanode without a row."""
 DECOMMISSIONING = "DECOMMISSIONING"
-"""To be taken away for good: its pipelines close, its containers are copied to others."""
+"""It is to be removed for good: its pipelines close, its containers are copied to others."""
 DECOMMISSIONED = "DECOMMISSIONED"
-"""All that it holds is elsewhere: it may be switched off."""
+"""All its data is elsewhere: it may be switched off."""
 ENTERING_MAINTENANCE = "ENTERING_MAINTENANCE"
-"""To be away for a while: its pipelines close."""
+"""It is to be absent for a while: its pipelines close."""
 IN_MAINTENANCE = "IN_MAINTENANCE"
-"""May be away: nothing is copied because of it."""
+"""It may be absent: nothing is copied because of its absence."""
 
 DATANODE_STATES = (IN_SERVICE, DECOMMISSIONING, DECOMMISSIONED, ENTERING_MAINTENANCE, IN_MAINTENANCE)
 
 OPEN = "OPEN"
 CLOSED = "CLOSED"
-"""States of a pipeline: takes blocks, or only holds them."""
+"""States of a pipeline: it takes blocks, or only holds them."""

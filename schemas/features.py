@@ -1,14 +1,15 @@
-"""Feature levels: what a cluster may have in its log (design, section 3, "Encoding").
+"""Feature levels: what a cluster's log may contain (design, section 3, "Encoding").
 
-A cluster is created at the level of the software that first leads it, and stays there through upgrades until *finalize*: until
-then nodes of the older software can read everything, and one may go back. Rules:
+A cluster is created at the level of the software that first leads it. Upgrades do not change the level; *finalize*
+does. Until then nodes of the older software can read everything, so one may go back. Rules:
 
-1. What is new (a record, a version of a schema, a command, a merge operator, a column family) belongs to the level that brought it.
-   A leader uses what belongs to its shard's level or to an earlier one.
-2. FeatureLevel itself is no exception to reading: software that does not know it, or not its level, stops ("upgrade this node").
-3. Levels are never taken away; a level's entry here never changes.
+1. A novelty (a record, a version of a schema, a command, a merge operator, a column family) belongs to the level that
+   introduced it. A leader uses only what belongs to its shard's level or to an earlier one.
+2. The rule for readers holds for FeatureLevel itself: software that does not know the record, or its level, stops
+   ("upgrade this node").
+3. Levels are never removed; a level's entry here never changes.
 
-To bring something new: a level behind the last, its entry in the tables below.
+To introduce a novelty: add a level after the last, and its entry to the tables below.
 """
 
 from __future__ import annotations
@@ -29,27 +30,36 @@ from schemas.records.messages import (
 )
 
 INITIAL = 1
-"""Volumes, buckets, keys; the records of the log but for the operators' ones."""
+"""Volumes, buckets, keys; the records of the log without the operators' ones."""
 
 OPERATIONS = 2
-"""Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them; Genesis says its level.
-Retry rows are removed early, with a floor for each client (``replicated_db/core/execution/retry.py``)."""
+"""Members, Prepared, FeatureLevel, Mode and RequestBatch records, and the commands that log them.
+
+Genesis names its level. Retry rows are removed early, with a floor for each client
+(``replicated_db/core/execution/retry.py``).
+"""
 
 DATANODES = 3
-"""Blocks have a committed index; pipelines and datanodes' states are rows of shard 0; requests that make, change and purge them; the
-audit's verdicts say of which log they are. Column families pipelineTable and datanodeTable: a log that was created before names fewer
-(``replicated_db/core/applying/replica.py``)."""
+"""Blocks have a committed index; states of pipelines and datanodes are rows of shard 0, with requests that change them.
+
+Requests also purge deleted blocks. The audit's verdicts name their log. Column families pipelineTable and datanodeTable
+exist; a log created before this level names fewer families (``replicated_db/core/applying/replica.py``).
+"""
 
 OPEN_KEY_EXPIRY = 4
-"""The leader of a shard has open keys of vanished clients expire (``om_processors/fleet/open_key_cleanup.py``)."""
+"""A shard's leader expires the open keys of vanished clients (``om_processors/fleet/open_key_cleanup.py``)."""
 
 SESSION_QUOTA = 5
-"""AllocateBlock gives an open key no more than its bucket's quota has room for (``om_processors/namespace/quota.py``). Rows of deletedTable have no
-metadata. Requests that late validation logged at a lower level are executed as they were."""
+"""AllocateBlock gives an open key no more than the quota of its bucket allows (``om_processors/namespace/quota.py``).
+
+Rows of deletedTable have no metadata. Requests that late validation logged at a lower level are executed as before.
+"""
 
 PIPELINE_GENERATIONS = 6
-"""A closed pipeline is opened again, as its next generation, once its members are back (``om_processors/fleet/core/pipeline_making.py``). Datanodes of older
-software refuse a second generation."""
+"""A closed pipeline is opened again, as its next generation, once its members are back.
+
+``om_processors/fleet/core/pipeline_making.py`` does it. Datanodes of older software refuse a second generation.
+"""
 
 LATEST = PIPELINE_GENERATIONS
 """The highest level that this software knows."""
@@ -68,7 +78,7 @@ VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Response": (INITIAL, DATANODES),
     "Verdict": (INITIAL, DATANODES),
 }
-"""For each schema with several versions, the level of each version, in the order of its history; all others are INITIAL's."""
+"""For each schema with several versions, the level of each version, in the order of its history; others: INITIAL."""
 
 COMMANDS: Mapping[type, int] = {
     AddNode: OPERATIONS, RemoveNode: OPERATIONS, Prepare: OPERATIONS, CancelPrepare: OPERATIONS,

@@ -1,13 +1,13 @@
-"""What a node calls itself in the leaders' group: its name, and the address at which it answers reads.
+"""A node's name in the leaders' group: the node's name, and the address at which it answers reads.
 
-The group's coordinator, a broker, tells both to whoever asks who its members are. So clients find nodes to read from with
-the brokers' addresses alone, and a node that comes back at another address is found there.
+A broker coordinates the group, and tells the members' names to every client that asks. So the brokers' addresses are
+enough for clients to find nodes to read from, also a node that came back at another address.
 """
 
 from __future__ import annotations
 
 SEPARATOR = "@"
-"""Between name and address; neither may hold it (names: ``stratolog.configuration.settings_values``)."""
+"""Between name and address; neither may contain it (names: ``stratolog.configuration.settings_values``)."""
 
 
 def member_name(node: str, address: str) -> str:
@@ -20,7 +20,7 @@ def member_name(node: str, address: str) -> str:
 
 
 def node_and_address(client_id: str) -> tuple[str, str]:
-    """Return name and address of a member; the address of older software's, which tells none, is empty.
+    """Return name and address of a member; the address is empty for older software, which does not tell it.
 
     >>> node_and_address("om1@127.0.0.1:9871"), node_and_address("om1")
     (('om1', '127.0.0.1:9871'), ('om1', ''))

@@ -1,11 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The codec in C: what ``compiler`` and ``decompiler`` do, up to fifteen times as fast (decision 0027).
+"""The codec in C: the same as ``compiler`` and ``decompiler``, up to fifteen times as fast (decision 0027).
 
-The same functions with the same contract: ``compile_encoder`` and ``compile_decoder`` make of a parsed schema a tree of codecs, one node for
-each type in it, and return a callable around its root. The bytes are the same, and so is what is refused; only the message and the kind of the
-error may differ (a property holds the two together). ``schemas.codecs.codec`` takes this module where it could be built, the other two elsewhere.
+The functions and their contract are the same. ``compile_encoder`` and ``compile_decoder`` turn a parsed schema into a
+tree of codecs, one node for each type in it, and return a callable around its root. The bytes are the same, and the
+same values are refused; only the message and the kind of the error may differ (a property compares the two).
+``schemas.codecs.codec`` uses this module where it could be built, the other two elsewhere.
 
-Writing goes into one growing buffer for each value, reading never looks beyond the end of the data.
+Each value is written into one growing buffer. Reading never goes beyond the end of the data.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -148,7 +149,7 @@ cdef inline Py_ssize_t take_size(Source* source) except -1:
 
 
 cdef inline Py_ssize_t take_count(Source* source) except -1:
-    """Read the number of items in the next block of an array or a map; no item of ours is empty."""
+    """Read the number of items in the next block of an array or a map; items are never empty."""
     cdef uint64_t number, size
     take_varint(source, &number)
     if number & 1:  # a negative count is followed by the block's size in bytes
@@ -214,7 +215,7 @@ cdef class Long(Codec):
         cdef uint64_t read
         take_varint(source, &read)
         cdef int64_t number = <int64_t>(read >> 1) ^ -<int64_t>(read & 1)
-        if not self.least <= number <= self.most:  # an ``int`` may be written in more bits than it has
+        if not self.least <= number <= self.most:  # an ``int`` may come with more bits than it should
             raise ValueError(f"{number} does not fit in {self.bits} bits")
         return number
 
@@ -314,7 +315,7 @@ cdef class Map(Codec):
 
 
 cdef class Optional(Codec):
-    """A union of null and one other type: of every operation one or two fields."""
+    """A union of null and one other type: every operation has one or two such fields."""
 
     cdef Codec codec
     cdef int null
@@ -339,7 +340,7 @@ cdef class Optional(Codec):
 
 
 cdef class Union(Codec):
-    """The branch of a value is that of its class."""
+    """A union; the class of a value decides its branch."""
 
     cdef dict numbers
     cdef list codecs
@@ -363,7 +364,7 @@ cdef tuple _NOTHING = ()
 
 
 cdef class Record(Codec):
-    """A record is made without its ``__init__``: the schema gives each field a value."""
+    """A record, created without calling its ``__init__``: the schema gives each field a value."""
 
     cdef object cls
     cdef tuple names
@@ -421,7 +422,7 @@ _PRIMITIVE_CLASSES = {"null": type(None), "boolean": bool, "int": int, "long": i
 
 
 cdef class Builder:
-    """Knows the named types that it has met, as Avro's scoping wants it."""
+    """Remembers the named types that it has met, as Avro's rules of scope demand."""
 
     cdef object classes
     cdef dict named
@@ -510,8 +511,8 @@ cdef class Decoder:
 def compile_encoder(schema, classes):
     """Return the function from a record to its Avro body.
 
-    ``classes`` gives the class of each record by name (without namespace). Raises KeyError for a record without a class,
-    NotImplementedError for what no schema of ours uses.
+    ``classes`` gives the class of each record by name (without namespace). Raises KeyError for a record without a
+    class, NotImplementedError for a kind of schema that ours do not use.
     """
     encoder = Encoder()
     encoder.codec = Builder(classes).codec(schema)

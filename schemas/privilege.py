@@ -1,17 +1,20 @@
-"""Privileged requests and calls: proofs that the sender has the cluster's secret (decision 0033).
+"""Privileged requests and calls: proofs that the sender knows the cluster's secret (decision 0033).
 
-Operators' commands, and what the leaders and the placement loop ask for themselves, change how a shard is run or what is forgotten: they are
-for members and operators alone. Until there are real identities, those are whoever has the cluster's secret. Rules:
+Operators' commands, and the requests of leaders and of the placement loop, change how a shard is run or what is
+forgotten. Only members and operators may send them. Until there are real identities, a member or operator is whoever
+knows the cluster's secret. Rules:
 
-1. A request of a type in PRIVILEGED goes in a record of ``om.requests`` of its own, never in an envelope, whose key is the proof:
-   HMAC-SHA256, under a key made for this from the secret, over the request's bytes. The bytes are what they would be without it, retries included.
-2. The leader's gateway looks at the proof before anything else depends on the request; a replica that executes a logged request again does not.
-3. A POST to a node or datanode has ``Authorization: Stratolog HEX``: HMAC-SHA256, under another key, over method, ``Host`` and the path with
-   its query, so that whoever is called learns nothing that is good elsewhere.
-4. Proofs name no time. A request that is sent again by a stranger is the same request (retry rows, REQUEST_EXPIRED); a call that is sent again
-   asks the same node for the same thing.
+1. A request of a type in PRIVILEGED travels in a record of ``om.requests`` of its own, never in an envelope. The
+   record's key is the proof: HMAC-SHA256 over the request's bytes, under a key that is derived from the secret for this
+   use. The request's bytes do not change through the proof, nor do those of its retries.
+2. The leader's gateway checks the proof before anything else depends on the request. A replica that executes a logged
+   request does not check it again.
+3. A POST to a node or datanode has ``Authorization: Stratolog HEX``: HMAC-SHA256, under another key, over method,
+   ``Host`` and the path with its query. So the receiver learns nothing that another one would accept.
+4. Proofs hold no time. A request that a stranger sends again is the same request (retry rows, REQUEST_EXPIRED); a
+   repeated call asks the same node for the same thing.
 
-Comparisons take constant time. Nothing here shows the secret: not a representation, not an error, not a pickle.
+Comparisons take constant time. Nothing here reveals the secret: no representation, no error, no pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any, NoReturn
 from schemas.records.messages import FLEET_REQUESTS, LEADER_REQUESTS, SHARD_COMMANDS
 
 PRIVILEGED: frozenset[type] = frozenset((*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS))
-"""Request types for members and operators alone."""
+"""Types of the requests that only members and operators may send."""
 
 AUTHORIZATION = "Authorization"
 SCHEME = "Stratolog"
@@ -32,7 +35,7 @@ MAX_SECRET_BYTES = 4096
 
 
 class ClusterSecret:
-    """The secret of a cluster; raises ValueError for one of less than MIN_SECRET_BYTES or more than MAX_SECRET_BYTES."""
+    """The secret of a cluster; raises ValueError unless it has MIN_SECRET_BYTES to MAX_SECRET_BYTES bytes."""
 
     __slots__ = ("_http", "_requests")
 
@@ -49,16 +52,16 @@ class ClusterSecret:
         return hmac.digest(self._requests, request, "sha256")
 
     def proves(self, proof: bytes | None, request: bytes) -> bool:
-        """Whether ``proof`` is the one for an encoded request."""
+        """Say whether ``proof`` is the one for an encoded request."""
         return proof is not None and hmac.compare_digest(self.proof(request), proof)
 
     def authorization(self, method: str, host: str, target: str) -> str:
-        """Return the header AUTHORIZATION for a call; ``target`` is the path with its query as it is sent."""
+        """Return the value of the header AUTHORIZATION for a call; ``target`` is the path with its query, as sent."""
         text = f"{method.upper()}\0{host.lower()}\0{target}".encode(errors="surrogateescape")
         return f"{SCHEME} {hmac.digest(self._http, text, 'sha256').hex()}"
 
     def authorizes(self, authorization: str | None, method: str, host: str, target: str) -> bool:
-        """Whether a header AUTHORIZATION is the one for a call."""
+        """Say whether the value of a header AUTHORIZATION is the one for a call."""
         wanted = self.authorization(method, host, target)
         given = (authorization or "").encode(errors="surrogateescape")
         return hmac.compare_digest(wanted.encode(), given)
@@ -70,14 +73,14 @@ class ClusterSecret:
         return request
 
     def __repr__(self) -> str:
-        """Return nothing of the secret."""
+        """Return a text without the secret."""
         return "ClusterSecret(…)"
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be copied into bytes."""
+        """Refuse to be pickled."""
         raise TypeError("a cluster's secret is not pickled")
 
 
 def is_privileged(body: object) -> bool:
-    """Whether a request is for members and operators alone."""
+    """Say whether only members and operators may send a request."""
     return type(body) in PRIVILEGED

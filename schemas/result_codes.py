@@ -1,4 +1,4 @@
-"""Result codes of responses: Ozone's names where Ozone has one, and for each what the client can do about it."""
+"""Result codes of responses (Ozone's names where Ozone has one), and for each what the client can do about it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Remedy(Enum):
     RETRY = "retry"
     """Send the same request again, later or elsewhere; it has had no effect."""
     FIX = "fix"
-    """The request or the state it meets is wrong; the same request fails again."""
+    """The request, or the state that it meets, is wrong; the same request fails again."""
     UNKNOWN = "unknown"
     """The outcome is unknown: look before doing it again."""
 
@@ -41,7 +41,7 @@ NOT_SUPPORTED_OPERATION = "NOT_SUPPORTED_OPERATION"
 NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION = "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION"
 INDEX_MOVED = "INDEX_MOVED"
 DIGESTS_DIFFER = "DIGESTS_DIFFER"
-"""A digest base is not what the shard's leader holds."""
+"""The shard's leader holds other rows than a digest base says."""
 PERMISSION_DENIED = "PERMISSION_DENIED"
 INVALID_VOLUME_NAME = "INVALID_VOLUME_NAME"
 INVALID_BUCKET_NAME = "INVALID_BUCKET_NAME"
@@ -65,12 +65,12 @@ _RETRY_AFTER = re.compile(r"try again in (\d{1,9}) ms$")
 
 
 def with_retry_after(message: str, retry_after_ms: int) -> str:
-    """Return a refusal's message with the hint, at its end, when to try again (as HTTP's Retry-After: a hint for both)."""
+    """Return a refusal's message followed by a hint when to try again (like HTTP's Retry-After)."""
     return f"{message}; try again in {retry_after_ms} ms"
 
 
 def retry_after_ms(message: str) -> int | None:
-    """Return the hint that :func:`with_retry_after` gave, None if there is none.
+    """Return the hint that :func:`with_retry_after` added, None if there is none.
 
     >>> retry_after_ms(with_retry_after("too many requests", 250))
     250
@@ -89,5 +89,5 @@ _REMEDIES = {
 
 
 def remedy(status: str) -> Remedy:
-    """Return what to do about ``status``; an unknown code (of a newer server) is one to fix."""
+    """Return what to do about ``status``. An unknown code (of a newer server) counts as one to fix."""
     return _REMEDIES.get(status, Remedy.FIX)

@@ -1,4 +1,4 @@
-"""Names of the topics, and the settings that the log contract demands of them (design, section 3)."""
+"""Names of the topics, and the settings that the log contract requires (design, section 3)."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ DN_HEARTBEATS = "dn.heartbeats"
 DN_AUDIT = "dn.audit"
 
 LEADER_GROUP = "om-leaders"
-"""Consumer group whose assignment of ``om.requests`` says which node may claim a shard."""
+"""Consumer group whose assignment of ``om.requests`` decides which node may claim a shard."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
-"""Largest record of any topic; brokers and clients are set to it."""
+"""Largest record of any topic; brokers and clients have it as their limit."""
 
 SILENT_BROKER_MS = 10_000
-"""A broker that leaves a request unanswered for so long is taken to be gone, and the others are asked who leads now.
+"""How long a broker may leave a request unanswered. After that it counts as gone, and the others are asked who leads.
 
-A broker whose machine or network fails closes no connection, so silence is the only sign; librdkafka's default is a minute. Brokers themselves give one up
-after nine seconds (``broker.session.timeout.ms``): asking earlier finds no other leader. The same goes for one that answers, but with nothing
-(decision 0026), and followers ask anew who leads as often.
+A broker whose machine or network fails closes no connection, so silence is the only sign. librdkafka's default is a
+minute. The brokers themselves give a silent one up after nine seconds (``broker.session.timeout.ms``): an earlier
+question finds no other leader. The same limit holds for a broker that answers, but with nothing (decision 0026).
+Followers ask at the same interval which broker leads.
 """
 
 MAX_REQUEST_BYTES = 1024 * 1024
 """Largest request that a leader reads; a larger one is rejected."""
 
 UNCOMPRESSED: Mapping[str, str] = {"compression.type": "uncompressed"}
-"""Of every topic: the broker takes a compressed record apart, and judges its size by what was in it.
+"""Setting of every topic: the broker decompresses a compressed record, and judges its size by the content.
 
-``max.message.bytes`` alone bounds the compressed bytes, and 600 KB of gzip are 600 MiB in the memory of each reader. Our producers compress
-nothing, so it costs nothing: what comes uncompressed is stored as it came.
+``max.message.bytes`` by itself bounds only the compressed bytes, and 600 KB of gzip are 600 MiB in the memory of each
+reader. The setting costs nothing: our producers do not compress, and an uncompressed record is stored as it arrives.
 """
 
 LOG_SETTINGS: Mapping[str, str] = {
@@ -47,7 +48,7 @@ LOG_SETTINGS: Mapping[str, str] = {
     "max.message.bytes": str(MAX_MESSAGE_BYTES),
     **UNCOMPRESSED,
 }
-"""A log is trimmed by nobody but us; every node checks these at start."""
+"""Only we trim a log; every node checks these at start."""
 
 REQUEST_SETTINGS: Mapping[str, str] = {
     "cleanup.policy": "delete",

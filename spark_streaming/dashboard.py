@@ -1,7 +1,7 @@
-"""The live view: one table of the latest verdicts, fed from om.verdicts (design, section 9).
+"""The live view: one table of the latest verdicts, read from om.verdicts (design, section 9).
 
-Needs no Spark: it consumes verdicts with confluent-kafka and keeps the last one for each (log, shard, node, basis), at most
-MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier.
+It needs no Spark. It consumes verdicts with confluent-kafka and keeps the last one for each (log, shard, node, basis),
+at most MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLOURS = {"equal": "green", "diverged": "bold red", "unknown": "yellow"}
 
 
 class ReplicaSubject(NamedTuple):
-    """What a verdict is about: a replica of a partition of a log, and the basis on which it is judged."""
+    """The subject of a verdict: a replica of a partition of a log, and the basis on which it is judged."""
 
     log: str
     shard: int
@@ -63,11 +63,11 @@ class LatestVerdicts:
 
 
 GOING = (("barrier", 112), ("slots", 100), ("age", 92), ("basis", 84), ("log", 66), ("reason", 58))
-"""Columns that go on a terminal with fewer columns than that: words are not broken."""
+"""Columns of the table, each with the terminal width below which it is left out: no word is broken."""
 
 
 def table_of(verdicts: Iterable[Verdict], now_ms: int, width: int = GOING[0][1]) -> Table:
-    """Return the table for people; ``now_ms`` gives the age of each verdict, ``width`` is that of the terminal."""
+    """Return the table for people; ``now_ms`` gives the age of each verdict, ``width`` is the terminal's."""
     table = Table(title="Audit: replicas against the log")
     gone = {name for name, least in GOING if width < least}
     names = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
@@ -95,7 +95,7 @@ def table_of(verdicts: Iterable[Verdict], now_ms: int, width: int = GOING[0][1])
 def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: bool = True) -> Iterator[list[Verdict]]:
     """Yield new verdicts for ever, an empty list when there are none for POLL_SECONDS.
 
-    Raises KafkaException if the brokers cannot be reached or the topic does not exist. What is no verdict is skipped.
+    Raises KafkaException if the brokers cannot be reached or the topic does not exist. Skips other records.
     """
     consumer = Consumer(
         {
@@ -103,14 +103,14 @@ def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: boo
             "group.id": "stratolog-audit-follow",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
-            "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all that follows
+            "isolation.level": "read_uncommitted",  # a stranger's open transaction would hide all later records
         }
     )
     with closing(consumer):
         found = consumer.list_topics(topic, timeout=METADATA_SECONDS).topics[topic]
         if found.error is not None:
             raise KafkaException(found.error)
-        # Assigned, not subscribed: every viewer sees everything, and no group has to be joined.
+        # Assigned, not subscribed: every viewer sees everything, and none has to join a group.
         first = [TopicPartition(topic, partition) for partition in found.partitions]
         for partition in first:
             low, high = consumer.get_watermark_offsets(partition, timeout=METADATA_SECONDS)
@@ -123,7 +123,7 @@ def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: boo
 def _verdict(message: Message) -> Verdict | None:
     error = message.error()
     if error is not None:
-        # librdkafka goes on by itself after all but fatal errors.
+        # librdkafka recovers by itself from all but fatal errors.
         if error.fatal() or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise KafkaException(error)
         return None
@@ -141,7 +141,7 @@ def follow(
     from_start: bool = True,
     until: Callable[[LatestVerdicts], bool] = lambda _: False,
 ) -> LatestVerdicts:
-    """Show a live table of the verdicts until ``until`` says so or the user presses Ctrl-C; return the last state.
+    """Show a live table of the verdicts until ``until`` returns true or the user presses Ctrl-C; return the last state.
 
     Raises KafkaException if the brokers cannot be reached or the topic does not exist.
     """

@@ -1,5 +1,6 @@
 """Requests of the object store, executed once by the leader. Pure.
 
-``service`` is what ``replicated_db`` calls; ``execute`` finds the handler (``requests/``), which works on the rows of
-``namespace``. ``late`` is the same, validated when it is applied. Begin with ``execute.py``, then ``requests/key.py``.
+``replicated_db`` calls ``service``. ``execute`` finds a request's handler (``requests/``), which works on the rows of
+``namespace``. ``late`` does the same for requests that are validated when they are applied. Begin with ``execute.py``,
+then ``requests/key.py``.
 """

@@ -1,8 +1,9 @@
-"""The Object Manager's executor for late validation (design, section 6): preExecute on the leader, the rest on every replica. Pure.
+"""The Object Manager's executor for late validation (design, section 6). Pure.
 
-The same request code as on the leader (``execute``), cut where the design cuts it: ``prepare`` is all that only a leader may do and
-gives bytes that are logged; ``execute`` is what every replica does with them. What preExecute refuses is logged as such: it
-takes an index and has a retry row, as on the leader, and no replica judges it again.
+It runs the same request code as the leader (``execute``), in two parts. ``prepare`` does what only a leader may do
+(preExecute), and returns the bytes that are logged. ``execute`` is what every replica does with those bytes. If
+preExecute refuses, the refusal is logged: it takes an index and has a retry row, as on the leader, and no replica
+judges the request again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OMExecutor:
             prepared = pre_execute(request, context)
         except OMError as error:
             return _refused(request, error.status, error.message, feature_level)
-        except Exception as error:  # as on the leader: it becomes the answer
+        except Exception as error:  # as on the leader, it becomes the answer
             return _refused(request, STATUS_OF[Refusal.FAILED], error_text(error), feature_level)
         return encode_at(
             PreparedRequest(
@@ -46,9 +47,9 @@ class OMExecutor:
         )  # fmt: skip
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
-        """Authorize, validate and execute a prepared request; a refused one keeps nothing.
+        """Authorize, validate and execute a prepared request; a refused one changes nothing.
 
-        Raises BrokenLog if the bytes are no prepared request.
+        Raises BrokenLog if the bytes are not a prepared request.
         """
         logged, request = _decoded(prepared)
         status, message = logged.status, logged.message
@@ -71,7 +72,7 @@ class OMExecutor:
         return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
 
     def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
-        """Encode an answer of the replicated database's own."""
+        """Encode the answer to a refusal by the replicated database itself."""
         return refusal_response(_decoded(prepared)[1], self._shard, STATUS_OF[refusal], message, index)
 
 

@@ -36,7 +36,7 @@ class OMService:
         self._shard = contexts.shard
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
-        """Execute a request; a refused one keeps nothing and is answered with its result code."""
+        """Execute a request; a refused one changes nothing and is answered with its result code."""
         request: Request = proposal.body
         status, message, result = codes.OK, "", None
         try:
@@ -54,12 +54,12 @@ class OMService:
         return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
-        """Encode an answer of the replicated database's own."""
+        """Encode the answer to a refusal by the replicated database itself."""
         return refusal_response(proposal.body, self._shard, STATUS_OF[refusal], message, index)
 
 
 def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:
-    """Encode an error response, in its first version: readers of every level know that, and it lacks nothing here."""
+    """Encode an error response in its first version, which readers of every level know and which lacks nothing here."""
     return encode_at(
         Response(
             client_id=request.client_id, call_id=request.call_id, shard=shard, index=index,

@@ -1,5 +1,5 @@
-"""Volumes, buckets, keys and the fleet as rows: what a request's handler works with. Pure.
+"""Volumes, buckets, keys and the fleet as rows, for the handlers of requests. Pure.
 
-``tables`` reads and writes rows, ``quota`` counts what is used, ``names`` says what is a legal name, ``ids`` mints ids from
-the index, ``context`` is what a handler is given. Begin with ``context.py``.
+``tables`` reads and writes rows, ``quota`` counts usage, ``names`` says which names are legal, ``ids`` mints ids from
+the index, ``context`` defines what a handler gets. Begin with ``context.py``.
 """

@@ -1,9 +1,9 @@
-"""The contracts of execution: what it reads and writes, what only the leader chooses, what a request type provides.
+"""The contracts of execution: its reads and writes, the choices of the leader, the parts of a request type.
 
-A request goes through four steps (design, section 4), each pure: *preExecute* turns it into a :class:`RequestPreparation`, an
-explicit value that holds everything only a leader may choose (time, ids, blocks); *authorize*, *validate* and
-*operations* see nothing but that value and the state, so whoever executes a Prepared on equal state gets equal
-operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`` lists them.
+A request goes through four steps (design, section 4), each pure. *preExecute* turns it into a
+:class:`RequestPreparation`, an explicit value that holds everything only a leader may choose (time, ids, blocks).
+*Authorize*, *validate* and *operations* see only that value and the state, so a RequestPreparation that is executed on
+equal state gives equal operations. A request type is a :class:`RequestHandler`; ``requests/__init__.py`` lists them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowTransaction(ReadView, Protocol):
 
     @property
     def feature_level(self) -> int:
-        """What may be written (``schemas.features``)."""
+        """Level up to which things may be written (``schemas.features``)."""
         ...
 
     def put(self, cf: str, key: bytes, value: bytes) -> None:
@@ -66,20 +66,21 @@ class RowTransaction(ReadView, Protocol):
 
 @record
 class Allocation:
-    """What blocks may be allocated on: pipelines by number (below ``ids.MAX_PIPELINES``), in containers that are not closed.
+    """Where blocks may be allocated: pipelines by number (below ``ids.MAX_PIPELINES``), in open containers.
 
-    With datanodes these are the pipelines that take blocks now, as the node sees them (``placement``), else all of the settings', by position.
+    With datanodes, these are the pipelines that take blocks now, as this node sees them (``placement``). Without, they
+    are all pipelines of the settings, by position.
     """
 
     pipelines: tuple[NumberedPipeline, ...]
     closed_containers: frozenset[int]
     generations: Mapping[int, int]
-    """Of pipelines by number; those that are not named are of the first."""
+    """Generation by pipeline number; a pipeline that is not named is in its first generation."""
 
 
 @record
 class PreExecuteContext:
-    """What the leader brings to a request: its shard, the batch's time, the minted index, what blocks may be allocated on."""
+    """What the leader adds to a request: its shard, the batch's time, the minted index, places for blocks."""
 
     shard: int
     shards: int
@@ -88,11 +89,11 @@ class PreExecuteContext:
     allocation: Allocation
     block_size_bytes: int
     datanodes: bool
-    """Whether blocks are on datanodes, so that a block that was written has a committed index."""
+    """Whether blocks are on datanodes: then a written block has a committed index."""
 
 
 Choose = Callable[[], Allocation]
-"""Says what blocks may be allocated on now."""
+"""Says where blocks may be allocated now."""
 
 
 def always(pipelines: Iterable[str]) -> Choose:
@@ -110,7 +111,10 @@ class Contexts:
         self, *, shard: int, shards: int, pipelines: tuple[str, ...], choose: Choose | None = None,
         block_bytes: int = BLOCK_SIZE_BYTES,
     ) -> None:  # fmt: skip
-        """``choose`` says which pipelines of datanodes take blocks now, and must not block; without it there are none, and all ``pipelines`` do, by position."""
+        """``choose`` returns where blocks may be allocated now, and must not block.
+
+        Without it there are no datanodes, and all ``pipelines`` take blocks, by position.
+        """
         self.shard = shard
         self._shards = shards
         self._choose = choose or always(pipelines)
@@ -118,7 +122,7 @@ class Contexts:
         self._block_bytes = block_bytes
 
     def at(self, now_ms: int, index: int) -> PreExecuteContext:
-        """Return the context of a request that has been given ``index``, in a batch of time ``now_ms``."""
+        """Return the context of the request at ``index``, in a batch of time ``now_ms``."""
         return PreExecuteContext(
             shard=self.shard, shards=self._shards, now_ms=now_ms, index=index, allocation=self._choose(),
             block_size_bytes=self._block_bytes, datanodes=self._datanodes,
@@ -127,7 +131,7 @@ class Contexts:
 
 @record
 class RequestPreparation:
-    """A request with everything that the leader chose; enough to execute it anywhere."""
+    """A request with all choices of the leader; enough to execute it on any replica."""
 
     body: RequestBody
     caller: str
@@ -139,10 +143,10 @@ class RequestPreparation:
 
 
 class Authorizer(Protocol):
-    """Decides whether a caller may do what it asks."""
+    """Decides whether a caller may do what it requests."""
 
     def authorize(self, prepared: RequestPreparation, view: ReadView) -> None:
-        """Raise OMError if ``prepared.caller`` may not; pure in its arguments, and writes nothing."""
+        """Raise OMError if ``prepared.caller`` may not; depends on its arguments alone, and writes nothing."""
         ...
 
 
@@ -160,9 +164,9 @@ ALLOW_ALL = AllowAll()
 class RequestHandler(Generic[Body]):
     """One request type.
 
-    ``check`` refuses what is wrong in itself, whatever the state; ``admit`` what is wrong on this leader, as it is set up; ``apply`` validates
-    against the state, writes the operations and returns the result; ``blocks`` chooses the blocks that the request needs, if it is of that kind.
-    All raise OMError to refuse.
+    ``check`` refuses a request that is wrong in itself, whatever the state. ``admit`` refuses one that this leader, as
+    it is configured, does not take. ``apply`` validates against the state, writes the operations and returns the
+    result. ``blocks`` chooses the request's blocks, if its type needs any. All raise OMError to refuse.
     """
 
     body: type[Body]

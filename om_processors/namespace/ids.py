@@ -4,15 +4,16 @@ Object id, 64 bits, the highest first (design, section 3)::
 
     epoch (2) | shard (10) | index (44) | sub (8)
 
-``sub`` numbers what one request makes: 0 the object itself, 1 to 254 its blocks, 255 the session of an open key. The
-epoch is raised if an index ever had to start again; epochs 2 and 3 would set the sign bit of an Avro long and are
+``sub`` numbers the ids of one request: 0 the object itself, 1 to 254 its blocks, 255 the session of an open key. The
+epoch would be raised if an index ever had to start again. Epochs 2 and 3 would set the sign bit of an Avro long and are
 refused, so ids are positive. Ids ascend with the index within a shard and an epoch, and none is used twice.
 
-Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``: the blocks that one pipeline is given
-within a window of 1,024 indexes share a container, until it is closed because it is full; then those that follow go into the
-one of the next ``roll``; each generation of a pipeline begins with another one, for the containers of those before it are closed. A
-container must not change its pipeline: a pipeline's number is its partition of ``dn.log``, which no other datanodes are given, or
-(without datanodes) its position in the settings, which are only ever appended to.
+Container id, 63 bits: ``roll (9) | epoch (2) | shard (10) | index / 1024 (34) | pipeline's number (8)``. The blocks
+that one pipeline gets within a window of 1,024 indexes share a container. When it is full it is closed, and the next
+blocks go into the container of the next ``roll``. Each generation of a pipeline begins with a roll of its own, because
+the containers of earlier generations are closed. A container must not change its pipeline. So a pipeline's number is
+its partition of ``dn.log``, which no other datanodes get, or (without datanodes) its position in the settings, where
+pipelines are only appended.
 """
 
 from __future__ import annotations
@@ -25,14 +26,18 @@ SUB_BITS = 8
 PIPELINE_BITS = 8
 CONTAINER_WINDOW_BITS = 10
 CONTAINER_BITS = 54
-"""Bits of a container's id below the roll."""
+"""Bits of a container's id without the roll."""
 MAX_ROLLS = 1 << 9
-"""Containers of one pipeline, shard and window."""
+"""Most containers of one pipeline, shard and window."""
 ROLLS_APART = 37
-"""Between the first rolls of two generations: odd, so that MAX_ROLLS generations have rolls of their own, those near each other far apart."""
+"""Distance between the first rolls of two generations.
+
+It is odd, so that MAX_ROLLS generations begin with different rolls, and large, so that generations in sequence begin
+far apart.
+"""
 
 EPOCH = 0
-"""The epoch of ids minted now."""
+"""The epoch of new ids."""
 MAX_EPOCH = 1
 MAX_SHARD = (1 << SHARD_BITS) - 1
 MAX_INDEX = (1 << INDEX_BITS) - 1
@@ -78,14 +83,16 @@ def block_local_id(object_id: int, position: int) -> int:
 def came_with(object_id: int, local_id: int) -> bool:
     """Say whether a block was allocated by the request that made ``object_id``.
 
-    >>> came_with(object_id(3, 5), block_local_id(object_id(3, 5), 0)), came_with(object_id(3, 5), block_local_id(object_id(3, 6), 0))
-    (True, False)
+    >>> came_with(object_id(3, 5), block_local_id(object_id(3, 5), 0))
+    True
+    >>> came_with(object_id(3, 5), block_local_id(object_id(3, 6), 0))
+    False
     """
     return object_id >> SUB_BITS == local_id >> SUB_BITS
 
 
 def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
-    """Return a container for blocks of the request that makes ``object_id``, on the pipeline of this number.
+    """Return a container for blocks of the request that makes ``object_id``, on the pipeline with this number.
 
     Raises ValueError beyond MAX_PIPELINES pipelines or MAX_ROLLS rolls.
     """
@@ -98,7 +105,7 @@ def container_id(object_id: int, pipeline: int, roll: int = 0) -> int:
 
 
 def rolls(generation: int) -> Iterator[int]:
-    """Yield the rolls of a container in the order in which a generation of a pipeline tries them, each once.
+    """Yield all rolls of a container once, in the order in which a generation of a pipeline tries them.
 
     >>> list(rolls(1))[:3], list(rolls(2))[:3]
     ([0, 1, 2], [37, 38, 39])

@@ -4,8 +4,8 @@ Volumes and buckets: 3 to 63 characters of ``a-z 0-9 . -``; no ``.`` or ``-`` at
 ``-.``; not digits and periods alone (an IPv4 address or a number).
 
 Keys: any text that is not empty, taken as it is (``/`` means nothing in the OBS layout, no normalization; Ozone's
-check of characters is off by default). Two rules: at most :data:`MAX_KEY_NAME_BYTES` in UTF-8, and a new key may not
-be ``.snapshot`` or lie under ``.snapshot/``, through which snapshots are read.
+check of characters is off by default). Two rules: at most :data:`MAX_KEY_NAME_BYTES` in UTF-8, and a new key must not
+be ``.snapshot`` or lie under ``.snapshot/``, because snapshots are read there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from schemas.result_codes import INVALID_BUCKET_NAME, INVALID_KEY_NAME, INVALID_
 MIN_NAME_CHARACTERS = 3
 MAX_NAME_CHARACTERS = 63
 MAX_KEY_NAME_BYTES = 4096
-"""Ozone sets no limit and S3 1,024 bytes; this is Linux's PATH_MAX, so that any path can be a key."""
+"""Linux's PATH_MAX, so that any path can be a key. Ozone sets no limit; S3's is 1,024 bytes."""
 NAME_CACHE_ENTRIES = 4096
 SHOWN_CHARACTERS = 100
-"""How much of an illegal name an error message repeats."""
+"""Most characters of an illegal name that an error message repeats."""
 SNAPSHOT_INDICATOR = ".snapshot"
 
 _UNSUPPORTED = re.compile(r"[^a-z0-9.-]")
@@ -32,7 +32,7 @@ _ILLEGAL_PAIRS = ("..", "-.", ".-")
 
 @lru_cache(maxsize=NAME_CACHE_ENTRIES)
 def _resource_name_fault(name: str) -> str | None:
-    """Return what is wrong with a volume's or bucket's name, or None."""
+    """Return the fault in a volume's or bucket's name, or None."""
     if not MIN_NAME_CHARACTERS <= len(name) <= MAX_NAME_CHARACTERS:
         return f"it has {len(name)} characters instead of {MIN_NAME_CHARACTERS} to {MAX_NAME_CHARACTERS}"
     if unsupported := _UNSUPPORTED.search(name):

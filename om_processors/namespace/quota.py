@@ -1,14 +1,14 @@
 """Usage counters and quotas; serial execution makes admission exact (design, section 4).
 
-A *bucket's* quotas bound its committed bytes (plain bytes: the factor of replication is not counted) and its number of
-keys. A *volume's* byte quota bounds the sum of its buckets' byte quotas, and requires each of them to have one; its
-namespace quota bounds the number of buckets. -1 is no limit, 0 and other negatives are illegal, as in Ozone's client.
+A *bucket's* quotas bound its committed bytes (plain bytes, without the replication factor) and its number of keys. A
+*volume's* byte quota bounds the sum of its buckets' byte quotas, and requires each of them to have one; its namespace
+quota bounds the number of buckets. -1 is no limit, 0 and other negatives are illegal, as in Ozone's client.
 
-Replacing a key counts by the difference: where only that fits, it is admitted (Ozone asks for room for one more key).
-AllocateBlock gives no more than there is room for behind what the session has been given, so that nobody fills disks past a quota: the last block
-is shorter, then comes QUOTA_EXCEEDED. (Ozone refuses the last one unless a whole block fits.) Each session counts by itself: what others have
-been given and not committed does not, as in Ozone.
-Counters are signed 64 bits: whatever would pass 2^63 - 1 is refused as if that were the quota.
+Replacing a key counts by the difference: a replacement is admitted if the difference fits (Ozone asks for room for one
+more key). AllocateBlock gives a session no more than the quota leaves beside the session's earlier blocks, so that
+nobody fills disks beyond a quota: the last block is shorter, then comes QUOTA_EXCEEDED. (Ozone refuses the last one
+unless a whole block fits.) As in Ozone, each session counts by itself, without the uncommitted blocks of others.
+Counters are signed 64 bits: a change that would pass 2^63 - 1 is refused as if that were the quota.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def create(tx: RowTransaction, *counters: bytes) -> None:
 
 
 def add(tx: RowTransaction, counter: bytes, amount: int) -> None:
-    """Change a counter by ``amount``; by 0 nothing is written."""
+    """Change a counter by ``amount``; 0 writes nothing."""
     if amount:
         operand = _ONE if amount == 1 else _MINUS_ONE if amount == -1 else encode_int64(amount)
         tx.merge(USAGE_TABLE, counter, ADD_INT64, operand)
@@ -74,11 +74,12 @@ def admit_open_key(view: ReadView, bucket: BucketInfo, key: str, size_bytes: int
 
 
 def admit_block(view: ReadView, bucket: BucketInfo, info: KeyInfo, length_bytes: int) -> int:
-    """Return how many of ``length_bytes`` one more block of an open key may have; raises OMError QUOTA_EXCEEDED if none.
+    """Return how many of ``length_bytes`` a further block of an open key may have; raises QUOTA_EXCEEDED if none.
 
-    What the session has been given counts as if it were written: of the blocks that came with CreateKey the size that it was admitted with, and the
-    whole length of every block since. Where a size was declared one block more is allowed: it may stand for one whose datanodes failed.
-    All of it is read from the open key's row, so it is free again as soon as the row is gone.
+    The blocks that the session already has count as if they were written. Blocks that came with CreateKey count with
+    the size with which it was admitted, every later block with its whole length. If a size was declared, one more block
+    is allowed: it may replace one whose datanodes failed. The figures come from the open key's row, so the room is free
+    again as soon as the row is gone.
     """
     if bucket.quota_in_bytes == UNLIMITED:
         return length_bytes
@@ -128,7 +129,7 @@ def add_key_usage(tx: RowTransaction, volume: str, bucket: str, more_bytes: int,
 
 
 def allotted(quota_in_bytes: int) -> int:
-    """Return what a bucket's byte quota counts in its volume's sum."""
+    """Return the share of a bucket's byte quota in its volume's sum."""
     return max(quota_in_bytes, 0)
 
 
@@ -166,7 +167,7 @@ def admit_bucket(view: ReadView, volume: VolumeInfo) -> None:
 
 
 def check_bucket_usage(view: ReadView, info: BucketInfo, bytes_quota: int, namespace_quota: int) -> None:
-    """Raise OMError QUOTA_ERROR if a bucket's new quotas lie below what it holds."""
+    """Raise OMError QUOTA_ERROR if a bucket's new quotas lie below its usage."""
     where = f"/{info.volume}/{info.bucket}"
     for quota, counter, unit in (
         (bytes_quota, tables.used_bytes_key(info.volume, info.bucket), "bytes"),
@@ -201,7 +202,7 @@ def check_volume_buckets(view: ReadView, info: VolumeInfo, quota: int) -> None:
 
 
 def _bucket_without_quota(view: ReadView, volume: str) -> str | None:
-    """Return a bucket without byte quota, or None. A volume with one has none such: only the first quota scans."""
+    """Return a bucket without byte quota, or None. A volume with a quota has none, so only the first quota scans."""
     prefix = tables.volume_prefix(volume)
     for _, value in view.iterate(BUCKET_TABLE, prefix, tables.prefix_stop(prefix)):
         info = tables.decode_bucket(value)

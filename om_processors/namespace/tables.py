@@ -1,6 +1,6 @@
-"""The Object Manager's tables: how their keys are built, and typed access to their rows.
+"""The Object Manager's tables: the layout of their keys, and typed access to their rows.
 
-Keys, UTF-8 (session and object ids in decimal) but for pipelineTable's::
+Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
 
     volumeTable    /volume                          VolumeInfo
     bucketTable    /volume/bucket                   BucketInfo
@@ -16,9 +16,9 @@ Keys, UTF-8 (session and object ids in decimal) but for pipelineTable's::
 
 A volume's or bucket's name has neither ``/`` nor ``#``, so no two rows share a key.
 
-Two memos of the pure function *decode* save time on the hot path; a record is immutable by contract. The rows of volumes
-and buckets, which every request reads, are decoded once per value (:data:`HOT_ROWS`). An open key is remembered when it
-is written (:data:`OPEN_KEYS`), because its commit reads it soon, and decoding it costs as much as all else in a commit.
+Two memos of the pure function *decode* save time on the hot path; a record is immutable by contract. The rows of
+volumes and buckets, which every request reads, are decoded once per value (:data:`HOT_ROWS`). An open key is remembered
+when it is written (:data:`OPEN_KEYS`): its commit reads it soon, and decoding it costs as much as the rest of a commit.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from schemas.records.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
 
 HOT_ROWS = 4096
-"""Decoded rows kept, of volumes and of buckets each; about 1 KiB a row."""
+"""Most decoded rows that are kept, of volumes and of buckets each; about 1 KiB a row."""
 OPEN_KEYS = 8192
-"""Open keys remembered, at most; about 1 KiB each."""
+"""Most open keys that are remembered; about 1 KiB each."""
 OPEN_KEY_BYTES = 2048
 """Longer rows (keys of many blocks) are not remembered."""
 KEY_INFO_LEVEL = VERSIONS["KeyInfo"][-1]
-"""Feature level from which on a row of a key says all that its record does."""
+"""Feature level from which on a key's row holds all fields of its record."""
 
 
 def volume_key(volume: str) -> bytes:
@@ -108,15 +108,15 @@ def bucket_prefix(volume: str, bucket: str) -> bytes:
 
 
 def prefix_stop(prefix: bytes) -> bytes:
-    """Return the smallest key above everything that starts with ``prefix``, UTF-8 and not empty.
+    """Return the smallest key above all keys that start with ``prefix``, which is UTF-8 and not empty.
 
-    UTF-8 has no byte 0xff, so the last byte can be raised.
+    UTF-8 has no byte 0xff, so the last byte can be incremented.
     """
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
 def is_empty(view: ReadView, cf: str, prefix: bytes) -> bool:
-    """Return whether no row of the table starts with ``prefix``."""
+    """Say whether no row of the table starts with ``prefix``."""
     return next(iter(view.iterate(cf, prefix, prefix_stop(prefix))), None) is None
 
 
@@ -133,10 +133,10 @@ def decode_bucket(value: bytes) -> BucketInfo:
 
 
 class _OpenKeys:
-    """Records by their encoded value, the most recent OPEN_KEYS / 2 of legal length at least.
+    """Records by their encoded value: at least the last OPEN_KEYS / 2 of legal length.
 
-    Two generations: when the younger is full it becomes the older, which is dropped whole. No step iterates or removes, so
-    the shards' threads can share it.
+    There are two generations: when the younger is full it becomes the older, and the older is dropped whole. No step
+    iterates or removes single entries, so the shards' threads can share it.
     """
 
     def __init__(self) -> None:
@@ -212,13 +212,13 @@ def put_open_key(tx: RowTransaction, key: bytes, info: KeyInfo) -> None:
     """Write a row of openKeyTable."""
     level = tx.feature_level
     value = encode_at(info, level)
-    if level >= KEY_INFO_LEVEL:  # else it may say less than the record
+    if level >= KEY_INFO_LEVEL:  # below it, the row may hold less than the record
         _open_keys.remember(value, info)
     tx.put(OPEN_KEY_TABLE, key, value)
 
 
 def put_deleted(tx: RowTransaction, info: KeyInfo) -> None:
-    """Write a row of deletedTable: blocks that nothing refers to any more."""
+    """Write a row of deletedTable: blocks that no key refers to any more."""
     tx.put(
         DELETED_TABLE,
         deleted_key(info.volume, info.bucket, info.key, info.object_id),
@@ -232,7 +232,7 @@ def pipeline_key(partition: int) -> bytes:
 
 
 def pipelines(view: ReadView) -> list[PipelineRow]:
-    """Return all pipelines, by partition; ids.MAX_PIPELINES bounds them. Only shard 0 has any."""
+    """Return all pipelines, by partition; at most ids.MAX_PIPELINES. Only shard 0 has any."""
     return [decode_as(PipelineRow, value) for _, value in view.iterate(PIPELINE_TABLE, b"")]
 
 
@@ -248,12 +248,12 @@ def put_pipeline(tx: RowTransaction, row: PipelineRow) -> None:
 
 
 def datanodes(view: ReadView) -> list[DatanodeRow]:
-    """Return the rows of datanodeTable: the datanodes that an operator has given a state. Only shard 0 has any."""
+    """Return the rows of datanodeTable: the datanodes to which an operator has given a state. Only shard 0 has any."""
     return [decode_as(DatanodeRow, value) for _, value in view.iterate(DATANODE_TABLE, b"")]
 
 
 def get_datanode(view: ReadView, datanode: str) -> DatanodeRow | None:
-    """Return a row of datanodeTable, or None: in service."""
+    """Return a row of datanodeTable; None means in service."""
     value = view.get(DATANODE_TABLE, datanode.encode())
     return None if value is None else decode_as(DatanodeRow, value)
 

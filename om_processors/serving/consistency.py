@@ -1,9 +1,9 @@
 """Which reads may be answered now (design, section 5): ``stale``, ``session``, ``linearizable``, on any replica.
 
-Linearizable: ask the shard's leader for a read index, a record of its own that it produced after the question and that is
-effective; wait until that very record has counted *here*; then read. Having read past its offset without counting it means that this
-replica and that leader read different logs: the process stops. Kafka's own end offset would not do: a broker cut off from its
-controller serves an old one.
+Linearizable: ask the shard's leader for a read index, an effective record that it produced after the question. Wait
+until that very record has counted *here*; then read. If this replica has read beyond the record's offset without
+counting it, replica and leader read different logs, and the process stops. Kafka's own end offset would not do: a
+broker that is cut off from its controller serves an old one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ASK_AGAIN_S = 0.05
 
 
 class NotReadable(Exception):
-    """The read cannot be answered now; it may be asked again, here or elsewhere. ``code`` goes to the reader."""
+    """The read cannot be answered now; ask again, here or elsewhere. ``code`` is for the reader."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -38,7 +38,7 @@ class NotReadable(Exception):
 
 
 def parse_session(text: str) -> dict[int, int]:
-    """Parse ``shard:index[,shard:index]``; raises OMError INVALID_REQUEST naming what is wrong."""
+    """Parse ``shard:index[,shard:index]``; raises OMError INVALID_REQUEST, naming the fault."""
     positions: dict[int, int] = {}
     for part in filter(None, text.split(",")):
         shard, colon, index = part.partition(":")
@@ -77,7 +77,7 @@ class Consistency:
             self._verify(replica, offset, record_hash)
 
     def refuse_flagged(self, shard: int) -> None:
-        """Raise NotReadable if the replica has found a divergence; to be asked again once the snapshot to read is taken."""
+        """Raise NotReadable if the replica has found a divergence. Call it again once the snapshot to read is taken."""
         evidence = self._replicas[shard].evidence
         if evidence is not None:
             found = f"shard {shard} of {self._config.node} has found a divergence: {evidence}"

@@ -1,10 +1,10 @@
-"""The part of a node's HTTP API that tells of datanodes and pipelines: rows of shard 0, joined with what this node hears.
+"""The pages of a node's HTTP API about datanodes and pipelines: rows of shard 0, joined with this node's heartbeats.
 
-``GET /v1/pipelines``                 every pipeline and its members; also of closed ones, whose blocks are still read
-``GET /v1/datanodes``                 every datanode: state, health, room, what it follows
-``GET /v1/containers/{container}``    which datanodes hold a container: after copying, others than its pipeline's members do
+``GET /v1/pipelines``                 every pipeline and its members, closed ones included: their blocks are still read
+``GET /v1/datanodes``                 every datanode: state, health, room, pipelines
+``GET /v1/containers/{container}``    datanodes that hold a container: its pipeline's, or others that have copied it
 
-All take ``consistency`` as other reads do. Without datanodes in the settings the lists are empty.
+All pages take ``consistency`` as other reads do. Without datanodes in the settings the lists are empty.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from schemas.sharding import SYSTEM_SHARD
 
 MAX_CONTAINER_ID = (1 << 63) - 1
 MAX_FAULTS = 20
-"""Damaged copies that are named of one datanode."""
+"""Most faults that are named of one datanode."""
 
 
 class FleetApi:
@@ -88,7 +88,7 @@ class FleetApi:
         return 200, {"datanodes": found, "positions": positions}
 
     async def container(self, query: Any, container: str) -> Answer:  # noqa: ARG002 - every page takes the query
-        """Tell who holds a container, as heartbeats have it."""
+        """Return the datanodes that hold a container, as their heartbeats say."""
         if not container.isdecimal() or int(container) > MAX_CONTAINER_ID:
             raise OMError(INVALID_REQUEST, f"container {container!r} is not a number in 0..{MAX_CONTAINER_ID}")
         number = int(container)
@@ -110,7 +110,7 @@ class FleetApi:
 
 
 def pipeline_json(row: PipelineRow, picture: Picture | None) -> Json:
-    """Return a pipeline as JSON; ``usable`` says whether it takes blocks, as this node sees it."""
+    """Return a pipeline as JSON; ``usable`` says whether this node believes that it takes blocks."""
     return {
         "pipeline": row.pipeline,
         "partition": row.partition,
@@ -124,9 +124,10 @@ def pipeline_json(row: PipelineRow, picture: Picture | None) -> Json:
 
 
 def _member_json(member: Member) -> Json:
-    """Return a member where it is now, not where it was when the pipeline was opened."""
+    """Return a member at its present addresses, not those at which the pipeline was opened."""
     return {
-        "datanode": member.datanode, "address": member.address, "http_address": member.http_address, "rack": member.rack,
+        "datanode": member.datanode, "address": member.address, "http_address": member.http_address,
+        "rack": member.rack,
     }  # fmt: skip
 
 
@@ -149,7 +150,7 @@ def datanode_json(node: Datanode, picture: Picture) -> Json:
 
 
 def faults_of(said: Heartbeat) -> list[str]:
-    """Return what a datanode says is wrong there: of its pipelines, and of copies, MAX_FAULTS of them."""
+    """Return the faults that a datanode reports, of its pipelines and of its copies: MAX_FAULTS of them."""
     followed = {one.partition for one in said.pipelines}
     damaged = [one.container_id for one in said.containers if not one.healthy and one.partition not in followed]
     copies = [f"the copy of container {container_id} is damaged" for container_id in damaged[:MAX_FAULTS]]

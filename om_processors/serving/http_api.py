@@ -1,7 +1,7 @@
 """The HTTP API of a node, on Faust's web server: reads at a chosen consistency, status, health, metrics, digests.
 
-Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input), 404 (no such thing) or
-503 (not now: ask again, here or elsewhere). Paths and parameters: docs/architecture.md.
+Every answer is JSON, except metrics. Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input), 404 (no
+such thing) or 503 (not now: ask again, here or elsewhere). Paths and parameters: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from schemas.sharding import shard_of
 Answer = tuple[int, Json]
 
 MAX_LISTINGS = 256
-"""Listings that are read or wait."""
+"""Most listings that run or wait."""
 LISTINGS = ScanThreads("listing", MAX_LISTINGS)
-"""Of this process: a page of large rows takes too long for the event loop."""
+"""The process's threads for listings: a page of large rows takes too long for the event loop."""
 
 
 class OMHttpApi:
-    """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
+    """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process."""
 
     def __init__(
         self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus,
@@ -133,7 +133,7 @@ class OMHttpApi:
     async def _read(
         self, shard: int, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
     ) -> tuple[Json, dict[str, int]]:
-        """Ask a snapshot of a shard, on ``threads`` if that takes long."""
+        """Query a snapshot of a shard, on ``threads`` if that takes long."""
         consistency = query.get("consistency", LINEARIZABLE)
         if consistency not in (LINEARIZABLE, SESSION, STALE):
             raise OMError(INVALID_REQUEST, f"consistency {consistency!r} is not linearizable, session or stale")
@@ -159,7 +159,7 @@ class OMHttpApi:
         return self._status.health()
 
     async def status(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
-        """Return what this node knows of its shards."""
+        """Return this node's state of its shards."""
         return 200, self._status.status()
 
     async def read_index(self, shard: str) -> Answer:

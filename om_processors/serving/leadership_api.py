@@ -1,6 +1,6 @@
-"""The part of a node's HTTP API by which leaders are moved (``lending``): for operators, and for nodes among themselves.
+"""The pages of a node's HTTP API that move leaders (``lending``): for operators, and for nodes among themselves.
 
-``POST /v1/shards/{shard}/transfer?node=&address=`` goes to the shard's owner; the others are asked by owners:
+``POST /v1/shards/{shard}/transfer?node=&address=`` goes to the shard's owner. The owners send the others:
 ``GET fitness``, ``POST borrow``, ``POST renew``, ``POST give-back``, each with ``owner=``.
 """
 
@@ -23,7 +23,10 @@ from schemas.result_codes import INVALID_REQUEST
 
 
 class LeadershipApi:
-    """Handlers; :meth:`attach` gives them their paths. They wait for drains and claims, so each runs beside the event loop."""
+    """Handlers; :meth:`attach` gives them their paths.
+
+    They wait for drains and claims, so each runs beside the event loop.
+    """
 
     def __init__(self, leadership: Leadership, replicas: dict[int, Replica]) -> None:
         self._leadership = leadership

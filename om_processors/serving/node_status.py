@@ -1,4 +1,4 @@
-"""What a node says of itself: health, status, and metrics in Prometheus' text format."""
+"""A node's report on itself: health, status, and metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _METRICS = (
 
 
 class NodeStatus:
-    """Reads the replicas' and loops' own figures; changes nothing."""
+    """Reads the figures of the replicas and loops; changes nothing."""
 
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],
@@ -115,9 +115,10 @@ class NodeStatus:
         for name, kind, text, value in _METRICS:
             yield family(
                 name, kind, text,
-                [(self._labels(shard), value(replica, self._loops[shard])) for shard, replica in self._replicas.items()],
+                [(self._labels(shard), value(replica, self._loops[shard]))
+                 for shard, replica in self._replicas.items()],
             )  # fmt: skip
-        # What was asked of the shards that this node led: summed over all nodes, each request counts once.
+        # Requests of the shards that this node led: summed over all nodes, each request counts once.
         yield requests_family((self._labels(shard), requests) for shard, requests in self._requests.items())
         yield latency_family((self._labels(shard), requests) for shard, requests in self._requests.items())
         yield family(

@@ -1,9 +1,9 @@
-"""Queries: info on one object and listings, pure functions of a consistent view.
+"""Queries: one object's information, and listings; pure functions of a consistent view.
 
-A listing is in the byte order of the names in UTF-8, starts after ``start_after`` (exclusive, need not exist), holds names
-that start with ``prefix``, at most ``limit``, and says whether more would follow (``truncated``), and then after which name
-(``next_after``). It ends sooner where its rows have MAX_PAGE_BYTES, but has one entry at least. Listed keys come without their blocks
-(an empty list), which are most of a large key's row: key_info has them.
+A listing holds the names that start with ``prefix``, after ``start_after`` (exclusive, need not exist), in the byte
+order of UTF-8, at most ``limit`` of them. It says whether more follow (``truncated``), and then after which name
+(``next_after``). It ends early once its rows have MAX_PAGE_BYTES, but has at least one entry. Listed keys come without
+their blocks (an empty list), which are most of a large key's row: key_info has them.
 
 Illegal input and missing objects raise OMError. Answers are JSON-ready dicts (``views.py``); the node adds positions.
 """
@@ -23,7 +23,7 @@ from schemas.result_codes import INVALID_REQUEST, KEY_NOT_FOUND
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 MAX_PAGE_BYTES = 4 * 1024 * 1024
-"""Of the rows that a listing reads, keys and values as they are stored: what it takes to decode and to send them follows from that."""
+"""Most bytes of a listing's rows, keys and values as stored. It bounds the work to decode and send them."""
 
 
 def volume_info(view: ReadView, volume: str) -> Json:
@@ -99,7 +99,7 @@ def merge_listings(listings: Iterable[Json], limit: int = DEFAULT_LIMIT) -> Json
         if listing["truncated"]:
             ends.append(listing["next_after"].encode())
     entries.sort(key=_volume_name)
-    # Behind the end of a shard's page another of its volumes may come first.
+    # After the end of a shard's page, that shard may have volumes that come before the rest.
     found = [entry for entry in entries if not ends or _volume_name(entry) <= min(ends)][:limit]
     if not ends and len(found) == len(entries):
         return _page(found)
@@ -125,7 +125,7 @@ def _page(entries: list[Json], *, next_after: str | None = None) -> Json:
 def _listing(
     view: ReadView, cf: str, base: bytes, page: tuple[str, str, int, int], to_json: Callable[[bytes], Json]
 ) -> Json:
-    """List the rows under ``base`` whose names, which follow it, are asked for by ``page``: prefix, start_after, limit, bytes."""
+    """List the rows under ``base`` whose names (rest of the key) fit ``page`` (prefix, start_after, limit, bytes)."""
     prefix, start_after, limit, max_bytes = page
     check_limit(limit)
     check_text("prefix", prefix)

@@ -1,8 +1,9 @@
-"""Requests counted by type and result, and how long they took, on the node that led: summed over nodes, each request once.
+"""Numbers of requests by type and result, and their latencies, on the node that led.
 
-Counted is what a batch's record says, when the node that wrote it applies it (leading still, or deposed and reading the log): a record
-counts once, under one claim, and a claim is one node's. Repeats, and refusals that are in no batch, are not requests executed; the
-OVERLOADED ones have a counter of their own. Counters live as long as the process.
+A node counts the record of a batch that it wrote when it applies it (still leading, or deposed and reading the log).
+A record counts once, under one claim, and a claim belongs to one node: summed over nodes, each request counts once.
+Repeats, and refusals that are in no batch, do not count; OVERLOADED has a counter of its own. Counters live as long as
+the process.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from schemas.records.messages import Response
 from schemas.result_codes import OK
 
 BUCKETS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000)
-"""Upper bounds of the latency histogram; what is slower is in the last, unbounded one."""
+"""Upper bounds of the latency histogram, in ms; slower requests are in a last, unbounded bucket."""
 
 _NUMBERS_FROM = 26
-"""Where a Response's three numbers begin: behind the header and the client's id."""
+"""Where a Response's three numbers begin: after the header and the client's id."""
 
 _OK = b"\x04OK\x00"
-"""Status OK and an empty message, as Avro writes them behind the numbers: what succeeded need not be decoded."""
+"""Status OK and an empty message, as Avro writes them after the numbers: a success need not be decoded."""
 
 
 def status_of(response: bytes) -> str:
@@ -44,7 +45,7 @@ def status_of(response: bytes) -> str:
 
 
 def executed(effective: Effective) -> Iterator[tuple[int, Reply]]:
-    """Yield (index, reply) of each request of a batch; repeats that are answered with it are left out."""
+    """Yield (index, reply) of each request of a batch, without the repeats that are answered with it."""
     record = effective.record
     if isinstance(record, Batch):
         entries: Any = record.results
@@ -64,22 +65,22 @@ def executed(effective: Effective) -> Iterator[tuple[int, Reply]]:
 
 
 class RequestMetrics:
-    """Of one shard on one node."""
+    """The counters of one shard on one node."""
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         """(request type, result) -> number."""
         self.slower: list[int] = [0] * (len(BUCKETS_MS) + 1)
-        """Number of requests by latency bucket, not cumulated."""
+        """Number of requests by latency bucket, not cumulative."""
         self.total_ms = 0
 
     def count(self, batch: Batch, now_ms: int) -> None:
-        """Count a batch that took effect; ``now_ms`` is the wall clock, as the requests' first sending is the client's."""
+        """Count a batch that took effect; ``now_ms``: wall clock, as the requests' first sending."""
         for result in batch.results:
             self._count_one(result.request_type, result.response, now_ms - result.first_sent_at_ms)
 
     def count_late(self, effective: Effective, now_ms: int) -> None:
-        """Count a RequestBatch that took effect: its record holds no results, the leader's answers do."""
+        """Count a RequestBatch that took effect. Its record holds no results, so the leader's answers are counted."""
         for _, reply in executed(effective):
             self._count_one(reply.proposal.request_type, reply.response, now_ms - reply.proposal.first_sent_at_ms)
 
@@ -95,7 +96,7 @@ class RequestMetrics:
 
 
 Labelled = Iterable[tuple[Mapping[str, str], RequestMetrics]]
-"""Labels of a shard (``node``, ``shard``), and what was counted of it."""
+"""Labels of a shard (``node``, ``shard``), and its counters."""
 
 
 def requests_family(shards: Labelled) -> Metric:
@@ -109,7 +110,7 @@ def requests_family(shards: Labelled) -> Metric:
 
 
 def latency_family(shards: Labelled) -> Metric:
-    """Return how long requests took."""
+    """Return the latencies of requests."""
     text = "From a request's first sending until it was effective and applied."
     found = HistogramMetricFamily("stratolog_request_seconds", text, labels=["node", "shard"])
     for labels, requests in shards:

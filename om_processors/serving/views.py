@@ -1,4 +1,4 @@
-"""Rows as people and programs see them: JSON-ready dicts of a row's fields, with its usage where it has counters."""
+"""Rows for people and programs: JSON-ready dicts of a row's fields, with its usage where it has counters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def bucket_json(view: ReadView, info: BucketInfo) -> Json:
 
 
 def listed_key_json(info: KeyInfo) -> Json:
-    """Return a key's fields as a listing has them: without blocks."""
+    """Return a key's fields for a listing: without blocks."""
     row: Json = {name: getattr(info, name) for name in _KEY_FIELDS}
     row["blocks"] = []
     row["metadata"] = dict(info.metadata)

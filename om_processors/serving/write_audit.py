@@ -1,9 +1,10 @@
-"""Write-audit lines: who asked for what, and what came of it; on the leader, once the batch is effective and the answer has left.
+"""Write-audit lines: each request, its sender and its result; on the leader, after the batch's answers have left.
 
-One JSON object a line: ``time``, ``node``, ``shard``, ``term``, ``index``, ``client``, ``call``, ``user``, ``type``, the names the request is about,
-``result``. A file of its own of bounded size (MAX_FILE_BYTES, KEPT_FILES old ones). Lines of a batch are made and written at one go,
-after its replies; the setting ``write_audit`` switches them on. A leader that dies or is deposed between append and answer writes no
-line for what it had in flight: the log is the complete record, this is its readable excerpt.
+One JSON object a line: ``time``, ``node``, ``shard``, ``term``, ``index``, ``client``, ``call``, ``user``, ``type``,
+the names that the request is about, ``result``. The lines have a file of their own, of bounded size (MAX_FILE_BYTES,
+KEPT_FILES old ones). The lines of a batch are written together; the setting ``write_audit`` switches them on. A leader
+that dies or is deposed between append and answer writes no line for its batches in flight. The log is the complete
+record; this file is a readable excerpt.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from schemas.records.messages import Request
 FILE_NAME = "write-audit.log"
 MAX_FILE_BYTES = 64 * 1024 * 1024
 KEPT_FILES = 4
-"""Files that are kept beside the one being written."""
+"""Most old files that are kept beside the current one."""
 
 NAMES = ("volume", "bucket", "key", "from_key", "to_key", "shard", "node", "checkpoint", "level")
-"""Fields of request bodies that say what a request is about."""
+"""Fields of request bodies that name the request's objects."""
 
 
 class WriteAudit:
@@ -40,7 +41,7 @@ class WriteAudit:
         )
 
     def write(self, shard: int, effective: Effective, now_ms: int) -> None:
-        """Write the lines of a batch; called by several shards' threads."""
+        """Write the lines of a batch; several shards' threads call it."""
         lines = "\n".join(self._lines(shard, effective, now_ms))
         if lines:
             record = logging.LogRecord("stratolog.write_audit", logging.INFO, "", 0, lines, None, None)

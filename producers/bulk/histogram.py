@@ -9,9 +9,9 @@ from __future__ import annotations
 STEPS = 32
 _STEP_BITS = STEPS.bit_length() - 1
 MAX_US = 1 << 40
-"""Larger values (twelve days) are counted as this one."""
+"""Larger values (more than twelve days) count as this one."""
 BUCKETS = (MAX_US.bit_length() + 1) * STEPS
-"""Size of a histogram: its memory is the same for ten values and for ten million."""
+"""Number of a histogram's buckets: its memory is the same for ten values and for ten million."""
 
 
 class Histogram:

@@ -1,12 +1,13 @@
 """Ingest of a directory tree: each file becomes a key, by createKey and commitKey (``stratolog ingest``).
 
-What belongs here: the three phases and their summary. First the tree is walked for what there is and which volumes
-and buckets it needs; these are created, unless they exist; then each file is read, hashed, opened and committed,
-many at a time. Paths become key names unchanged, ``tree_layout`` says in which volume and bucket, and ``tree`` what
+What belongs here: the three phases and their summary. The first walks the tree to count its files and find the volumes
+and buckets that they need. The second creates those that do not exist. The third reads, hashes, opens and commits the
+files, many at a time. Paths become key names unchanged; ``tree_layout`` gives volume and bucket, and ``tree`` says what
 is skipped. A file's modification time and SHA-256 go into the key's metadata.
 
-With ``writers`` the files' bytes are written too, each file through the datanodes by a thread of its own; without, only
-metadata is. Running it again is safe: a key that exists is replaced by an equal one. What failed is named in the summary.
+With ``writers`` the files' bytes are written too, each file through the datanodes by a thread of its own; without them
+only metadata is written. Repeating an ingest is safe: it replaces an existing key by an equal one. The summary names
+the failures.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ if TYPE_CHECKING:
     from producers.client import Client
 
 NAMED_FAILURES = 100
-"""At most so many failures, and so many skipped files, are named in a summary; all are counted."""
+"""Most failures, and most skipped files, that a summary names; it counts all."""
 MAX_IN_FLIGHT = 1000
-"""Keys that are written at the same time, unless the caller says otherwise."""
+"""Default for the number of keys that are written at the same time."""
 WRITERS = 16
-"""Files whose bytes are written at the same time, unless the caller says otherwise."""
+"""Default for the number of files whose bytes are written at the same time."""
 PROGRESS_INTERVAL_MS = 100
-"""Progress is told at most this often."""
+"""Shortest time between two reports of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an ingest is: files and bytes that are done (committed, skipped or failed), and all there are."""
+    """Progress of an ingest: files and bytes that are done (committed, skipped or failed), and their totals."""
 
     files: int
     files_total: int
@@ -68,11 +69,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestSummary:
-    """What an ingest did. ``requests`` are those for volumes, buckets, createKey and commitKey.
+    """Result of an ingest. ``requests`` are those for volumes, buckets, createKey and commitKey.
 
-    ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; where bytes were written,
-    those of whole files.
-    ``failures`` and ``skipped`` name the first ones; ``failed_files`` and ``skipped_files`` count them all.
+    ``requests_per_second`` is the rate while keys were written. Latencies are those of createKey and commitKey; if
+    bytes were written, those of whole files. ``failures`` and ``skipped`` name the first ones; ``failed_files`` and
+    ``skipped_files`` count all.
     """
 
     keys: int
@@ -91,7 +92,7 @@ class IngestSummary:
 
     @property
     def complete(self) -> bool:
-        """Whether every file that can be ingested was."""
+        """Whether every file that can be ingested has been."""
         return self.failed_files == 0
 
 
@@ -106,9 +107,9 @@ def ingest(
 ) -> IngestSummary:
     """Ingest the metadata of the tree below ``root`` with at most ``max_in_flight`` keys written at the same time.
 
-    ``leave_out`` are directories within it that are not taken. ``progress`` is called on the calling thread. Raises OSError if ``root`` is no directory, ValueError for an
-    illegal ``max_in_flight``, one of ``producers.errors`` if a volume or bucket cannot be created; what goes wrong
-    with a single file is in the summary.
+    ``leave_out`` are directories in the tree that are skipped. ``progress`` is called on the calling thread. Raises
+    OSError if ``root`` is not a directory, ValueError for an illegal ``max_in_flight``, one of ``producers.errors`` if
+    a volume or bucket cannot be created. The summary holds the errors of single files.
 
     >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
     ...     print(ingest(client, "/usr/lib/python3").keys)
@@ -137,7 +138,7 @@ def ingest_contents(
     """
     if writers < 1:
         raise ValueError(f"writers must be at least 1, not {writers}")
-    # One file more for each writer is hashed already when a writer is done with its last one.
+    # Twice as many files as writers are admitted, so that a writer that ends finds the next file hashed.
     run = _Ingest(client, root, layout or TreeLayout(), progress, 2 * writers, leave_out)
     with _pool(writers) as pool:
 
@@ -149,7 +150,7 @@ def ingest_contents(
 
 @contextmanager
 def _pool(writers: int) -> Iterator[ThreadPoolExecutor]:
-    """Open a pool, which waits for its threads in the end, but not after an interrupt."""
+    """Open a pool; its end waits for the threads, except after an interrupt."""
     pool = ThreadPoolExecutor(max_workers=writers, thread_name_prefix="ingest")
     try:
         yield pool
@@ -163,11 +164,11 @@ def _pool(writers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 Begin = Callable[[FileContent, tuple[str, str], int], None]
-"""Begins to write a file that was read: in which volume and bucket, and which size it had when the tree was surveyed."""
+"""Begins to write a file that was read; gets its volume and bucket, and its size in the survey."""
 
 
 class _Ingest:
-    """One ingest. ``lock`` guards what the client's thread counts; all else belongs to the calling thread."""
+    """One ingest. ``lock`` guards the counts of the client's thread; the calling thread owns everything else."""
 
     def __init__(
         self,
@@ -199,14 +200,14 @@ class _Ingest:
         self.writing_requests = 0
 
     def through(self, begin: Begin) -> IngestSummary:
-        """Take all three phases."""
+        """Run all three phases."""
         self.survey()
         self.create_places(self.places)
         self.write_keys(begin)
         return self.summary()
 
     def survey(self) -> None:
-        """Walk the tree for its size and the places that it needs."""
+        """Walk the tree for its size and the volumes and buckets that it needs."""
         for found in walk(self.root, self.leave_out):
             if isinstance(found, FoundFile):
                 self.files_total += 1
@@ -221,7 +222,7 @@ class _Ingest:
             self.requests += requests
 
     def write_keys(self, begin: Begin) -> None:
-        """Read and write each file; returns when each has been committed, skipped or failed."""
+        """Read and write each file; return when each has been committed, skipped or failed."""
         begun_s = time.monotonic()
         before = self.requests
         try:
@@ -229,7 +230,7 @@ class _Ingest:
                 self._write(found, begin)
                 self.tell_progress()
         except KeyboardInterrupt:
-            raise  # what is under way ends with the client: a person who interrupts waits for nothing
+            raise  # keys in flight end with the client: an interrupt does not wait for them
         except BaseException:
             self._await_written()
             raise
@@ -239,7 +240,7 @@ class _Ingest:
         self.tell_progress(last=True)
 
     def _await_written(self) -> None:
-        """Wait until no key is under way: callbacks count into this object until the last one is done."""
+        """Wait until no key is in flight: until then callbacks count into this object."""
         for _ in range(self.max_in_flight):
             while not self.room.acquire(timeout=PROGRESS_INTERVAL_MS / 1000):
                 self.tell_progress()
@@ -254,7 +255,7 @@ class _Ingest:
             return
         place = self.layout.bucket_for(content.relative_path)
         if place not in self.places:
-            # The file appeared after the survey, in a directory that had none.
+            # The file appeared after the survey, in a directory that had no files.
             self.create_places([place])
         self.room.acquire()
         try:
@@ -264,7 +265,7 @@ class _Ingest:
             raise
 
     def skip(self, skipped: Skipped, *, surveyed: FoundFile | None) -> None:
-        """Count something that is not taken; ``surveyed`` if it was counted among the files."""
+        """Count a skipped entry; ``surveyed`` if the survey counted it as a file."""
         self.skipped_files += 1
         if len(self.skipped) < NAMED_FAILURES:
             self.skipped.append(skipped)
@@ -274,7 +275,7 @@ class _Ingest:
                 self.bytes_done += surveyed.size
 
     def end(self, content: FileContent, surveyed_size: int, status: str | None, message: str = "") -> None:
-        """Count a file that is committed (``status`` None) or failed, and give back its room."""
+        """Count a file as committed (``status`` None) or failed, and release its room."""
         with self.lock:
             self.files += 1
             self.bytes_done += surveyed_size
@@ -289,7 +290,7 @@ class _Ingest:
         self.room.release()
 
     def tell_progress(self, *, last: bool = False) -> None:
-        """Tell the caller how far it is, if the last time was long enough ago."""
+        """Report the progress, unless the last report is too recent."""
         now_s = time.monotonic()
         if self.progress is None or (not last and now_s - self.told_s < PROGRESS_INTERVAL_MS / 1000):
             return
@@ -306,7 +307,7 @@ class _Ingest:
         self.progress(current)
 
     def summary(self) -> IngestSummary:
-        """Return what was done."""
+        """Return the result so far."""
         return IngestSummary(
             keys=self.keys,
             bytes=self.key_bytes,
@@ -325,7 +326,7 @@ class _Ingest:
 
 
 class _KeyWriter:
-    """One file on its way: sends what :class:`FileIngest` says. Takes a place of the ingest's room and gives it back."""
+    """Writes one file: sends what :class:`FileIngest` says. Takes a place of the ingest's room and gives it back."""
 
     __slots__ = ("begun_s", "bucket", "content", "file", "run", "surveyed_size", "volume")
 
@@ -401,7 +402,7 @@ class _KeyWriter:
 def _write_contents(
     run: _Ingest, client: Client, content: FileContent, place: tuple[str, str], surveyed_size: int
 ) -> None:
-    """Write one file with its bytes, on a thread of the pool. The key is aborted if they are not those that were hashed."""
+    """Write one file with its bytes, on a thread of the pool. Abort the key if they have changed since the hash."""
     begun_s = time.monotonic()
     status, message = None, ""
     try:
@@ -417,7 +418,7 @@ def _write_contents(
         status, message = error.status, str(error)
     except OSError as error:
         status, message = INVALID_REQUEST, str(error)
-    except Exception as error:  # nobody asks for the future: a file that is lost must be named
+    except Exception as error:  # nobody reads the future: the failed file must be named
         status, message = INTERNAL_ERROR, f"{type(error).__name__}: {error}"
     with run.lock:
         run.requests += 2

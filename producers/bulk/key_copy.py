@@ -1,7 +1,7 @@
-"""Whole files into keys and back: what a command, or an ingest of many files, calls for each.
+"""Whole files into keys and back, for a command or an ingest of many files.
 
-What belongs here: copying with a SHA-256 of what was copied, and progress. A key is written from a file as it is at that
-moment; it becomes visible when all of it is durable. A local file appears under its name when all of it is there.
+What belongs here: copying with a SHA-256 of the copied bytes, and progress. A key is written from a file's content at
+that moment; it becomes visible once all of it is durable. A local file appears under its name once it is complete.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from producers.files.key_files import KeyInput, KeyOutput
 
 COPY_BYTES = 1024 * 1024
-"""How much is moved at once."""
+"""Bytes that are copied at once."""
 
 Progress = Callable[[int], None]
-"""Told how many bytes were copied since it was told last."""
+"""Called with the number of bytes copied since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What was copied; ``sha256`` in hexadecimal."""
+    """Result of a copy; ``sha256`` in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -36,7 +36,7 @@ class Copied:
 
     @property
     def mb_per_second(self) -> float:
-        """Millions of bytes a second."""
+        """Millions of bytes per second."""
         return self.bytes / max(self.seconds, 1e-9) / 1e6
 
 
@@ -46,8 +46,8 @@ def put_file(
 ) -> Copied:  # fmt: skip
     """Write one local file as the key ``/volume/bucket/key``.
 
-    Raises OSError if the file cannot be read, one of ``producers.errors`` if the key cannot be written; there is no key
-    then, or the one from before.
+    Raises OSError if the file cannot be read, one of ``producers.errors`` if the key cannot be written. In that case
+    there is no key, or the previous one.
 
     >>> put_file(client, "/vol1/bucket1/a.txt", "a.txt").bytes  # doctest: +SKIP
     5
@@ -59,16 +59,17 @@ def put_file(
 
 
 def get_file(key: KeyInput, local: str | os.PathLike[str], *, progress: Progress | None = None) -> Copied:
-    """Write a key's bytes, from where its file stands, into a local file, which is replaced if it exists.
+    """Write a key's bytes, from its file's position on, into a local file, which is replaced if it exists.
 
-    When this returns the file survives a power failure; until then its name stands for what was there before, or nothing. Raises OSError if it
-    cannot be written, one of ``producers.errors`` if the key cannot be read.
+    When this returns, the file survives a power failure. Until then its name has the previous content, or none. Raises
+    OSError if the file cannot be written, one of ``producers.errors`` if the key cannot be read.
 
     >>> with client.open("/vol1/bucket1/a.txt") as key:  # doctest: +SKIP
     ...     get_file(key, "a.txt")
     """
     final = Path(local)
-    # A name of its own for each call: two threads may write one file, and a process of another container has this one's number.
+    # A name of its own for each call: two threads may write one file, and in another container a process may have
+    # the same number.
     partial = final.with_name(f".{secrets.token_hex(8)}.part")
     with partial.open("xb") as target:
         try:
@@ -87,7 +88,7 @@ def _fsync_folder(folder: Path) -> None:
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except PermissionError:
-        return  # one may write into a folder that one may not read: then nobody can ask for more
+        return  # the folder may be writable and not readable: then it cannot be synced
     try:
         os.fsync(descriptor)
     finally:
@@ -95,7 +96,7 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def copy(source: BinaryIO | KeyInput, target: BinaryIO | KeyOutput, progress: Progress | None = None) -> Copied:
-    """Copy all that is left of ``source``; the time is that of the copy, without what closing ``target`` takes."""
+    """Copy the rest of ``source``; the time is that of the copy, without the closing of ``target``."""
     digest = hashlib.sha256()
     total = 0
     begun_s = time.monotonic()

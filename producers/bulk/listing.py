@@ -1,7 +1,7 @@
-"""What a cluster should list after an ingest, what it does list, and how the two differ.
+"""The listing that a cluster should give after an ingest, the one that it gives, and their differences.
 
-What belongs here: the comparison that the demo and the tests end with: names, sizes, modification times and
-checksums, all of them, from one node. Both listings are held in memory: a few hundred bytes for each file.
+What belongs here: the comparison at the end of the demo and of tests: all names, sizes, modification times and
+checksums, from one node. Both listings are held in memory: a few hundred bytes for each file.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SHA256 = "sha256"
 
 
 def metadata_of(content: FileContent) -> dict[str, str]:
-    """Return the metadata that a file's key gets."""
+    """Return the metadata of a file's key."""
     return {MTIME_NS: str(content.mtime_ns), SHA256: content.sha256}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedKey:
-    """A file as a cluster lists it; ``size`` in bytes, metadata as strings, empty where a key has none."""
+    """A file in a cluster's listing; ``size`` in bytes, metadata as strings, empty if the key has none."""
 
     volume: str
     bucket: str
@@ -44,7 +44,7 @@ Listing = Mapping[tuple[str, str, str], ListedKey]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingDifference:
-    """One key that two listings do not agree on; None where it is absent."""
+    """A key on which two listings differ; None where it is absent."""
 
     key: tuple[str, str, str]
     expected: ListedKey | None
@@ -52,7 +52,7 @@ class ListingDifference:
 
 
 def listed_file(content: FileContent, layout: TreeLayout) -> ListedKey:
-    """Return how a cluster lists a file."""
+    """Return a file's entry in a cluster's listing."""
     volume, bucket = layout.bucket_for(content.relative_path)
     return ListedKey(
         volume=volume,
@@ -67,7 +67,7 @@ def listed_file(content: FileContent, layout: TreeLayout) -> ListedKey:
 def expected_listing(
     root: str | os.PathLike[str], layout: TreeLayout | None = None, leave_out: Collection[str] = ()
 ) -> dict[tuple[str, str, str], ListedKey]:
-    """Read a tree again and return what a cluster should list: every file that an ingest takes.
+    """Read a tree again and return the listing that a cluster should give: every file that an ingest takes.
 
     ``leave_out`` are directories, as for ``walk``.
 
@@ -86,9 +86,9 @@ def expected_listing(
 def actual_listing(
     reads: Reads, layout: TreeLayout | None = None, *, consistency: Consistency = DEFAULT_CONSISTENCY
 ) -> dict[tuple[str, str, str], ListedKey]:
-    """Return what the nodes of ``reads`` list in the volumes of a layout; raises as :class:`Reads` does.
+    """Return the nodes' listing of a layout's volumes; raises as :class:`Reads` does.
 
-    Give ``reads`` one address to hear what that one replica has.
+    Give ``reads`` one address to get the listing of that replica.
 
     >>> actual_listing(Reads(["http://127.0.0.1:9872"]), consistency="stale")  # doctest: +SKIP
     """
@@ -116,7 +116,7 @@ def _listed_key(info: KeyInfo) -> ListedKey:
 
 
 def differences(expected: Listing, actual: Listing) -> list[ListingDifference]:
-    """Return every key on which two listings do not agree, in order; an empty list means that they are equal."""
+    """Return the keys on which two listings differ, in order; an empty list means that they are equal."""
     return [
         ListingDifference(key=key, expected=expected.get(key), actual=actual.get(key))
         for key in sorted(expected.keys() | actual.keys())

@@ -2,8 +2,8 @@
 
 What belongs here: generating requests as fast as they are answered, and measuring them in bounded memory. With
 N in flight there are N *workers*; each opens a key, commits it, and begins the next. A request's latency runs
-from its submission to the call of its callback; with one in flight the blocking methods are measured instead,
-as that is what a caller with one request at a time uses. Requests answered during the warm-up are not counted.
+from its submission to the call of its callback. With one in flight the blocking methods are measured instead,
+because a caller with one request at a time uses those. Requests answered during the warm-up are not counted.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from schemas.records.messages import CommitKey, CreateKey, RequestBody, Response
 from schemas.result_codes import INTERNAL_ERROR
 
 MAX_FAILURES = 1000
-"""A run ends early after so many failed requests: it measures nothing any more."""
+"""Failed requests after which a run ends early: its figures mean nothing any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSpec:
-    """What to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
+    """The load to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
 
     ``size`` is each key's size in bytes. Raises ValueError for a value out of range.
     """
@@ -56,7 +56,7 @@ class LoadSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What was measured. ``client_cpu_us`` is the processor time of this process per request, in microseconds."""
+    """Figures of a run. ``client_cpu_us`` is the processor time of this process per request, in microseconds."""
 
     in_flight: int
     requests: int
@@ -70,9 +70,9 @@ class LoadResult:
 
 
 def run_load(client: Submitter, spec: LoadSpec) -> LoadResult:
-    """Generate load on a volume and bucket that exist, and return what was measured.
+    """Generate load on a volume and bucket that exist, and return the figures.
 
-    Keys are named after the client and the moment, so runs do not meet each other's.
+    Keys are named after the client and the moment, so the keys of different runs differ.
 
     >>> run_load(client, LoadSpec(volume="v", bucket="b", in_flight=500)).requests_per_second  # doctest: +SKIP
     """
@@ -139,7 +139,7 @@ class _Run:
             self.last_s = now_s
 
     def block(self) -> None:
-        """Run with one request in flight, each waited for."""
+        """Run with one request in flight, and wait for each."""
         while self.goes_on():
             create = self.next_key()
             opened = self._blocking(create)
@@ -168,13 +168,13 @@ class _Run:
         ended = threading.Semaphore(0)
         workers = [_Worker(self, ended) for _ in range(self.spec.in_flight)]
         for worker in workers:
-            worker.begin()  # Waits for room if others use the client, too.
+            worker.begin()  # waits for room if others use the client, too
         for _ in workers:
             ended.acquire()
         self.cpu_s = time.process_time()
 
     def result(self) -> LoadResult:
-        """Return what was measured."""
+        """Return the figures."""
         histogram = self.histogram
         from_s = self.last_s if self.measured_from_s is None else self.measured_from_s
         seconds = max(self.last_s - from_s, 1e-9)
@@ -192,7 +192,7 @@ class _Run:
 
 
 class _Worker:
-    """One of the N that each have a request in flight."""
+    """One of N workers, each with one request in flight."""
 
     __slots__ = ("begun_s", "create", "ended", "run")
 
@@ -215,7 +215,7 @@ class _Worker:
         try:
             self.run.client.submit_with(body, done)
         except StratologError as error:
-            # The client takes no requests any more: this worker cannot go on.
+            # The client is closed: this worker cannot go on.
             self.run.failures[error.status] += 1
             self.ended.release()
 

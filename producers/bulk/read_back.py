@@ -1,8 +1,8 @@
-"""Reading keys back from each of their replicas, and comparing the bytes with the SHA-256 that was written with the key.
+"""Reading keys back from each of their replicas, and comparing the bytes with the SHA-256 in the key's metadata.
 
-What belongs here: the comparison that the demo ends with. A key's first replica is the first member's of each of its blocks, and so on;
-each is read by itself, without falling back on another, so that a wrong or missing one is seen. Replicas are read by a
-few threads; a listing is gone through page by page, so memory does not grow with the number of keys.
+What belongs here: the comparison at the end of the demo. A key's first replica consists of its blocks on their first
+members, and so on. Each replica is read by itself, without falling back on another, so that a wrong or missing one is
+seen. A few threads read replicas; listings are read page by page, so memory does not grow with the number of keys.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from producers.client import Client
 
 READERS = 8
-"""Replicas that are read at the same time, unless the caller says otherwise."""
+"""Default for the number of replicas that are read at the same time."""
 NAMED_FAULTS = 20
-"""At most so many wrong replicas are named; all are counted."""
+"""Most wrong replicas that are named; all are counted."""
 READ_BYTES = 1024 * 1024
 
 
@@ -41,7 +41,7 @@ class WrongReplica:
 
 @dataclass(slots=True, kw_only=True)
 class ReadBack:
-    """What was read; ``bytes`` over all replicas, ``fewest_replicas`` that any key with bytes has."""
+    """Result of the reading; ``bytes`` over all replicas, ``fewest_replicas`` of any key with bytes."""
 
     keys: int = 0
     replicas: int = 0
@@ -56,8 +56,8 @@ def read_back(
 ) -> ReadBack:
     """Read every key in a layout's volumes from each of its replicas.
 
-    ``progress`` is called on the calling thread now and then. Raises one of ``producers.errors`` if keys cannot be listed, ValueError for
-    an illegal ``readers``; what is wrong with a replica is in what is returned.
+    ``progress`` is called on the calling thread now and then. Raises one of ``producers.errors`` if keys cannot be
+    listed, ValueError for an illegal ``readers``. The result holds the faults of single replicas.
 
     >>> read_back(client, TreeLayout()).wrong_replicas  # doctest: +SKIP
     0
@@ -97,7 +97,7 @@ def _keys(client: Client, layout: TreeLayout) -> Iterator[KeyInfo]:
 
 
 def _replicas(client: Client, info: KeyInfo) -> int | None:
-    """Return how many replicas a key has; None if it has no bytes."""
+    """Return the number of a key's replicas; None if it has no bytes."""
     members = [len(client.streams.directory.pipeline(block.pipeline).members) for block in info.blocks]
     return min(members) if members else None
 

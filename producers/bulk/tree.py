@@ -1,11 +1,11 @@
-"""A directory tree as the ingest sees it: which files there are, and what is in them.
+"""A directory tree as the ingest sees it: its files and their contents.
 
 What belongs here: walking, reading and hashing; nothing of clusters. The rules:
 
 1. Regular files are taken, in the order of their names within a directory, directories after files.
 2. Symbolic links are never followed and never taken; neither are sockets, pipes and devices. Each is *skipped*,
    with the reason.
-3. What cannot be read (a file, a directory), changes while it is read, or has a name that is not UTF-8 is skipped
+3. A file or directory that cannot be read, changes while it is read, or has a name that is not UTF-8 is skipped
    with the reason, too. Nothing is left out silently.
 4. Size, modification time and checksum are those of the bytes that were read.
 """
@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 READ_BYTES = 1 << 20
-"""A file is read in pieces of this size."""
+"""Bytes of a file that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """A regular file; ``size`` in bytes as the directory says, which may be outdated once it is read."""
+    """A regular file; ``size`` in bytes as the directory says, which may be outdated when the file is read."""
 
     relative_path: str
     size: int
@@ -32,7 +32,7 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """Something that is not taken, and why. ``relative_path`` has escapes where it is not UTF-8."""
+    """An entry that is not taken, and why. ``relative_path`` has escapes where it is not UTF-8."""
 
     relative_path: str
     reason: str
@@ -40,7 +40,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileContent:
-    """What was read of a file: ``size`` in bytes, ``mtime_ns`` since the epoch, ``sha256`` in hex."""
+    """The content of a file that was read: ``size`` in bytes, ``mtime_ns`` since the epoch, ``sha256`` in hex."""
 
     relative_path: str
     size: int
@@ -49,10 +49,10 @@ class FileContent:
 
 
 def walk(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> Iterator[FoundFile | Skipped]:
-    """Iterate over everything below ``root`` that is no directory (rules 1 to 3), but for the directories to ``leave_out``.
+    """Iterate over everything below ``root`` that is not a directory (rules 1 to 3), without the folders to leave out.
 
-    These are paths within ``root``. Memory is that of the entries of the directories on the way down. Raises NotADirectoryError or
-    FileNotFoundError, naming it, if ``root`` is no directory.
+    ``leave_out`` are paths within ``root``. Memory holds the entries of the directories on the way down. Raises
+    NotADirectoryError or FileNotFoundError, naming ``root``, if it is not a directory.
 
     >>> [found.relative_path for found in walk("/usr/lib/python3")]  # doctest: +SKIP
     """
@@ -63,7 +63,7 @@ def walk(root: str | os.PathLike[str], leave_out: Collection[str] = ()) -> Itera
 
 
 def _walk(top: str, leave_out: Collection[str]) -> Iterator[FoundFile | Skipped]:
-    folders = [(top, "")]  # A stack of our own: a tree may be deeper than Python's.
+    folders = [(top, "")]  # a stack of our own: a tree may be deeper than Python's stack
     while folders:
         folder, prefix = folders.pop()
         try:
@@ -104,7 +104,7 @@ def _is_utf8(name: str) -> bool:
 
 
 def _skipped(relative_path: str, reason: str) -> Skipped:
-    """Return a skip whose path can be printed."""
+    """Return a skipped entry whose path can be printed."""
     printable = relative_path.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return Skipped(relative_path=printable, reason=reason)
 
@@ -117,7 +117,7 @@ def read_file(root: str | os.PathLike[str], relative_path: str) -> FileContent |
     digest = hashlib.sha256()
     size = 0
     try:
-        # A link that took the file's place since the walk is not followed; a pipe is not waited for.
+        # Flags: do not follow a link that has taken the file's place since the walk, and do not wait for a pipe.
         descriptor = os.open(os.path.join(os.fspath(root), relative_path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
             before = os.fstat(descriptor)

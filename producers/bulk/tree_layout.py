@@ -1,13 +1,13 @@
-"""A directory tree's layout in the store: where each of its files goes, as a pure function.
+"""A directory tree's layout in the store: the place of each of its files, as a pure function.
 
-What belongs here: the rule, and nothing that looks at files. For a path relative to the tree's root:
+What belongs here: the rule; nothing here looks at files. For a path relative to the tree's root:
 
 * **key**: the relative path itself, unchanged, with ``/`` between its parts.
-* **bucket**: from the first part of the path, or ``root`` for a file directly in the root. Letters are lowered, each
-  run of other characters than ``a-z`` and ``0-9`` becomes one hyphen, hyphens at the ends go, and 54 characters
-  stay. If that changed the part, or left fewer than 3 characters, a hyphen and 8 hex digits of XXH64 of the part
-  follow, so that two parts do not share a bucket by accident; they may if 32 bits agree, which harms nothing, as
-  keys are whole paths.
+* **bucket**: from the first part of the path, or ``root`` for a file directly in the root. Letters become lower case,
+  each run of other characters than ``a-z`` and ``0-9`` becomes one hyphen, hyphens at the ends are removed, and 54
+  characters are kept. If that changed the part, or left fewer than 3 characters, a hyphen and 8 hex digits of XXH64
+  of the part follow, so that two parts rarely share a bucket. If 32 bits of two hashes agree they do, which harms
+  nothing, because keys are whole paths.
 * **volume**: ``PREFIX-N``, where N is XXH64 of the directory that holds the file, mod the number of volumes. Files
   of one directory stay together; the directories spread over the volumes, and the volumes over the shards.
 """
@@ -39,10 +39,10 @@ class BucketAddress(NamedTuple):
 
 
 class LayoutRule(Protocol):
-    """What an ingest asks: in which volume and bucket a file goes."""
+    """What an ingest needs to know: the volume and bucket of a file."""
 
     def bucket_for(self, relative_path: str) -> BucketAddress:
-        """Return volume and bucket of a file."""
+        """Return the volume and bucket of a file."""
         ...
 
 
@@ -90,7 +90,7 @@ class TreeLayout:
             raise ValueError(f"volumes must be in 1..{MAX_VOLUMES}, not {self.volumes}")
 
     def bucket_for(self, relative_path: str) -> BucketAddress:
-        """Return volume and bucket of a file; the key is the path itself.
+        """Return the volume and bucket of a file; the key is the path itself.
 
         Raises ValueError for a path that is empty or absolute, UnicodeEncodeError for one that is not UTF-8.
         """
@@ -101,12 +101,12 @@ class TreeLayout:
         return BucketAddress(f"{self.prefix}-{number}", bucket_of(first))
 
     def volume_names(self) -> list[str]:
-        """Return the names of all volumes that the rule may give."""
+        """Return the names of all volumes that the rule can give."""
         return [f"{self.prefix}-{number}" for number in range(self.volumes)]
 
 
 def bucket_of(part: str) -> str:
-    """Return the legal bucket name of a path's first part; an empty part means the root.
+    """Return the legal bucket name for a path's first part; an empty part means the root.
 
     >>> bucket_of("asyncio"), bucket_of("")
     ('asyncio', 'root')

@@ -1,5 +1,5 @@
-"""Reads over HTTP: which node, at which consistency, and what comes back.
+"""Reads over HTTP: the choice of a node, the consistency, and the answers.
 
-``reads`` asks, ``node_addresses`` and ``leaders_group`` know where the nodes are, ``read_views`` are the answers.
+``reads`` asks, ``node_addresses`` and ``leaders_group`` find the nodes, ``read_views`` are the answers.
 Begin with ``reads.py``.
 """

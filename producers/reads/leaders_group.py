@@ -1,7 +1,7 @@
-"""Which nodes there are, as the brokers know it: the members of the leaders' group.
+"""The nodes of a cluster as the brokers know them: the members of the leaders' group.
 
-What belongs here: the one question to the group's coordinator. Nodes are members while they may lead, under a name that holds
-the address of their HTTP API (``schemas/leader_names.py``). Nothing is joined and nothing written.
+What belongs here: the one question to the group's coordinator. A node is a member while it may lead, under a name that
+holds the address of its HTTP API (``schemas/leader_names.py``). The question joins no group and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.topics import LEADER_GROUP
 def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
     """Return the addresses of the nodes in the leaders' group; ``settings`` are those of a connection to the brokers.
 
-    Raises NotConnected if no broker tells them in time, or no node is there.
+    Raises NotConnected if no broker answers in time, or the group has no node.
     """
     check_listening(str(settings["bootstrap.servers"]), timeout_s)
     admin = AdminClient(dict(settings))
@@ -47,7 +47,7 @@ def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
 
 
 def _is_address(told: str) -> bool:
-    """Whether a member tells an address: older software tells none, and a stranger's member anything."""
+    """Whether a member's name holds an address: older software's does not, and a stranger's may hold anything."""
     try:
         address_of(told)
     except ValueError:

@@ -1,12 +1,12 @@
-"""The nodes that reads ask: those that were given, or those that the brokers know (``leaders_group``).
+"""The nodes for reads: those that were given, or those that the brokers know (``leaders_group``).
 
-What belongs here: which addresses are asked, in which order, and when they are looked for anew. The rules:
+What belongs here: which addresses are asked, in which order, and when the brokers are asked for them. The rules:
 
 1. The node that answered last is asked first.
-2. Without given addresses they are looked for at the first read, and again after nobody answered, at most every
-   FIND_AGAIN_MS: a node that came back at another address is found there.
-3. What was found stays known if looking again finds nobody, or reaches no broker: those nodes may answer all the same.
-4. One thread looks for nodes at a time. Others go on with those that are known; only while there are none do they wait for it.
+2. If no addresses were given, the brokers are asked at the first read, and again after a round in which no node
+   answered, at most every FIND_AGAIN_MS: this finds a node that came back at another address.
+3. If the brokers name no node or cannot be reached, the known addresses stay: those nodes may answer all the same.
+4. One thread looks for nodes at a time. The others use the known addresses, and wait for it only while there are none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from producers.requests import arguments
 
 FIND_AGAIN_MS = 500
 FIND_TIMEOUT_MS = 2_000
-"""How long the brokers may take to name the nodes."""
+"""Longest time for the brokers to name the nodes."""
 
 Find = Callable[[float], Sequence[str]]
-"""Returns the addresses of the nodes there are, within so many seconds; raises a RetryableError."""
+"""Returns the addresses of the nodes, within so many seconds; raises a RetryableError."""
 
 
 class NodeAddresses:
-    """Addresses in the order in which they are to be asked; safe to share between threads."""
+    """Addresses in the order in which to ask them; safe to share between threads."""
 
     def __init__(self, given: Sequence[str], find: Find | None) -> None:
         try:
@@ -43,11 +43,11 @@ class NodeAddresses:
         self._looked_at_s = float("-inf")
         self._preferred = ""
         self._failure: RetryableError | None = None
-        """Why the last look found nothing."""
+        """Why the last look failed."""
 
     @property
     def any_hope(self) -> bool:
-        """Whether there are nodes, or may be some."""
+        """Whether there are nodes, or there may be some."""
         return self._find is not None or bool(self._addresses)
 
     def in_order(self, timeout_s: float) -> list[str]:
@@ -67,14 +67,14 @@ class NodeAddresses:
             if self._addresses and (rests or not self._look):
                 return
             if rests and self._failure is not None:
-                # Threads that waited meanwhile do not ask again one after the other.
+                # Threads that waited for this look do not each repeat it.
                 raise NotConnected(self._failure.status, self._failure.message)
             try:
                 left_s = max(0.0, deadline_s - time.monotonic())
                 found = find(min(left_s, FIND_TIMEOUT_MS / 1000))
                 self._addresses, self._failure = [address_of(one) for one in found], None
             except RetryableError as error:
-                # Not the error itself: its traceback holds what the look was made with, a client of Kafka too.
+                # A copy without the traceback, which would keep the frames of the look alive, a Kafka client included.
                 self._failure = NotConnected(error.status, error.message)
                 if not self._addresses:
                     raise
@@ -84,7 +84,7 @@ class NodeAddresses:
 
     @contextmanager
     def _turn(self, timeout_s: float) -> Iterator[bool]:
-        """Take the turn to look; False if somebody else has it and nodes are known. Raises NotConnected after ``timeout_s``."""
+        """Take the turn to look; False if another thread has it and there are nodes. NotConnected after the time."""
         if self._addresses:
             is_ours = self._lock.acquire(blocking=False)
         else:
@@ -98,18 +98,18 @@ class NodeAddresses:
                 self._lock.release()
 
     def answered(self, address: str) -> None:
-        """Ask this one first from now on."""
+        """Ask this node first from now on."""
         self._preferred = address
 
     def none_answered(self) -> None:
-        """Look for the nodes anew before they are asked again."""
+        """Look for the nodes again before the next read."""
         self._look = True
 
 
 def address_of(address: str) -> str:
     """Return a node's address without a trailing slash; ``host:port`` alone means http.
 
-    Raises ValueError, naming it, for one that is no address.
+    Raises ValueError, naming the text, if it is not an address.
 
     >>> address_of("127.0.0.1:9871/")
     'http://127.0.0.1:9871'

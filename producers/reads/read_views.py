@@ -1,6 +1,6 @@
-"""What reads return: rows with their usage and positions, and the pages of listings.
+"""The results of reads: rows with their usage and positions, and the pages of listings.
 
-What belongs here: the values, and the walk from page to page. How they are read is ``producers.reads.reads``' business.
+What belongs here: the values, and the walk from page to page. ``producers.reads.reads`` reads them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemas.records.record import record
 from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
 
 PAGE_ENTRIES = 1000
-"""Entries that a listing asks for at once: the most that a node gives."""
+"""Entries that a listing asks for at once: as many as a node gives at most."""
 
 
 @record
@@ -64,7 +64,7 @@ class Page(Generic[Row]):
 
 
 class Pages(Generic[Row]):
-    """The pages of a listing one after the other, ``limit`` entries in all (None: every one); each is read when it is asked for."""
+    """The pages of a listing, ``limit`` entries in all (None: every one); each page is read when it is asked for."""
 
     def __init__(self, read: Callable[[str, int], Page[Row]], start_after: str, limit: int | None) -> None:
         self._read = read
@@ -72,7 +72,7 @@ class Pages(Generic[Row]):
         self._left = limit
 
     def next_page(self) -> list[Row] | None:
-        """Read on: the entries of the next page, None if there is none; raises as :class:`Reads` does."""
+        """Read the next page and return its entries, None if there is none; raises as :class:`Reads` does."""
         if self._after is None or self._left == 0:
             return None
         wanted = PAGE_ENTRIES if self._left is None else min(self._left, PAGE_ENTRIES)

@@ -1,7 +1,7 @@
-"""Reads in the words of who asks: "key 'x' in bucket /v/b" instead of a path of the HTTP API.
+"""Reads in the user's words: "key 'x' in bucket /v/b" instead of a path of the HTTP API.
 
-What belongs here: the way from a path of ``producers.reads.reads`` and its parameters to words, and to the thing that an error
-says is not there.
+What belongs here: the way from a path of ``producers.reads.reads`` and its parameters to words, and to the name of the
+thing that an error reports as missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = "/v1/volumes"
 
 
 def asked(path: str, parameters: Mapping[str, str]) -> str:
-    """Return what a read is about, in words; the path itself if it is no volume, bucket or key.
+    """Return the subject of a read in words; the path itself if it is not a volume, bucket or key.
 
     >>> asked("/v1/volumes/v/buckets/b/key", {"name": "a/b"}), asked("/v1/volumes/v/buckets", {}), asked("/status", {})
     ("key 'a/b' in bucket /v/b", 'buckets of volume /v', 'GET /status')
@@ -37,7 +37,7 @@ def asked(path: str, parameters: Mapping[str, str]) -> str:
 
 
 def missing(status: str, path: str, parameters: Mapping[str, str]) -> str | None:
-    """Return what a code says is not there, None if it says no such thing.
+    """Return the thing that a code reports as missing, None for another code.
 
     >>> missing("BUCKET_NOT_FOUND", "/v1/volumes/v/buckets/b/key", {"name": "a"})
     'bucket /v/b'

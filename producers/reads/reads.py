@@ -3,11 +3,11 @@
 What belongs here: the addresses, the paths of the nodes' HTTP API, and the way from its JSON to rows. The rules:
 
 1. Any node answers for every shard.
-2. A node that cannot be reached, or answers 5xx (no leader, not caught up, flagged), is followed by the next;
-   after a round of all nodes there is a pause, and at the deadline a RetryableError with the last reason.
-3. A 4xx is the answer: RequestFailed with its code.
+2. If a node cannot be reached, or answers 5xx (no leader, not caught up, flagged), the next one is asked. After a
+   round of all nodes there is a pause; at the deadline a RetryableError is raised with the last reason.
+3. A 4xx is final: RequestFailed with its code.
 4. ``session`` reads carry the positions that the client's own responses carried, and see at least those writes.
-5. Which nodes there are, and in which order they are asked, is ``node_addresses``' business.
+5. ``node_addresses`` decides which nodes are asked, and in which order.
 6. A wait of more than two seconds says what it waits for (``waiting``).
 """
 
@@ -42,26 +42,26 @@ from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
 
 Consistency = Literal["linearizable", "session", "stale"]
-"""``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: what is there."""
+"""``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
 CONSISTENCIES: tuple[str, ...] = get_args(Consistency)
 DEFAULT_CONSISTENCY: Consistency = "linearizable"
 FIRST_PAUSE_MS = 50
 LAST_PAUSE_MS = 1_000
 REQUEST_TIMEOUT_MS = 10_000
-"""How long one node may take for one answer before the next is asked."""
+"""Longest time for a node's answer before the next node is asked."""
 CONNECT_TIMEOUT_MS = 2_000
-"""How long a node may take to accept a connection: one that listens does so at once."""
+"""Longest time for a node to accept a connection: a node that listens accepts at once."""
 MIN_ASK_S = 0.1
-"""Even at the deadline a node gets this long, so that the error names what is wrong with it."""
+"""A node's shortest time for an answer, even at the deadline, so that the error names its fault."""
 
 
 class Reads:
     """Reads from the nodes at ``addresses`` (``http://host:port``); safe to share between threads.
 
-    ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` the nodes'
-    addresses, if none are given. Every read raises RequestFailed (4xx: NotFound for
-    VOLUME_NOT_FOUND, …), NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError
-    or InvalidArgument (a ValueError).
+    ``positions`` returns the (shard, index) of the caller's own writes, for ``session`` reads; ``find`` returns the
+    nodes' addresses, if none are given. Every read raises RequestFailed (4xx: NotFound for VOLUME_NOT_FOUND, …),
+    NotConnected or RetryableError (no answer within ``deadline_ms``), and for arguments TypeError or InvalidArgument (a
+    ValueError).
 
     >>> reads = Reads(["http://127.0.0.1:9871"], deadline_ms=5000)
     >>> reads.volume_info("vol1", consistency="stale").info.owner  # doctest: +SKIP
@@ -82,7 +82,7 @@ class Reads:
         self._http = httpx.Client(timeout=REQUEST_TIMEOUT_MS / 1000, trust_env=False)
 
     def follow(self, positions: Callable[[], Mapping[int, int]]) -> None:
-        """Take the positions of ``session`` reads from here from now on."""
+        """Take the positions of ``session`` reads from ``positions`` from now on."""
         self._positions = positions
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class Reads:
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[ListedVolume]:  # fmt: skip
-        """Iterate over the volumes of all shards by name, ``limit`` at most; each page is read as it is needed.
+        """Iterate over the volumes of all shards by name, ``limit`` at most; each page is read when it is needed.
 
         A page is a snapshot of each shard, not of all together, and pages are read at different times.
         """
@@ -118,23 +118,23 @@ class Reads:
         self, volume: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[ListedBucket]:  # fmt: skip
-        """Iterate over a volume's buckets by name, ``limit`` at most; each page is read as it is needed."""
+        """Iterate over a volume's buckets by name, ``limit`` at most; each page is read when it is needed."""
         return self.buckets(volume, prefix, start_after, limit, consistency).entries()
 
     def list_keys(
         self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> Iterator[KeyInfo]:  # fmt: skip
-        """Iterate over a bucket's keys by name, ``limit`` at most; each page is read as it is needed.
+        """Iterate over a bucket's keys by name, ``limit`` at most; each page is read when it is needed.
 
-        They come without blocks: ``key_info`` has those.
+        The keys come without blocks: ``key_info`` returns those.
         """
         return self.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     def volumes(
         self, prefix: str, start_after: str, limit: int | None, consistency: Consistency
     ) -> Pages[ListedVolume]:
-        """Return the pages of the volumes, none of them read yet; raises TypeError or InvalidArgument."""
+        """Return the pages of the volumes, all still unread; raises TypeError or InvalidArgument."""
 
         def read(after: str, wanted: int) -> Page[ListedVolume]:
             return self.volumes_page(prefix=prefix, start_after=after, limit=wanted, consistency=consistency)
@@ -145,7 +145,7 @@ class Reads:
     def buckets(
         self, volume: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
     ) -> Pages[ListedBucket]:
-        """Return the pages of a volume's buckets, none of them read yet; raises as :meth:`volumes`."""
+        """Return the pages of a volume's buckets, all still unread; raises as :meth:`volumes`."""
 
         def read(after: str, wanted: int) -> Page[ListedBucket]:
             return self.buckets_page(volume, prefix=prefix, start_after=after, limit=wanted, consistency=consistency)
@@ -157,7 +157,7 @@ class Reads:
     def keys(
         self, volume: str, bucket: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
     ) -> Pages[KeyInfo]:
-        """Return the pages of a bucket's keys, none of them read yet; raises as :meth:`volumes`."""
+        """Return the pages of a bucket's keys, all still unread; raises as :meth:`volumes`."""
 
         def read(after: str, wanted: int) -> Page[KeyInfo]:
             return self.keys_page(
@@ -207,7 +207,7 @@ class Reads:
     def get(
         self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
     ) -> dict[str, Any]:
-        """Ask the nodes in turn for ``path`` and return the JSON object of the first that answers; ``deadline_ms`` instead of the client's."""
+        """Ask the nodes in turn for ``path``; return the first JSON object. ``deadline_ms`` replaces the client's."""
         query = dict(parameters) | {"consistency": consistency}
         if consistency == "session" and (positions := self._positions()):
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
@@ -225,7 +225,7 @@ class Reads:
             pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
     def _round(self, path: str, query: Mapping[str, str], deadline_s: float) -> dict[str, Any] | RetryableError:
-        """Ask each node once, the one that answered last first; return the answer or the last reason for none."""
+        """Ask each node once, the one that answered last first; return the answer, or the last reason for none."""
         outcome: dict[str, Any] | RetryableError = NotConnected(NOT_CONNECTED, "no node was asked")
         try:
             addresses = self._nodes.in_order(_left_s(deadline_s))
@@ -259,7 +259,7 @@ class Reads:
             return RetryableError(code, f"{address}: {message}")
         if (thing := missing(code, path, query)) is not None:
             raise failure(code, f"{thing} does not exist")
-        # A node's own words name the input; a proxy's do not.
+        # A node's own message names the input; a proxy's does not.
         raise failure(code, message if is_ours else f"{what}: {address}: {message}")
 
 
@@ -268,7 +268,7 @@ def _left_s(deadline_s: float) -> float:
 
 
 def _volume_path(volume: str) -> str:
-    """Return the path of a volume; raises TypeError, and what a node would say to a name that no path can carry."""
+    """Return the path of a volume; raises TypeError, and a node's refusal for a name that no path can carry."""
     return f"{ROOT}/{_segment('volume', volume, INVALID_VOLUME_NAME)}"
 
 
@@ -278,7 +278,7 @@ def _bucket_path(volume: str, bucket: str) -> str:
 
 
 def _segment(what: str, name: str, illegal: str) -> str:
-    """Return a name as one segment of a path. Those that mean something in a path are refused as a node does."""
+    """Return a name as one segment of a path. Names with a meaning in paths are refused as a node refuses them."""
     if arguments.text(what, name) in {"", ".", ".."}:
         raise RequestFailed(illegal, f"illegal {what} name {name!r}: it has {len(name)} characters, which is too few")
     return quote(name, safe="")
@@ -301,7 +301,7 @@ def _object(answer: httpx.Response, what: str) -> dict[str, Any]:
 
 
 def _error(answer: httpx.Response) -> tuple[str, str, bool]:
-    """Return code and message of an answer that is no 200, and whether a node gave them; a proxy's may have neither."""
+    """Return code and message of an answer other than 200, and whether a node sent them; a proxy may send neither."""
     try:
         value = answer.json()
         return str(value["error"]), str(value["message"]), True
@@ -320,13 +320,13 @@ def _positions(value: dict[str, Any]) -> dict[int, int]:
 def _page(row: type[Row], name_field: str, value: dict[str, Any]) -> Page[Row]:
     entries = [_row(row, entry) for entry in value.get("entries", [])]
     more = bool(value.get("truncated")) and entries
-    # Older nodes do not say it.
+    # Older nodes do not send it.
     next_after = str(value.get("next_after", getattr(entries[-1], name_field))) if more else None
     return Page(entries=entries, next_after=next_after, positions=_positions(value))
 
 
 def _row(row: type[Row], value: dict[str, Any]) -> Row:
-    """Return a row from its JSON object; fields that a newer node added are left out."""
+    """Return a row from its JSON object, without the fields that a newer node added."""
     try:
         known = {field.name: value[field.name] for field in fields(row) if field.name != "usage"}
     except (KeyError, TypeError) as error:

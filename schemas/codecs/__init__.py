@@ -1,4 +1,5 @@
-"""Avro and back: the codec (in C where it was built), its generators, the registry of all versions, and rules of evolution.
+"""Avro and back: the codec (in C where it was built), its generators, the registry of versions, the rules of evolution.
 
-``codec`` is what everybody calls; ``envelopes`` and ``block_rows`` know a record's bytes. Begin with ``codec.py``.
+``codec`` is what all others call; ``envelopes`` and ``block_rows`` define the bytes of one kind of value. Begin with
+``codec.py``.
 """

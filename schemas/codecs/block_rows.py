@@ -4,15 +4,17 @@ Layout::
 
     length, 8 bytes big-endian (a tombstone's: 2^64 - 1) | BlockRow, single-object encoded
 
-Rows are written with the merge operator ``max_bytes`` (the bytewise larger one stays), so the longer PutBlock replaces the whole row, a
-shorter one changes nothing, and a tombstone voids all that come after it. Key: container id and local id, 8 bytes big-endian each.
+Rows are written with the merge operator ``max_bytes``, which keeps the bytewise larger row. So the longer PutBlock
+replaces the whole row, a shorter one changes nothing, and a tombstone voids all later ones. Key: container id and
+local id, 8 bytes big-endian each.
 
-Digest of a container (``BlockReport``): a chain of XXH64 over its blocks that are no tombstones, in the order of their keys; each
-block adds three links, key, length (8 bytes big-endian) and checksums (CRC32C of each cell of the committed length, 4 bytes
-big-endian each, as in BlockRow). A link's seed is the hash before it, the first one's is 42; a container without blocks has 42. The
-rows alone give what it should be; a member computes it from the bytes that it reads from its disk (``datanode_processors/blocks/core/digests.py``),
-at the rows of the report's index. Of a block that cannot be read whole the length and the checksums of what can be are taken, and its
-key is named; one that the log has deleted since then counts as its row says.
+Digest of a container (``BlockReport``): a chain of XXH64 over its blocks, without tombstones, in the order of their
+keys. Each block adds three links: its key, its length (8 bytes big-endian) and its checksums (CRC32C of each cell of
+the committed length, 4 bytes big-endian each, as in BlockRow). A link's seed is the hash before it; the first seed is
+42, and so is the digest of a container without blocks. The expected digest follows from the rows alone. A member
+computes its own from the bytes on its disk (``datanode_processors/blocks/core/digests.py``), at the rows of the
+report's index. For a block that cannot be read whole, it takes length and checksums of the readable part and names the
+block's key. For a block that the log has deleted since then, it takes what the row says.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _TOMBSTONE = b"\xff" * _LENGTH_BYTES
 
 
 def block_key(container_id: int, local_id: int) -> bytes:
-    """Return a block's key in blockTable; ids are not negative, so keys of a container lie together in order."""
+    """Return a block's key in blockTable; ids are not negative, so the keys of a container lie together, in order."""
     return container_id.to_bytes(8, "big") + local_id.to_bytes(8, "big")
 
 

@@ -4,12 +4,14 @@ Layout of every encoded value (Avro specification, "Single-object encoding")::
 
     C3 01 | CRC-64-AVRO fingerprint of the writer schema, 8 bytes little-endian | Avro binary body
 
-A reader finds the writer schema by its fingerprint among the current schemas and their history. The current versions are written and read
-by functions compiled from them (``native``, or ``compiler`` and ``decompiler`` in Python alone); an older one is read by fastavro, which
-resolves it to the current one.
-avro-python3 and fastavro hold the bytes to the specification in the golden tests. Whatever decodes can be encoded: bytes from anywhere are judged
-where they come in. The functions are pure; a malformed value raises
-:class:`Undecodable`, an unknown fingerprint :class:`UnknownSchema`, a record that its schema does not allow :class:`Unencodable`.
+A reader finds the writer schema by its fingerprint among the current schemas and their history. Functions compiled
+from the current schemas write and read the current versions (``native``, or ``compiler`` and ``decompiler`` in Python).
+fastavro reads older versions and resolves them to the current one. In the golden tests avro-python3 and fastavro
+confirm that the bytes follow the specification.
+
+Whatever can be decoded can be encoded, so bytes are checked where they enter. The functions are pure. A malformed value
+raises :class:`Undecodable`, an unknown fingerprint :class:`UnknownSchema`, a record that its schema does not allow
+:class:`Unencodable`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from schemas.records import datanode, log, messages, rows
 
 try:
     from schemas.native import compile_decoder, compile_encoder
-except ImportError:  # where it could not be built: no compiler
+except ImportError:  # not built, for want of a compiler
     from schemas.codecs.compiler import compile_encoder
     from schemas.codecs.decompiler import compile_decoder
 
@@ -44,11 +46,11 @@ _TOP_LEVEL: tuple[type, ...] = (
     messages.Rejected, messages.AuditReport, messages.Verdict,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow,
     datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
-    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock, datanode.WriteChunk,
-    datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
+    datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock,
+    datanode.WriteChunk, datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,
     datanode.ClosePipeline, datanode.CloseContainer, datanode.FetchContainer, datanode.ListContainer,
-    datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat, datanode.BlockReport, datanode.BlockRow,
-    datanode.PipelineRow, datanode.ContainerRow,
+    datanode.ContainerBlocks, datanode.Forwarded, datanode.Accepted, datanode.StreamError, datanode.Heartbeat,
+    datanode.BlockReport, datanode.BlockRow, datanode.PipelineRow, datanode.ContainerRow,
 )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ class Unencodable(ValueError):
 
 
 class UnknownSchema(Undecodable):
-    """The value's schema fingerprint is in no known version: upgrade this node."""
+    """No known version has the value's schema fingerprint: upgrade this node."""
 
     def __init__(self, fingerprint: bytes) -> None:
         super().__init__(f"unknown schema fingerprint {fingerprint.hex()}: upgrade this node")
@@ -87,14 +89,14 @@ _decoders: dict[bytes, tuple[str, Decoder]] = {
 
 
 def header_of(cls: type) -> bytes:
-    """Return the HEADER_BYTES with which every value of a record type begins; raises KeyError for no top-level record."""
+    """Return the HEADER_BYTES that begin every value of a record type; raises KeyError for other classes."""
     return _encoders[cls][0]
 
 
 def encode(value: Any) -> bytes:
     """Encode a record in the current version of its schema.
 
-    Raises KeyError for a class that is no top-level record, Unencodable for a field that its schema does not allow.
+    Raises KeyError for a class that is not a top-level record, Unencodable for a field that its schema does not allow.
     """
     header, encoder = _encoders[type(value)]
     try:
@@ -122,10 +124,10 @@ def _encoder_of_version(name: str, number: int) -> tuple[bytes, Encoder]:
 
 
 def decode(data: bytes) -> Any:
-    """Decode a record of whatever top-level type its fingerprint names.
+    """Decode a record of the top-level type that its fingerprint names.
 
-    Raises UnknownSchema for a fingerprint in no known version, Undecodable for anything else that is wrong,
-    trailing bytes included.
+    Raises UnknownSchema for a fingerprint of no known version, Undecodable for any other fault, trailing bytes
+    included.
     """
     found = _decoders.get(data[:HEADER_BYTES])
     if found is None:
@@ -153,13 +155,13 @@ def _decode_old(data: bytes) -> Any:
         datum = schemaless_reader(body, version.parsed, version.resolve_to, return_record_name=True)
         value = record_decoder(_CLASSES[version.name])(datum)
     except Exception as error:
-        # fastavro raises EOFError, IndexError, ValueError, UnicodeDecodeError … on foreign bytes; which one
-        # says nothing to the caller: the value is unreadable.
+        # fastavro raises EOFError, IndexError, ValueError, UnicodeDecodeError … on foreign bytes. The caller need
+        # not know which: the value is unreadable.
         raise Undecodable(f"not a valid {version.name}: {type(error).__name__}: {error}") from error
     if body.tell() != len(data):
         raise Undecodable(_wrong_end(version.name, body.tell(), len(data)))
     try:
-        encode(value)  # fastavro looks at no number's range
+        encode(value)  # fastavro does not check the ranges of numbers
     except Unencodable as error:
         raise Undecodable(str(error)) from error
     return value

@@ -1,20 +1,21 @@
 """Schema compatibility: whether a reader with one schema can read what a writer wrote with another.
 
-What belongs here: the resolution rules of the Avro specification ("Schema Resolution"), stated as a pure function over parsed
-JSON schemas. Nothing is read from disk; ``registry`` knows the versions, a test asks about each pair of them.
+What belongs here: the rules of the Avro specification ("Schema Resolution") as a pure function over parsed JSON
+schemas. Nothing is read from disk; ``registry`` knows the versions, and a test compares each pair of them.
 
 Rules (reader R, writer W):
-    - primitives must be equal, or W promotable to R: int -> long, float, double; long -> float, double; float -> double;
-      string <-> bytes;
+    - primitives must be equal, or W promotable to R: int -> long, float, double; long -> float, double; float ->
+      double; string <-> bytes;
     - arrays and maps: items and values must match;
-    - records, enums, fixed: same unqualified name (or an alias of R's); fixed also the same size; each symbol of W must be in R
-      (or R has a default symbol);
-    - fields by name (or an alias of R's): each field of R must be in W or have a default; fields that only W has are skipped;
+    - records, enums, fixed: same unqualified name (or an alias of R's); fixed also the same size; each symbol of W must
+      be in R (or R has a default symbol);
+    - fields by name (or an alias of R's): each field of R must be in W or have a default; fields that only W has are
+      skipped;
     - unions: each branch of W must match some branch of R; if only R is a union, W must match one of its branches.
 
-A change is *safe* iff it has no problems in both directions: new nodes read old logs, and new nodes can write the old version
-until the last node is upgraded. One thing may grow: a union at a place named in GROWING_UNIONS may gain branches (request types),
-which nobody sends before the upgrade is finalized.
+A change is *safe* iff it has no problems in either direction: new nodes read old logs, and new nodes can write the old
+version until the last node is upgraded. One thing may grow: a union at a place named in GROWING_UNIONS may gain
+branches (request types), which nobody sends before the upgrade is finalized.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ PROMOTIONS: Mapping[str, frozenset[str]] = {
     "string": frozenset({"bytes"}),
     "bytes": frozenset({"string"}),
 }
-"""Writer's primitive -> readers' primitives that it is promoted to."""
+"""Writer's primitive -> readers' primitives to which it is promoted."""
 
 PRIMITIVES = frozenset({"null", "boolean", "int", "long", "float", "double", "bytes", "string"})
 NAMED = frozenset({"record", "error", "enum", "fixed"})
 GROWING_UNIONS = frozenset({"Request.body", "Response.result"})
-"""Places whose union may gain branches; a branch that is there already obeys the rules like everything else."""
+"""Places whose union may gain branches; the branches that it already has obey the rules like everything else."""
 
 Names = dict[str, Mapping[str, Any]]
 
@@ -42,21 +43,22 @@ Names = dict[str, Mapping[str, Any]]
 def problems(reader: Any, writer: Any, growing: Collection[str] = ()) -> list[str]:
     """Return why data of schema ``writer`` may be unreadable with schema ``reader``; empty if it is always readable.
 
-    Both are schemas as JSON gives them (or parsed by fastavro). Each problem names the place. A schema that refers to a name
-    that it does not define raises KeyError. At the places ``growing`` the writer's union may have branches more.
+    Both are schemas as JSON gives them (or parsed by fastavro). Each problem names its place. Raises KeyError for a
+    schema that refers to a name that it does not define. At the places ``growing`` the writer's union may have
+    additional branches.
     """
     return _Comparison(reader, writer, growing).schema(reader, writer, _short(reader) or _kind(reader))
 
 
 def unsafe_change(newer: Any, older: Any) -> list[str]:
-    """Return why the change from ``older`` to ``newer`` is not safe, each reason with its direction; empty if it is safe."""
+    """Return why the change from ``older`` to ``newer`` is not safe, each reason with its direction; empty if it is."""
     backward = [f"reading the older with the newer: {problem}" for problem in problems(newer, older)]
     forward = problems(older, newer, GROWING_UNIONS)
     return backward + [f"reading the newer with the older: {problem}" for problem in forward]
 
 
 class _Comparison:
-    """One comparison: the names that both sides define, and the pairs under way (schemas may be recursive)."""
+    """One comparison: the names that both sides define, and the pairs being compared (schemas may be recursive)."""
 
     def __init__(self, reader: Any, writer: Any, growing: Collection[str]) -> None:
         self.growing = growing

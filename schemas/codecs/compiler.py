@@ -1,13 +1,14 @@
-"""Encoders compiled from the Avro schemas: a record of ours in, its Avro body out.
+"""Encoders compiled from the Avro schemas: they turn a record of ours into its Avro body.
 
-``compile_encoder`` turns a schema into the source of one Python function per record and compiles it, as ``dataclasses`` does for
-``__init__``. The bytes are those of fastavro and of the reference implementation (golden tests and a property hold all three
-together); the time is less than half of fastavro's, which has to be handed dicts and looks for the branch of each union
-(decision 0006).
+``compile_encoder`` turns a schema into the source of one Python function per record and compiles it, as ``dataclasses``
+does for ``__init__``. The bytes equal those of fastavro and of the reference implementation (golden tests and a
+property compare all three). The time is less than half of fastavro's, which needs dicts and searches the branch of each
+union (decision 0006).
 
-Rules of the encoding (Avro specification, "Binary encoding"): ``long``/``int`` zigzag varint; ``string``/``bytes`` length and bytes; ``fixed`` as
-is; ``array``/``map`` one block and a 0; ``union`` number of the branch and value; ``record`` its fields in order. What is no value of its
-type raises ValueError, TypeError, AttributeError or LookupError: ``codec.encode`` makes one error of them.
+Rules of the encoding (Avro specification, "Binary encoding"): ``long``/``int`` zigzag varint; ``string``/``bytes``
+length and bytes; ``fixed`` as is; ``array``/``map`` one block and a 0; ``union`` number of the branch and value;
+``record`` its fields in order. A value that does not have its type raises ValueError, TypeError, AttributeError or
+LookupError; ``codec.encode`` turns all of them into one error.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ Schema = Any
 """A parsed schema as JSON gives it: a name, a list (union) or a dict."""
 
 SMALL = 1 << 13
-"""Numbers below this (lengths, mostly) are looked up."""
+"""Numbers below this (mostly lengths) have their encodings in a table."""
 RECENT = 1 << 14
-"""Most numbers remembered with their encoding; then all are forgotten."""
+"""Most numbers that are remembered with their encoding; beyond it all are forgotten."""
 
 
 def _varint(unsigned: int) -> bytes:
@@ -40,7 +41,7 @@ _MORE = tuple(bytes((number & 0x7F | 0x80, number >> 7 | 0x80)) for number in ra
 """Two bytes of 14 bits, with more to follow."""
 _SMALL = _LAST[::2]
 _recent: dict[int, bytes] = {}
-"""Encoded numbers of late: a timestamp is written by all requests of its batch, an id by the row, the response and the next row."""
+"""Recently encoded numbers. All requests of a batch write its timestamp; rows and the response write the same id."""
 
 
 def encode_long(number: int) -> bytes:
@@ -49,7 +50,7 @@ def encode_long(number: int) -> bytes:
     >>> encode_long(-1).hex(), encode_long(64).hex()
     ('01', '8001')
     """
-    # A float that equals a number would be found under it.
+    # A float that equals a number would otherwise be found under it.
     if type(number) is int and (found := _recent.get(number)) is not None:
         return found
     encoded = _encode_hash(number)
@@ -66,7 +67,7 @@ def _encode_hash(number: int) -> bytes:
 
 
 def _long_varint(z: int) -> bytes:
-    # 14 bits at a time: timestamps, ids and hashes are long, and a loop over 7 bits takes three times as long.
+    # 14 bits at a time: timestamps, ids and hashes are long, and a loop over 7 bits would take three times as long.
     if z < 1 << 14:
         return _LAST[z]
     if z < 1 << 28:
@@ -80,7 +81,7 @@ def _long_varint(z: int) -> bytes:
 
 
 def encode_int(number: int) -> bytes:
-    """Encode an ``int``; raises ValueError beyond 32 bits (which readers in Java, Spark's among them, refuse to read)."""
+    """Encode an ``int``; raises ValueError beyond 32 bits, which readers in Java (such as Spark's) refuse."""
     if not -(1 << 31) <= number < 1 << 31:
         raise ValueError(f"{number} does not fit in 32 bits")
     return encode_long(number)
@@ -124,14 +125,14 @@ _IN_PLACE = {
 def compile_encoder(schema: Schema, classes: Mapping[str, type]) -> Encoder:
     """Return the function from a record to its Avro body.
 
-    ``classes`` gives the class of each record by name (without namespace). Raises KeyError for a record without a class,
-    NotImplementedError for what no schema of ours uses.
+    ``classes`` gives the class of each record by name (without namespace). Raises KeyError for a record without a
+    class, NotImplementedError for a kind of schema that ours do not use.
     """
     return _Compiler(classes).encoder(schema)
 
 
 class _Compiler:
-    """Knows the named types that it has met, as Avro's scoping wants it."""
+    """Remembers the named types that it has met, as Avro's rules of scope demand."""
 
     def __init__(self, classes: Mapping[str, type]) -> None:
         self._classes = classes
@@ -147,7 +148,7 @@ class _Compiler:
         if kind in ("record", "fixed"):
             return self._name(schema, self._record(schema) if kind == "record" else _fixed(schema))
         if kind == "array":
-            # Arrays of numbers are digests: none comes twice.
+            # Arrays of numbers are digests: their numbers do not repeat.
             return _array(_encode_hash if schema["items"] == "long" else self.encoder(schema["items"]))
         if kind == "map":
             return _map(self.encoder(schema["values"]))
@@ -160,7 +161,7 @@ class _Compiler:
         return encoder
 
     def _record(self, schema: Schema) -> Encoder:
-        """Compile ``lambda record: b"".join((..., ...))`` with the common cases of numbers and texts written in place."""
+        """Compile ``lambda record: b"".join((..., ...))``; the common cases of numbers and texts are written inline."""
         names: dict[str, Any] = {"SMALL": _SMALL, "encode_long": encode_long, "encode_int": encode_int}
         parts = []
         for field in schema["fields"]:
@@ -241,6 +242,6 @@ def _map(item: Encoder) -> Encoder:
 
 
 def _compile(source: str, names: dict[str, Any]) -> Encoder:
-    # The source is made of field names of our own schemas only.
+    # The source holds only field names of our own schemas.
     encoder: Encoder = eval(source, names)  # noqa: S307
     return encoder

@@ -1,6 +1,7 @@
-"""From the plain data that fastavro reads to records, for values of older schema versions (``codec``).
+"""From fastavro's plain data to records, for values of older schema versions (``codec``).
 
-A record is a dict of its fields to fastavro; a record in a union is a pair (full name, dict); everything else is itself.
+For fastavro a record is a dict of its fields, and a record in a union is a pair (full name, dict). Other values stay
+as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Converter = Callable[[Any], Any]
 def record_decoder(cls: type) -> Converter:
     """Return the function from a datum that fastavro has read to a record of ``cls``.
 
-    Remembered for each class: to read a class's type hints takes a hundred times as long as to read a record.
+    The function is cached by class: reading a class's type hints takes a hundred times as long as reading a record.
     """
     hints = typing.get_type_hints(cls)
     names = [field.name for field in fields(cls)]
@@ -36,7 +37,7 @@ def record_decoder(cls: type) -> Converter:
 
 
 def _decoder_of(hint: Any) -> Converter | None:
-    """Return what turns fastavro's value into a field of type ``hint``, None where it is the value already."""
+    """Return the function from fastavro's value to a field of type ``hint``, None if the value needs no change."""
     if typing.get_origin(hint) is list:
         (item,) = typing.get_args(hint)
         variants = _variants(item)
@@ -50,7 +51,7 @@ def _decoder_of(hint: Any) -> Converter | None:
         return None
     if variants == [hint]:
         return record_decoder(hint)
-    # fastavro gives a record in a union as (name, datum), even where null is the only other branch.
+    # fastavro gives a record in a union as (name, datum), even if null is the only other branch.
     decoders = {_full_name(variant): record_decoder(variant) for variant in variants}
     return lambda value: None if value is None else decoders[value[0]](value[1])
 
@@ -60,7 +61,7 @@ def _full_name(cls: type) -> str:
 
 
 def _variants(hint: Any) -> list[Any]:
-    """Return the branches of a union hint but null, or the hint itself."""
+    """Return the branches of a union hint without null, or the hint itself."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         return [branch for branch in typing.get_args(hint) if branch is not type(None)]
     return [hint]

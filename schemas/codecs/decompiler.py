@@ -1,10 +1,12 @@
-"""Decoders compiled from the Avro schemas: an Avro body in, a record of ours out. The counterpart of ``compiler``.
+"""Decoders compiled from the Avro schemas, the counterpart of ``compiler``: from an Avro body to a record of ours.
 
-``compile_decoder`` turns each record schema into the source of one Python function ``(data, position) -> (record, position)`` and compiles it. It
-reads values written with the *current* version of a schema only; older versions go through fastavro, which resolves them (``codec``).
+``compile_decoder`` turns each record schema into the source of one Python function ``(data, position) -> (record,
+position)`` and compiles it. It reads only values of the *current* version of a schema; older versions go through
+fastavro, which resolves them (``codec``).
 
-What is not well-formed raises ValueError (UnicodeDecodeError included) or IndexError: numbers out of their type's range, and lengths and counts
-beyond the data. So whatever is read can be written again: a record that came in as bytes never fails on its way out.
+A malformed body raises ValueError (UnicodeDecodeError included) or IndexError, and so do numbers out of their type's
+range, and lengths and counts beyond the data. So whatever can be read can be written again: a record that came in as
+bytes never fails to be encoded.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ MAX_VARINT_BYTES = 10
 
 
 def read_varint(first: int, data: bytes, position: int) -> tuple[int, int]:
-    """Read on in a varint whose ``first`` byte, before ``position``, says that there is more; return (unsigned, position).
+    """Read the rest of a varint whose ``first`` byte, before ``position``, announces more; return (unsigned, position).
 
     Raises ValueError beyond 64 bits, IndexError at the end of the data.
     """
@@ -40,17 +42,17 @@ def read_varint(first: int, data: bytes, position: int) -> tuple[int, int]:
 
 
 def too_early(end: int, data: bytes) -> IndexError:
-    """Return the error for a value that would end at ``end``, behind the data."""
+    """Return the error for a value that would end at ``end``, beyond the data."""
     return IndexError(f"it ends {end - len(data)} bytes too early")
 
 
 def beyond_32_bits(number: int) -> ValueError:
-    """Return the error for an ``int`` that is none."""
+    """Return the error for an ``int`` of more than 32 bits."""
     return ValueError(f"{number} does not fit in 32 bits")
 
 
 _HELPERS: Mapping[str, Any] = {"read_varint": read_varint, "too_early": too_early, "beyond_32_bits": beyond_32_bits}
-"""What the compiled functions call."""
+"""Names that the compiled functions use."""
 
 
 def compile_decoder(schema: Schema, classes: Mapping[str, type]) -> Decoder:
@@ -81,7 +83,7 @@ _FIXED = "    e = p + {size}\n    if e > len(data): raise too_early(e, data)\n  
 
 
 class _Decompiler:
-    """Knows the named types that it has met."""
+    """Remembers the named types that it has met."""
 
     def __init__(self, classes: Mapping[str, type]) -> None:
         self._classes = classes
@@ -97,7 +99,7 @@ class _Decompiler:
             lines.append(self._field(field["type"], f"v{number}", names))
         arguments = ", ".join(f"{field['name']}=v{number}" for number, field in enumerate(schema["fields"]))
         lines.append(f"    return cls({arguments}), p\n")
-        # The source is made of field names of our own schemas only.
+        # The source holds only field names of our own schemas.
         exec("".join(lines), names)  # noqa: S102
         decoder: Decoder = names["decode"]
         self._records[name] = decoder
@@ -119,7 +121,7 @@ class _Decompiler:
             return _FIXED.format(size=schema["size"], v=variable)
         if isinstance(schema, list) and len(schema) == 2 and schema[0] == "null":
             inner = self._field(schema[1], variable, names).replace("\n    ", "\n        ")
-            # Written in place: every operation has one or two of these.
+            # Inline, because every operation has one or two of these.
             return (
                 f"    n = data[p]; p += 1\n    if n == 0:\n        {variable} = None\n"
                 f"    elif n == 2:\n    {inner.rstrip(' ')}"
@@ -132,7 +134,7 @@ class _Decompiler:
         return f"    {variable}, p = read_{variable}(data, p)\n"
 
     def _function(self, schema: Schema) -> Decoder:
-        """Return a function for what is not written in place."""
+        """Return a function for a type that is not read inline."""
         if isinstance(schema, list):
             return _union([self._value(branch) for branch in schema])
         if schema["type"] == "record":
@@ -174,7 +176,7 @@ def _union(branches: list[Decoder]) -> Decoder:
 
 
 def _blocks(data: bytes, position: int) -> tuple[int, int]:
-    """Return the number of items in the next block of an array or map, and the position behind it. No item of ours is empty."""
+    """Return the number of items in the next block of an array or map, and the position behind it. No item is empty."""
     number = data[position]
     position += 1
     if number > 0x7F:

@@ -1,8 +1,8 @@
 """Envelopes: many requests, or many responses, in one Kafka record.
 
-A record costs the client, the broker and the leader about the same whether it is large or small, so what goes out together goes out
-in one (decision 0012). An envelope holds encoded messages of one client and is no more than their sum: each is
-executed, answered, retried or rejected by itself. One message alone travels bare.
+A small record costs the client, the broker and the leader about as much as a large one, so messages that leave together
+travel in one record (decision 0012). An envelope holds encoded messages of one client and adds nothing to them: each is
+executed, answered, retried or rejected by itself. A single message travels bare.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def requests_in(value: bytes) -> list[bytes]:
 
 
 def responses_in(value: bytes) -> list[bytes]:
-    """Return the encoded responses that a record of ``om.responses`` carries; raises Undecodable for a broken envelope."""
+    """Return the encoded responses in a record of ``om.responses``; raises Undecodable for a broken envelope."""
     return decode_as(Responses, value).responses if value[:HEADER_BYTES] == _RESPONSES else [value]
 
 
 def _groups(messages: Sequence[bytes]) -> Iterator[list[bytes]]:
-    """Cut messages into groups within the limits; a message over them makes a group of its own."""
+    """Cut messages into groups within the limits; a message beyond them is a group of its own."""
     group: list[bytes] = []
     room_bytes = MAX_ENVELOPE_BYTES
     for message in messages:

@@ -1,10 +1,11 @@
 """The reference codec: avro-python3, which the specification's authors wrote.
 
-It parses and validates every schema (a node does so at start, the tests always) and is what golden tests hold
-fastavro's bytes against, in both directions. It is slow and off the hot path. Clients do without it: the library is in the nodes' extras alone.
+It parses and validates every schema (a node does so at start, the tests always). The golden tests compare fastavro's
+bytes with its bytes, in both directions. It is slow and not on the hot path. Clients do without it: only the nodes'
+extras have the library.
 
-A *plain datum* is dicts, lists and scalars. A record in a union is ``(full name, datum)``, as in fastavro; avro-python3 by
-itself would guess the branch by shape, and several requests have the same shape.
+A *plain datum* is dicts, lists and scalars. A record in a union is ``(full name, datum)``, as in fastavro. Without the
+name avro-python3 would guess the branch by shape, and several requests have the same shape.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ class _TaggedWriter(avro.io.DatumWriter):  # type: ignore[misc]
 
 
 class _TaggedReader(avro.io.DatumReader):  # type: ignore[misc]
-    """Says which record a union holds."""
+    """Returns the name of the record that a union holds, too."""
 
-    def read_union(self, writer_schema: Any, reader_schema: Any, decoder: Any) -> Any:  # noqa: ARG002 - the writer's own
+    def read_union(self, writer_schema: Any, reader_schema: Any, decoder: Any) -> Any:  # noqa: ARG002 - the writer's
         number = int(decoder.read_long())
         if not 0 <= number < len(writer_schema.schemas):
             raise avro.io.SchemaResolutionException(f"no branch {number} in the union", writer_schema, writer_schema)

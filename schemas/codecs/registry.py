@@ -1,9 +1,9 @@
 """Schema versions: the current ones, their history, their fingerprints, and the compatibility check.
 
-``avsc/**/NAME.avsc`` is the current schema of NAME; ``history/NAME/vK.avsc`` are the released versions, kept for
-ever, the newest being equal to the current one. A fingerprint is CRC-64-AVRO of the parsing canonical form (docs
-and defaults do not count). Dedicated tests refuse a current schema that cannot read, or cannot be read by, any
-version of its history, and a field without a ``doc``.
+``avsc/**/NAME.avsc`` is the current schema of NAME. ``history/NAME/vK.avsc`` are the released versions, which are kept
+for ever; the newest equals the current one. A fingerprint is CRC-64-AVRO of the parsing canonical form (without docs
+and defaults). Tests refuse a field without a ``doc``, and a current schema that cannot read, or cannot be read by, any
+version of its history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HERE = Path(__file__).parents[1]
 
 @record
 class SchemaVersion:
-    """One version of a schema. ``resolve_to`` is the reader schema to give, None when it is its own."""
+    """One version of a schema. ``resolve_to`` is the reader schema to use, None for the version's own."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ class Registry:
         return self._by_fingerprint.get(fingerprint)
 
     def version(self, name: str, number: int) -> SchemaVersion:
-        """Return a released version of ``name`` by its number in the history, from 1; raises KeyError for an unknown one."""
+        """Return a released version of ``name`` by its number in the history, from 1; raises KeyError without one."""
         return self._by_number[name, number]
 
     def versions(self, name: str) -> list[SchemaVersion]:
@@ -80,7 +80,7 @@ class Registry:
 def _load(path: Path, name: str, resolve_to: Any) -> SchemaVersion:
     text = path.read_text()
     schema = json.loads(text)
-    # A private name table: two versions of one schema define the same names.
+    # A name table for this schema alone: two versions of one schema define the same names.
     parsed = parse_schema(schema, named_schemas={})
     return SchemaVersion(name=name, text=text, parsed=parsed, fingerprint=fingerprint_of(schema), resolve_to=resolve_to)
 

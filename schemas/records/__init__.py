@@ -1,1 +1,4 @@
-"""The records as frozen dataclasses: the log, requests and answers, rows, datanodes' messages, packets. Begin with ``log.py``."""
+"""The records as frozen dataclasses: log, requests and answers, rows, datanodes' messages, packets.
+
+Begin with ``log.py``.
+"""

@@ -1,7 +1,8 @@
-"""Messages between clients and datanodes, what datanodes say of themselves, and the rows of a pipeline's database.
+"""Messages between clients and datanodes, reports of datanodes, and the rows of a pipeline's database.
 
-``BlockRow``, ``PipelineRow`` and ``ContainerRow`` are rows; ``Heartbeat`` travels on ``dn.heartbeats``, ``BlockReport`` on ``dn.audit``; all others are payloads of frames
-(``schemas/records/packets.py``). Lengths, offsets and sizes in bytes.
+``BlockRow``, ``PipelineRow`` and ``ContainerRow`` are rows. ``Heartbeat`` travels on ``dn.heartbeats``,
+``BlockReport`` on ``dn.audit``. All others are payloads of frames (``schemas/records/packets.py``). Lengths, offsets
+and sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 from schemas.records.record import record
 
 MAX_REPORTED_CONTAINERS = 1000
-"""Containers in one heartbeat."""
+"""Most containers in one heartbeat."""
 MAX_CONTAINERS_IN_REPORT = 10_000
-"""Containers in one BlockReport, the lowest ids first."""
+"""Most containers in one BlockReport, the lowest ids first."""
 MAX_UNREADABLE = 1000
-"""Keys of damaged blocks that a BlockReport names, all containers together."""
+"""Most keys of damaged blocks that a BlockReport names, all containers together."""
 
 
 @record
 class Hello:
-    """First message of each side of a connection: who it is, and which versions of the framing it speaks."""
+    """First message of each side of a connection: its name, and the versions of the framing that it speaks."""
 
     peer: str
     cluster: str
@@ -38,7 +39,7 @@ class Route:
 
 @record
 class OpenStream:
-    """Begins a stream of one block's bytes, and says whom each datanode forwards to."""
+    """Begins a stream of one block's bytes, and says where each datanode forwards them."""
 
     container_id: int
     local_id: int
@@ -75,7 +76,10 @@ class BlockCommitted:
 
 @record
 class WatchBlock:
-    """Answered once this replica has applied the entry, and has the bytes verified and stored under the fsync policy."""
+    """Asks a replica whether it has a block; answered once it has applied the entry and stored the verified bytes.
+
+    How durably the bytes are stored depends on the fsync policy.
+    """
 
     partition: int
     container_id: int
@@ -106,7 +110,7 @@ class GetBlock:
 
 @record
 class BlockInfo:
-    """Committed state of a block on the replica that is asked."""
+    """Committed state of a block on the replica that was asked."""
 
     container_id: int
     local_id: int
@@ -133,7 +137,7 @@ class ReadBlock:
 
 @record
 class SalvageBlock:
-    """Asks for bytes of a block that no replica has whole: an unhealthy one answers too, up to its first bad cell."""
+    """Asks for bytes of a block that no replica has whole. Unhealthy ones answer too, up to the first bad cell."""
 
     partition: int
     container_id: int
@@ -197,7 +201,7 @@ class Member:
 
 @record
 class OpenPipeline:
-    """From the Object Manager to each member: the pipeline exists, begin to follow its partition."""
+    """From the Object Manager to each member: the pipeline exists, follow its partition from now on."""
 
     pipeline: str
     partition: int
@@ -232,7 +236,7 @@ class FetchContainer:
 
 @record
 class ListContainer:
-    """Asks for the blocks of a container as they are committed here."""
+    """Asks for the blocks of a container as this datanode has them committed."""
 
     partition: int
     container_id: int
@@ -249,7 +253,7 @@ class ContainerBlocks:
 
 @record
 class Forwarded:
-    """A request that a member which does not lead sends on to the leader, once."""
+    """A request that a member which does not lead forwards to the leader, once."""
 
     by: str
     request: bytes
@@ -257,14 +261,14 @@ class Forwarded:
 
 @record
 class Accepted:
-    """Answer to a message that asks for no more than to be carried out."""
+    """Answer to a message that only asks for an action."""
 
     detail: str
 
 
 @record
 class StreamError:
-    """Something was refused, or failed: ends the stream or answers the request."""
+    """A refusal or a failure: ends the stream or answers the request."""
 
     code: str
     message: str
@@ -299,7 +303,7 @@ class ContainerReport:
 
 @record
 class Heartbeat:
-    """What a datanode says of itself on dn.heartbeats."""
+    """A datanode's report of its own state, on dn.heartbeats."""
 
     cluster: str
     datanode: str
@@ -319,7 +323,7 @@ class Heartbeat:
 
 @record
 class ContainerDigest:
-    """What a member has of one container on its disk; ``digest`` is signed (schemas.codecs.block_rows)."""
+    """Digest of one container on a member's disk; ``digest`` is signed (schemas.codecs.block_rows)."""
 
     container_id: int
     blocks: int
@@ -330,7 +334,7 @@ class ContainerDigest:
 
 @record
 class BlockReport:
-    """Digests of the bytes that a member of a pipeline has read from its disk, on dn.audit; ``index`` is that of a barrier."""
+    """Digests of the bytes that a member has read from its disk, on dn.audit; ``index`` is that of a barrier."""
 
     cluster: str
     datanode: str

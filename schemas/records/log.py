@@ -13,15 +13,15 @@ from schemas.records.record import record
 NONCE_BYTES = 16
 CHAIN_BYTES = 32
 LEADER_MODE = "leader"
-"""Executed once, by the leader; the log holds the results (:class:`Batch`). Every request type's, unless a Mode says otherwise."""
+"""The leader executes the request, once; the log holds results (:class:`Batch`). The default of every request type."""
 
 LATE_MODE = "late"
-"""Validated and executed by every replica where it applies the record; the log holds the requests (:class:`RequestBatch`)."""
+"""Every replica validates and executes the request as it applies the record; the log holds a :class:`RequestBatch`."""
 
 REQUEST_MODES = (LEADER_MODE, LATE_MODE)
 
 FORCED = "forced: "
-"""What the basis of a digest base begins with that an operator has forced, whatever its shard's leader holds."""
+"""Prefix of a digest base's basis if an operator has forced it, whatever the rows of the shard's leader."""
 
 
 @record
@@ -219,7 +219,7 @@ class Batch:
 
 @record
 class LateRequest:
-    """A request that each replica executes itself. ``prepared`` is the service's own encoding of it after preExecute."""
+    """A request that each replica executes itself. ``prepared``: the service's own encoding of it after preExecute."""
 
     client_id: bytes
     call_id: bytes

@@ -129,7 +129,7 @@ class AddNode:
 
 @record
 class RemoveNode:
-    """Operator's command: a node is no member of the shard any more."""
+    """Operator's command: a node is no longer a member of the shard."""
 
     shard: int
     node: str
@@ -145,7 +145,7 @@ class Prepare:
 
 @record
 class CancelPrepare:
-    """Operator's command: take writes again."""
+    """Operator's command: accept writes again."""
 
     shard: int
 
@@ -168,7 +168,7 @@ class SetRequestMode:
 
 
 ShardCommand = LogDigestBase | AddNode | RemoveNode | Prepare | CancelPrepare | Finalize | SetRequestMode
-"""Operators' commands: they name their shard instead of a volume, and act on the shard's log rather than on tables."""
+"""Operators' commands: they name their shard instead of a volume, and act on the shard's log, not on tables."""
 
 SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
 """Their classes."""
@@ -176,7 +176,7 @@ SHARD_COMMANDS: tuple[type, ...] = get_args(ShardCommand)
 
 @record
 class CreatePipeline:
-    """A pipeline begins on a partition of ``dn.log`` that no pipeline had before. From the placement loop."""
+    """Begins a pipeline on a partition of ``dn.log`` that has had none. From the placement loop."""
 
     partition: int
     members: list[Member]
@@ -184,7 +184,7 @@ class CreatePipeline:
 
 @record
 class RetirePipeline:
-    """A pipeline takes no blocks any more; what it holds stays readable. From the placement loop, or an operator."""
+    """Ends the allocation of blocks on a pipeline; its data stays readable. From the placement loop, or an operator."""
 
     partition: int
     reason: str
@@ -192,7 +192,7 @@ class RetirePipeline:
 
 @record
 class SetDatanodeState:
-    """What an operator wants of a datanode, or (from the placement loop) that it is reached."""
+    """Sets the state that an operator wants of a datanode, or (from the placement loop) that it has reached."""
 
     datanode: str
     state: str
@@ -208,7 +208,7 @@ class PurgeBlocks:
 
 @record
 class ExpireOpenKeys:
-    """Ends sessions that nobody has touched since ``modified_before_ms``. From the shard's leader."""
+    """Ends sessions that were last modified before ``modified_before_ms``. From the shard's leader."""
 
     shard: int
     modified_before_ms: int
@@ -216,7 +216,7 @@ class ExpireOpenKeys:
 
 
 LeaderRequest = PurgeBlocks | ExpireOpenKeys
-"""Requests of a shard's own leader, for the rows that it looks through: they name their shard instead of a volume."""
+"""Requests of a shard's own leader about the rows that it scans: they name their shard instead of a volume."""
 
 LEADER_REQUESTS: tuple[type, ...] = get_args(LeaderRequest)
 """Their classes."""
@@ -247,7 +247,7 @@ RequestBody = (
 
 
 def shard_of_request(body: RequestBody, shards: int) -> int:
-    """Return the shard that a request is for, of ``shards``: that of its volume, the one that it names, or the system shard.
+    """Return the shard of a request, out of ``shards``: its volume's, the one that it names, or the system shard.
 
     >>> shard_of_request(SetDatanodeState(datanode="dn1", state="IN_SERVICE"), 4)
     0
@@ -272,7 +272,7 @@ class Request:
 
 @record
 class PreparedRequest:
-    """A request after preExecute: what a RequestBatch holds of it. A ``status`` other than OK is the leader's refusal."""
+    """A request after preExecute, as in a RequestBatch. A ``status`` other than OK is the leader's refusal."""
 
     request: bytes
     object_id: int
@@ -311,21 +311,21 @@ class Response:
 
 @record
 class Requests:
-    """Encoded requests of one client for one shard that went out together, in order."""
+    """Encoded requests of one client for one shard that were sent together, in order."""
 
     requests: list[bytes]
 
 
 @record
 class Responses:
-    """Encoded responses to one client that left together, in order."""
+    """Encoded responses to one client that were sent together, in order."""
 
     responses: list[bytes]
 
 
 @record
 class Rejected:
-    """A record of ``om.requests`` that nobody can be answered for."""
+    """A record of ``om.requests`` without a client that could be answered."""
 
     shard: int
     offset: int
@@ -339,7 +339,7 @@ class Rejected:
 
 @record
 class Evidence:
-    """Another row than a batch claims: divergence at the very key."""
+    """Proof of a divergence: the key whose row is not what a batch claims."""
 
     index: int
     offset: int
@@ -381,7 +381,7 @@ class Difference:
 
 @record
 class ContainerDifference:
-    """A container whose stored bytes are not what they should be; null for a digest that is not there."""
+    """A container whose stored bytes are not what they should be; null for an absent digest."""
 
     container_id: int
     expected: int | None
@@ -391,7 +391,7 @@ class ContainerDifference:
 
 @record
 class Verdict:
-    """What the audit says of one replica at one barrier of ``log``."""
+    """The audit's judgement of one replica at one barrier of ``log``."""
 
     cluster: str
     shard: int

@@ -1,9 +1,8 @@
 """``@record``: the dataclass of everything that crosses a boundary.
 
-A record is keyword-only, slotted, compared by value, and immutable *to the type checker* (mypy refuses an
-assignment to a field). The run-time guard of ``frozen=True`` is left out: it costs a call of
-``object.__setattr__`` for each field of each record, which is a tenth of the leader's time per request
-(docs/performance.md).
+A record is keyword-only, slotted, compared by value, and immutable *to the type checker* (mypy refuses an assignment to
+a field). It has no run-time guard: ``frozen=True`` would call ``object.__setattr__`` for each field of each record,
+which is a tenth of the leader's time per request (docs/performance.md).
 """
 
 from __future__ import annotations

@@ -5,13 +5,19 @@ from __future__ import annotations
 from schemas.records.record import record
 
 NEVER_WRITTEN = (1 << 63) - 1
-"""``bcs_id`` with which a commit says that nobody has written the block: the key has metadata alone (load generators, an ingest without
-contents). No pipeline's index ever gets there, so no replica takes it for committed."""
+"""``bcs_id`` of a commit whose block nobody has written: the key has only metadata.
+
+Load generators use it, and an ingest without contents. No pipeline's index ever gets so high, so no replica takes the
+block for committed.
+"""
 
 
 @record
 class BlockLocation:
-    """A block of a key; offsets and lengths in bytes. ``bcs_id`` is 0 until a datanode pipeline has committed its length, or NEVER_WRITTEN."""
+    """A block of a key; offsets and lengths in bytes.
+
+    ``bcs_id`` is 0 until a datanode pipeline has committed the block's length; NEVER_WRITTEN means no bytes.
+    """
 
     container_id: int
     local_id: int
@@ -72,7 +78,7 @@ class KeyInfo:
 
 @record
 class DatanodeRow:
-    """Row of datanodeTable: what is wanted of a datanode (``schemas.datanode_states``), or that it is reached."""
+    """Row of datanodeTable: a datanode's wanted state (``schemas.datanode_states``), or the reached one."""
 
     datanode: str
     state: str

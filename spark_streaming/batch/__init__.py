@@ -1,5 +1,6 @@
 """The audit of a whole log at once.
 
-``audit_once`` runs the passes and puts the result together, ``oracle`` computes the rows the long way (the stream is tested against it too),
-``block_reports`` finds what the datanodes have said of their stored bytes; ``core`` judges (pure). Begin with ``audit_once.py``.
+``audit_once`` runs the passes and assembles the result. ``oracle`` computes the rows from all operations (the tests of
+the stream use it too). ``block_reports`` finds the datanodes' reports of their stored bytes. ``core`` judges (pure).
+Begin with ``audit_once.py``.
 """

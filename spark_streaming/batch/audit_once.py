@@ -1,7 +1,7 @@
 """The audit of all logs to their current ends: the passes of the streaming operator, the oracle, one result.
 
-The barrier to judge at is the last one of a first pass over the topics; further passes, which read only what is new, wait up to
-``report_timeout_ms`` for its reports.
+Each shard is judged at the last barrier that the first pass over the topics finds. Further passes read only what is
+new; they wait up to ``report_timeout_ms`` for that barrier's reports.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from spark_streaming.verdicts.query import start
 from spark_streaming.verdicts.sinks import FindingSink
 
 PAUSE_SECONDS = 0.5
-"""Between passes that wait for reports."""
+"""Pause between passes that wait for reports."""
 
 
 def audit_once(session: SparkSession, config: AuditConfig) -> Json:
-    """Audit to the topics' current end; return the result (:mod:`results`). ``config.work_dir`` is written to."""
+    """Audit to the topics' current end; return the result (:mod:`results`). Writes to ``config.work_dir``."""
     gathered = GatheredVerdicts()
     config.work_dir.mkdir(parents=True, exist_ok=True)
     checkpoint = Path(tempfile.mkdtemp(prefix="audit-once-", dir=config.work_dir))
@@ -65,7 +65,7 @@ def audit_once(session: SparkSession, config: AuditConfig) -> Json:
 
 
 def _log_results(session: SparkSession, config: AuditConfig, view: LogView, gathered: GatheredVerdicts) -> list[Json]:
-    """Return what is found of each partition of a log."""
+    """Return the findings on each partition of a log."""
     until = {
         partition.shard: LogPoint(barrier.offset, barrier.index)
         for partition, barrier in gathered.barriers.items()

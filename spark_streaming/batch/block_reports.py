@@ -17,7 +17,7 @@ from spark_streaming.records.transforms import BLOCK_REPORT, without_fields
 
 
 def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -> dict[int, Json]:
-    """Compare the members' reports of stored bytes with what the log's rows say; nothing for a pipeline without one."""
+    """Compare the members' reports of stored bytes with the log's rows; a pipeline without a report has no entry."""
     if BLOCK_TABLE not in view.log.column_families:
         return {}
     records = sources.bounded(session, sources.reports_source(bootstrap_servers, [view.log]))
@@ -32,7 +32,7 @@ def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -
 
 
 def _newest_reports(records: DataFrame, members: dict[int, set[str]]) -> dict[int, list[BlockReport]]:
-    """Return of each partition the reports to compare: heads of all are read, and bodies of the chosen ones alone."""
+    """Return each partition's reports to compare. Reads the heads of all reports, and the bodies of the chosen."""
     light = {BLOCK_REPORT: without_fields(BLOCK_REPORT, "containers")}
     report = F.col(column_of(BLOCK_REPORT))
     known = decoded(records, [BLOCK_REPORT], light).where(F.col(RECORD_TYPE) == BLOCK_REPORT)

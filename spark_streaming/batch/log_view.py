@@ -1,4 +1,4 @@
-"""A log as the oracle reads it, from its beginning to its current end."""
+"""A log as the oracle reads it, from its start to its current end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_streaming.records.logs import AuditedLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogView:
-    """Raw records of a log, what counts of them (persisted), and what they say of each partition."""
+    """Raw records of a log, those of them that count (persisted), and the facts of each partition."""
 
     log: AuditedLog
     records: DataFrame
@@ -23,7 +23,7 @@ class LogView:
     facts: dict[int, PartitionFacts]
 
     def partitions(self) -> list[int]:
-        """Return the partitions to be judged: those that the log names, and of shards all that Genesis counts."""
+        """Return the partitions to judge: those with facts and, if every partition counts, all that Genesis counts."""
         shards = max((fact.shards for fact in self.facts.values()), default=0) if self.log.every_partition else 0
         return sorted(set(range(shards)) | set(self.facts))
 

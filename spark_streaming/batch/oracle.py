@@ -1,15 +1,16 @@
-"""The batch oracle: a shard's live rows the long way, trusting no claimed hash (design, sections 3 and 9).
+"""The batch oracle: computes a shard's live rows and trusts no claimed hash (design, sections 3 and 9).
 
-The last effective operation on each key decides; merges are computed from their operands, on top of the last Put if there is one:
-``add_int64`` by addition, ``max_bytes`` (rows of blockTable, in the datanodes' log) as the bytewise largest. No ``prev`` and no ``next`` is used. From the live rows come the digest that the stream and
-every replica must agree with, and what a DigestBase needs. Effective records are found by :mod:`reading`, run over
-headers alone; everything else is done by built-in functions, so state per key is Spark's business.
+The last effective operation on each key decides. Merges are computed from their operands, on top of the last Put if
+there is one: ``add_int64`` by addition, ``max_bytes`` (rows of blockTable, in the datanodes' log) as the bytewise
+largest. The oracle uses no ``prev`` and no ``next``. The live rows give the digest that the stream and every replica
+must agree with, and the digest for a DigestBase. :mod:`reading` finds the effective records; it runs over headers
+alone. Built-in functions do everything else, so Spark manages the state per key.
 
-The merges' check is here and not in the stream, because a sum per key is state per key: the row that the operands give must have
-the hash that its last Merge claims (``next``), else the log claims another row.
+The oracle also checks merges: the row that the operands give must have the hash that its last Merge claims (``next``),
+else the log claims another row. The stream does not check this, because a sum per key would be state per key.
 
-From the rows of blockTable follows what each container's stored bytes must be (:func:`container_digests`): the rows carry the
-checksums of all cells.
+The rows of blockTable carry the checksums of all cells. So they say what each container's stored bytes must be
+(:func:`container_digests`).
 
 All functions take records of one log.
 """
@@ -40,10 +41,10 @@ from spark_streaming.verdicts.audit import log_row
 from spark_streaming.verdicts.core import digests
 
 MAX_COUNTER_DIFFERENCES = 64
-"""False counters that the check names for each shard."""
+"""Most false counters that the check names for each shard."""
 
 EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, replicas array<string>, broken string"
-"""``shards`` is Genesis' own, ``replicas`` Genesis' and Members', ``broken`` a broken log's reason."""
+"""``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken."""
 
 PUT, DELETE, MERGE = 1, 2, 3
 ORDINAL_BITS = 23
@@ -60,7 +61,7 @@ class OracleError(ValueError):
 
 
 def effective_records(records: DataFrame) -> DataFrame:
-    """Run the reading rule over raw records of a log: what counts, and ``last_index`` after it (EFFECTIVE).
+    """Run the reading rule over raw records of a log; return those that count, with ``last_index`` (EFFECTIVE).
 
     A log that breaks its contract has one last row of kind null, whose ``broken`` says why.
     """
@@ -86,9 +87,9 @@ def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
 
 
 def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
-    """Return for each shard the point of its last effective record, or of its last ``barrier``.
+    """Return the point of each shard's last effective record, or of its last ``barrier``.
 
-    Shards without one are left out.
+    Shards without such a record are left out.
     """
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
@@ -96,7 +97,7 @@ def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
 
 
 def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:
-    """Return the last index after offset ``until`` of each shard; shards without an effective record until then are left out."""
+    """Return each shard's last index up to offset ``until``; shards without an effective record there are left out."""
     if not until:
         return {}
     bounds = effective.sparkSession.createDataFrame(list(until.items()), "shard int, until long")
@@ -107,18 +108,18 @@ def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]
 
 
 def first_logged_requests(effective: DataFrame) -> dict[int, int]:
-    """Return the offset of the first RequestBatch of each shard that has one: no oracle can say what rows came of it."""
+    """Return the offset of each shard's first RequestBatch, if any: the oracle cannot compute the rows after it."""
     late = effective.where(F.col("kind") == REQUEST_BATCH).groupBy("shard").agg(F.min("offset").alias("at"))
     return {row.shard: row.at for row in late.collect()}
 
 
 def operations(records: DataFrame, effective: DataFrame, until: Mapping[int, int]) -> DataFrame:
-    """Return effective operations up to and with each shard's offset in ``until``, derived retry rows included.
+    """Return effective operations up to and including each shard's offset in ``until``, and the retry rows of results.
 
     Columns: shard, moment (orders all operations of a shard), kind (PUT, DELETE, MERGE), cf, key, hash (of a Put's
-    row), amount (of a Merge's operand or of a Put's value, if they have a counter's 8 bytes: unsigned, as a
-    decimal), operator, claimed (a Merge's ``next``), and content (the value or operand of a row of blockTable). Other values go no
-    further: sorting them would cost far more.
+    row), amount (of a Merge's operand or of a Put's value, if they have a counter's 8 bytes: unsigned, as a decimal),
+    operator, claimed (a Merge's ``next``), and content (the value or operand of a row of blockTable). Other values are
+    dropped here: sorting them would cost far more.
     """
     session = records.sparkSession
     bounds = session.createDataFrame(list(until.items()), "shard int, until long")
@@ -133,7 +134,7 @@ def operations(records: DataFrame, effective: DataFrame, until: Mapping[int, int
     written = F.transform(batch["operations"], _operation)
     recorded = F.transform(F.filter(batch["results"], lambda result: result["recorded"]), _retry_row)
     exploded = batches.select("shard", "offset", F.posexplode(F.concat(written, recorded)).alias("ordinal", "op"))
-    # Plain integers all over: Spark then aggregates by hash instead of by sorting.
+    # Plain integers throughout, so that Spark aggregates by hash and does not sort.
     moment = F.shiftleft("offset", ORDINAL_BITS).bitwiseOR(F.col("ordinal").cast("long")).alias("moment")
     return exploded.select("shard", moment, "op.*").where(F.col("cf").isNotNull())
 
@@ -175,10 +176,10 @@ def _retry_row(result: Column) -> Column:
 def live_rows(ops: DataFrame, families: Sequence[str]) -> DataFrame:
     """Return the rows that :func:`operations` leave.
 
-    Columns: shard, cf, key, hash; of a row whose last operation is a Merge also value (the counter's bytes) and
-    claimed (the Merge's ``next``); of every row of blockTable the value. For each key the last Put or Delete is found, and the operands
-    of the Merges after it are added mod 2^64, or in blockTable the largest is taken: Spark compares bytes unsigned and a
-    beginning is smaller than the whole, as ``max_bytes`` does.
+    Columns: shard, cf, key, hash. A row whose last operation is a Merge also has value (the counter's bytes) and
+    claimed (the Merge's ``next``). Every row of blockTable has its value. For each key the function finds the last Put
+    or Delete. It adds the operands of later Merges mod 2^64, or in blockTable takes the largest: Spark compares bytes
+    unsigned and a prefix is smaller than the whole, as in ``max_bytes``.
     """
     per_key = ["shard", "cf", "key"]
     setting = F.max(F.when(F.col("kind") != MERGE, F.col("moment"))).over(Window.partitionBy(*per_key))
@@ -186,9 +187,9 @@ def live_rows(ops: DataFrame, families: Sequence[str]) -> DataFrame:
     has_blocks = BLOCK_TABLE in families
     is_block = F.col("cf") == BLOCK_TABLE if has_blocks else F.lit(False)
     operator = F.when(is_block, MAX_BYTES).otherwise(ADD_INT64)
-    # A largest value of bytes makes Spark sort instead of hash: not for a log without such rows.
+    # The maximum of a column of bytes makes Spark sort instead of hash: left out for a log without such rows.
     largest = [F.max("content").alias("largest")] if has_blocks else []
-    # Sums of 20 digits in 30: they overflow only after 10^10 merges of one key.
+    # Sums of 20-digit numbers have 30 digits: they overflow only after 10^10 merges of one key.
     summed = since.groupBy(*per_key).agg(
         F.coalesce(F.sum("amount"), F.lit(0)).cast("decimal(38,0)").alias("total"),
         *(F.max_by(name, "moment").alias(name) for name in ("kind", "hash", "claimed")),
@@ -212,8 +213,8 @@ def live_rows(ops: DataFrame, families: Sequence[str]) -> DataFrame:
 def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
     """Add up the hashes of :func:`live_rows`: (shard, slot, low, high, rows, false).
 
-    The sum is ``low + high * 2^32`` mod 2^64: high and low 32 bits are added apart, a plain sum of 64-bit hashes
-    overflows. ``false`` are the rows of which the last Merge claims another hash.
+    The sum is ``low + high * 2^32`` mod 2^64. High and low 32 bits are added apart, because a plain sum of 64-bit
+    hashes overflows. ``false`` are the rows whose last Merge claims another hash.
     """
     slot = slot_of(F.col("cf"), F.col("key"), F.array(*map(F.lit, families)))
     hashed = rows.select("*", slot.alias("slot"), F.col("hash").alias("own"))
@@ -222,7 +223,7 @@ def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
         F.sum(F.col("own").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
         F.sum(F.shiftrightunsigned("own", 32)).alias("high"),
         F.count("*").alias("rows"),
-        # collect_list leaves nulls out.
+        # collect_list omits nulls.
         F.slice(F.collect_list(false), 1, MAX_COUNTER_DIFFERENCES).alias("false"),
     )
 
@@ -230,11 +231,11 @@ def row_digests(rows: DataFrame, families: Sequence[str]) -> DataFrame:
 def check(
     records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, LogPoint]
 ) -> tuple[dict[int, ShardDigest], list[CounterDifference]]:
-    """Return each shard's digest after ``until``, and counters that the log claims falsely there.
+    """Return each shard's digest after ``until``, and the counters that the log claims falsely there.
 
-    Not for shards with a RequestBatch before that (:func:`first_logged_requests`).
+    Do not call it for a shard with a RequestBatch before that offset (:func:`first_logged_requests`).
 
-    ``until`` gives for a shard an effective record (see :func:`ends`). At most
+    ``until`` gives for each shard the point of an effective record (see :func:`ends`). Names at most
     MAX_COUNTER_DIFFERENCES counters for each shard, by column family and key. Raises OracleError for a row in an
     unknown column family, and Spark's own error for a merge that cannot be computed.
     """
@@ -278,11 +279,11 @@ def _difference(shard: int, row: Row) -> CounterDifference:
 def container_digests(
     records: DataFrame, families: Sequence[str], effective: DataFrame, until: Mapping[int, int]
 ) -> dict[int, dict[int, int]]:
-    """Return shard -> container id -> digest that its members' stored bytes must have after offset ``until`` (signed).
+    """Return shard -> container id -> digest (signed) that the members' stored bytes must have after offset ``until``.
 
-    The chain of XXH64 over key, length and checksums (``schemas/codecs/block_rows.py``) is what Spark's ``xxhash64`` does with an array:
-    each element's hash is the seed of the next, from 42 on. Containers without blocks are left out. Raises OracleError for a row that
-    cannot be decoded.
+    The digest is a chain of XXH64 over key, length and checksums (``schemas/codecs/block_rows.py``). Spark's
+    ``xxhash64`` of an array computes it: each element's hash is the seed of the next, from 42 on. Containers without
+    blocks are left out. Raises OracleError for a row that cannot be decoded.
     """
     if not until or BLOCK_TABLE not in families:
         return {}

@@ -1,1 +1,1 @@
-"""What the audit's jobs are told: one frozen object from a JSON file. Begin with ``audit_config.py``."""
+"""The settings of the audit's jobs: one frozen object from a JSON file. Begin with ``audit_config.py``."""

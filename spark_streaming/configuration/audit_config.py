@@ -22,13 +22,15 @@ from spark_streaming.verdicts.core.shard_state import MatchingLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditConfig:
-    """What an audit job needs to know.
+    """The settings of an audit job.
 
-    ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Under ``work_dir`` go checkpoint,
-    Parquet output, temporary and health files. ``report_timeout_ms``: how long a barrier waits for a replica's report
-    before ``unknown``, ``scan_timeout_ms`` how long a scan of stored bytes waits for the other members. ``logs``: what is audited, in
-    JSON a list of objects with the fields of AuditedLog; of all but the first only those whose topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: of the batch job, whether
-    all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of throughput.
+    ``jars_dir`` holds Spark's connector jars (``*.jar``), or ``jars`` names them. Checkpoint, Parquet output, temporary
+    and health files lie under ``work_dir``. ``report_timeout_ms``: how long a barrier waits for a replica's report
+    until the verdict is ``unknown``. ``scan_timeout_ms``: how long a scan of stored bytes waits for the other members.
+    ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
+    only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
+    whether all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of
+    throughput.
     """
 
     bootstrap_servers: str
@@ -52,7 +54,7 @@ class AuditConfig:
 
     @property
     def checkpoint_dir(self) -> Path:
-        """Where the audit's query keeps its offsets and state; the name changes with the layout of the state (``verdicts.state``)."""
+        """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
         return self.work_dir / "checkpoint-2"
 
     @property
@@ -62,7 +64,7 @@ class AuditConfig:
 
     @property
     def health_file(self) -> Path:
-        """JSON for a parent that waits for the job to be ready."""
+        """JSON file that a parent reads while it waits for the job to be ready."""
         return self.work_dir / "health.json"
 
     @property
@@ -85,8 +87,8 @@ class AuditConfig:
 
 
 _PATHS = ("work_dir", "jars_dir")
-_POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger", "shuffle_partitions",
-             "window_seconds", "windows_trigger_ms")  # fmt: skip
+_POSITIVE = ("report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
+             "shuffle_partitions", "window_seconds", "windows_trigger_ms")  # fmt: skip
 
 
 def config_from(values: Mapping[str, Any]) -> AuditConfig:

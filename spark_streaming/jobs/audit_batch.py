@@ -1,24 +1,26 @@
-"""The audit at once: ``python -m spark_streaming.jobs.audit_batch --config FILE``.
+"""The audit of whole logs, once: ``python -m spark_streaming.jobs.audit_batch --config FILE``.
 
-Reads all topics to their current ends through the same operator as the running audit (a fresh checkpoint, thrown away)
-and judges every replica at the last barrier of its shard; the oracle then computes that barrier's digest the long way. The partitions
-of dn.log that have a Genesis are judged alike, as ``pipelines``; of each the oracle also computes what the members' stored bytes must
-be at the newest index that a majority of them has reported, and compares their reports with it.
+Reads all topics to their current ends through the same operator as the running audit (with a fresh checkpoint, thrown
+away) and judges every replica at the last barrier of its shard. The oracle then computes that barrier's digest from
+all operations. The partitions of dn.log that have a Genesis are judged in the same way, as ``pipelines``. For each
+pipeline the oracle also computes the digests that the members' stored bytes must have at the newest index that a
+majority of the members has reported, and compares their reports with them.
 Progress goes to stderr; the last line of stdout is one JSON object::
 
     {"ok": bool, "shards": [{"shard", "barrier_offset", "index", "log_digest" (hex16), "log_chain" (hex),
-      "oracle_digest", "oracle_rows", "oracle_agrees" (null if "late"), "late", "broken" (reason or null), "false_counters": [...],
+      "oracle_digest", "oracle_rows", "oracle_agrees" (null if "late"), "late", "broken" (reason or null),
+      "false_counters": [...],
       "replicas": [{"node", "verdict", "basis", "differing_slots", "differences", "evidence", "reason"}]}],
-     "pipelines": [as shards, and "blocks": {"log_offset", "index", "containers", "members": [{"node", "verdict", "reason",
-      "containers": [{"container_id", "expected", "found", "blocks": [block keys, hex]}]}]}]}
+     "pipelines": [as shards, and "blocks": {"log_offset", "index", "containers", "members": [{"node", "verdict",
+      "reason", "containers": [{"container_id", "expected", "found", "blocks": [block keys, hex]}]}]}]}
 
-"late": the log holds requests to be executed by each replica (late validation), so nobody can compute its rows from it; then
-``log_digest`` is null until a DigestBase, and the verdicts say in ``basis`` that they rest on the replicas alone.
+"late": the log holds requests that each replica executes (late validation), so the log alone does not give the rows.
+``log_digest`` is then null until a DigestBase, and a verdict's ``basis`` says that it rests on the replicas alone.
 
-Exit status 0 only if every shard of the cluster and every pipeline has a barrier, all its replicas are ``equal`` there (a replica that
-has not reported is ``unknown``), the oracle agrees with the log's sums, no log is broken and no member's stored bytes are ``diverged``.
-Scans of stored bytes are rare, so ``unknown`` does not count there unless the configuration says ``require_blocks``. 1 otherwise, 2 for a
-wrong configuration.
+Exit status 0 needs all of this: every shard of the cluster and every pipeline has a barrier; all its replicas are
+``equal`` there (a replica that has not reported is ``unknown``); the oracle agrees with the log's sums; no log is
+broken; no member's stored bytes are ``diverged``. Scans of stored bytes are rare, so ``unknown`` is accepted for stored
+bytes unless the configuration says ``require_blocks``. Exit status 1 otherwise, 2 for a wrong configuration.
 """
 
 from __future__ import annotations

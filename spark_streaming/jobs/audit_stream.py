@@ -1,8 +1,8 @@
 """The running audit: ``python -m spark_streaming.jobs.audit_stream --config FILE``.
 
 Reads om.log and om.audit from their beginnings or from the checkpoint, writes verdicts to om.verdicts and Parquet.
-Ends on SIGTERM or SIGINT after the micro-batch in hand (status 0), or with status 1 if a query fails; after SIGKILL a
-new start goes on from the checkpoint. ``health.json`` in the work directory says how it stands.
+On SIGTERM or SIGINT it ends after the current micro-batch, with status 0. If a query fails it ends with status 1.
+After SIGKILL a new start continues from the checkpoint. ``health.json`` in the work directory holds the job's state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Stop:
 
 
 def run(config: AuditConfig) -> int:
-    """Audit until a signal comes; return the exit status."""
+    """Audit until a signal arrives; return the exit status."""
     stop = _Stop()
     health = JobHealth(config.health_file)
     session = build_session(config.spark())

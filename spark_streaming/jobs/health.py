@@ -1,9 +1,10 @@
-"""The health file: a small JSON object, replaced atomically, that tells a parent how the job stands.
+"""The health file: a small JSON object, replaced atomically, with which a job shows its state to its parent.
 
     {"status": "starting" | "running" | "stopped" | "failed", "pid", "updated_at_ms", "batch_id", "error",
-     "offsets": {topic: {partition: next offset}}, "verdicts": {"[<log>/]<shard>/<node>/<basis>": the last Verdict in short; no log for om.log}}
+     "offsets": {topic: {partition: next offset}},
+     "verdicts": {"[<log>/]<shard>/<node>/<basis>": main fields of the last Verdict; om.log's have no "<log>/"}}
 
-``running`` is set after the first micro-batch is written.
+The status is ``running`` once the first micro-batch is written.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
 
 MAX_VERDICTS = 4096
-"""Entries of ``verdicts``: far above shards times replicas times bases of one cluster."""
+"""Most entries of ``verdicts``: far more than shards times replicas times bases of one cluster."""
 
 
 class JobHealth:

@@ -1,9 +1,9 @@
 """Avro single-object encoding in Spark: check the fingerprint, strip the header, ``from_avro`` (design, section 3).
 
-``from_avro`` knows nothing of the 10-byte header (C3 01, then CRC-64-AVRO of the writer schema), and one topic holds
-several record types, so each type gets a column of its own, null in the records of another. Writer schemas are the
-registry's current ones and their history, resolved to the current. What cannot be decoded is kept, with the reason in
-``error``: the audit has to say so.
+``from_avro`` does not know the 10-byte header (C3 01, then CRC-64-AVRO of the writer schema). One topic holds several
+record types, so each type gets a column of its own, null in the records of another. Writer schemas are the registry's
+current ones and their history, resolved to the current. A record that cannot be decoded is kept, with the reason in
+``error``: the audit has to report it.
 
 A union of records arrives as a struct of nullable members named ``member_<record name in lower case>``.
 """
@@ -37,8 +37,8 @@ def decoded(frame: DataFrame, record_types: Iterable[str], projections: Mapping[
     """Add ``record_type``, ``error`` and a struct column for each of ``record_types`` (see :func:`column_of`).
 
     Takes any frame with a binary ``value``; keeps its columns. ``projections`` gives a narrower reader schema for a
-    type: fields that are left out are skipped over, not built. A trailing byte after a record is not noticed here
-    (``from_avro`` does not say where it stopped); replicas refuse it.
+    type: fields that are left out are skipped over, not built. A trailing byte after a record goes unnoticed here
+    (``from_avro`` does not say where it stopped); replicas refuse such a record.
     """
     types = list(record_types)
     readers = {name: schema_text(name) for name in types} | {
@@ -54,7 +54,7 @@ def decoded(frame: DataFrame, record_types: Iterable[str], projections: Mapping[
             value = decode_value(F.col("value"), _text(version.text), readers[name])
             found.append(F.when(F.col(_HEADER) == header, value))
         columns[column_of(name)] = found[0] if len(found) == 1 else F.coalesce(*found)
-    # Few, wide projections: Spark plans every micro-batch anew, and each layer costs it time.
+    # Few, wide projections: Spark plans every micro-batch anew, and each layer makes the planning longer.
     named = frame.select("*", F.substring("value", 1, HEADER_BYTES).alias(_HEADER))
     named = named.select("*", F.create_map(*names)[F.col(_HEADER)].alias(_NAMED))
     filled = named.select("*", *(column.alias(name) for name, column in columns.items()))
@@ -91,8 +91,8 @@ def decode_value(value: Column, writer: str, reader: str) -> Column:
 def _error(types: list[str]) -> Column:
     """Say what is wrong with a value, null if nothing is.
 
-    A malformed body comes out of PERMISSIVE ``from_avro`` as a struct of nulls: its first field, which no schema of
-    ours lets be null, tells.
+    PERMISSIVE ``from_avro`` returns a struct of nulls for a malformed body. The struct's first field shows that,
+    because no schema of ours lets it be null.
     """
     decodes = F.lit(False)
     for name in types:

@@ -1,8 +1,9 @@
-"""What is audited: the Object Manager's log, and the datanodes' log of pipelines.
+"""The logs to audit: the Object Manager's log, and the datanodes' log of pipelines.
 
-Both have the same records and reports, in topics of their own; they differ in their column families, and in what a partition is: each
-partition of ``om.log`` is a shard that must be there, one of ``dn.log`` is a pipeline once it has a record. One query audits all of
-them: its state is kept by (log, partition), and a partition without new records costs a micro-batch nothing.
+Both have the same records and reports, in topics of their own. They differ in their column families and in their
+partitions: each partition of ``om.log`` is a shard that must be there; one of ``dn.log`` is a pipeline once it has a
+record. One query audits all of them: its state is kept by (log, partition), and a partition without new records costs
+a micro-batch nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ METADATA_SECONDS = 30.0
 class AuditedLog:
     """A log and the topic of its replicas' reports.
 
-    ``name`` is what verdicts call it, ``topic`` where it is. ``column_families`` in their order; a log that older software began names
-    only the first of them. ``every_partition``: also a partition without records must be equal.
+    ``name``: its name in verdicts. ``topic``: its topic. ``column_families``: in their order; a log that older software
+    began names only the first of them. ``every_partition``: partitions without records must be equal, too.
     """
 
     name: str
@@ -42,7 +43,7 @@ KNOWN_LOGS = (OBJECT_MANAGER, PIPELINES)
 
 
 def existing(bootstrap_servers: str, logs: tuple[AuditedLog, ...]) -> tuple[AuditedLog, ...]:
-    """Return those of ``logs`` whose topics both exist, and always the first: a cluster without datanodes has no others.
+    """Return those of ``logs`` whose topics both exist. The first is always returned: a cluster may have no datanodes.
 
     Raises KafkaException if no broker answers.
     """

@@ -14,14 +14,20 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
-"""Where Spark's Python workers find this package and ``schemas``: above the outermost package, which is ``stratolog`` in an installed wheel."""
+"""Where Spark's Python workers find this package and ``schemas``: the folder above the outermost package.
+
+In an installed wheel that package is ``stratolog``.
+"""
 
 ARROW_RECORDS = 256
-"""Rows handed to Python at once: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
+"""Rows in one Arrow batch to Python: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
 
 CODEGEN_FIELDS = 5_000
-"""More fields than any frame of ours has, nested ones counted: beyond the limit (100 by default) Spark does not compile a stage as a whole once, but
-has each task of each micro-batch compile its projections anew, which reads Hadoop's configuration again for each record type."""
+"""More fields than any frame of ours has, nested ones counted.
+
+Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyond it, each task of each micro-batch
+compiles its projections anew, and reads Hadoop's configuration again for each record type.
+"""
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -57,7 +63,7 @@ def build_session(settings: SparkSettings) -> SparkSession:
     work_dir = settings.work_dir.resolve()
     temporary = work_dir / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
-    # PySpark takes the worker's interpreter from the environment alone.
+    # PySpark reads the worker's interpreter from the environment only.
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -83,12 +89,13 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
-        # The stateful operator's partitions are part of its checkpoint: adaptive execution must not merge them.
+        # The checkpoint depends on the number of the stateful operator's partitions: adaptive execution must not merge
+        # them.
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
         "spark.sql.codegen.maxFields": str(CODEGEN_FIELDS),
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_RECORDS),
         "spark.sql.streaming.stateStore.providerClass": STATE_STORE,
-        # A delta file a micro-batch instead of a whole snapshot.
+        # Write one delta file per micro-batch instead of a whole snapshot.
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",

@@ -1,7 +1,8 @@
 """Kafka topics as DataFrames: streams for the running audit, bounded reads for the batch one.
 
-Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (string, which log it is of), ``shard`` (int, the partition),
-``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data fails the query.
+Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (string, the log's name), ``shard`` (int, the
+partition), ``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data
+fails the query.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from spark_streaming.records.logs import AuditedLog
 
 RECORDS_PER_TRIGGER = 2_000
-"""Log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
+"""Most log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
 
 REPORTS_PER_TRIGGER = 2_000
-"""Reports in a micro-batch, all shards together."""
+"""Most reports in a micro-batch, all shards together."""
 
 FETCH_WAIT_MS = 10
 """How long a broker keeps a fetch waiting at a partition's end."""
@@ -60,12 +61,13 @@ def _options(source: KafkaSource) -> dict[str, str]:
         "subscribe": ",".join(source.topics),
         "startingOffsets": "earliest",
         "failOnDataLoss": "true",
-        # As the replicas read: else a stranger's open transaction would stop the audit, and an aborted one make it read another log.
+        # As the replicas read. Otherwise a stranger's open transaction would stop the audit, and an aborted one would
+        # make it read another log.
         "kafka.isolation.level": "read_uncommitted",
         "kafka.max.partition.fetch.bytes": str(16 * 1024 * 1024),
         "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
-        # Spark asks for a partition's bounds behind each fetch, on a connection where the next fetch already waits for records to come:
-        # at the default of 500 ms every task that reads a partition to its end would take a second for nothing.
+        # After each fetch Spark asks for a partition's bounds, on a connection where the next fetch already waits for
+        # records. At the default of 500 ms every task that reads a partition to its end would lose a second.
         "kafka.fetch.max.wait.ms": str(FETCH_WAIT_MS),
     }
 

@@ -7,9 +7,9 @@ changes) and one for each report, in one schema, so that both reach the operator
   (design, section 3). ``next`` and ``prev`` are hashes of the rows after and before an operation, 0 for absent ones.
 * A retry row is derived from each recorded result: cf ``retryTable``, key client_id + call_id, value request_hash +
   response, after the batch's operations.
-* ``chain_after`` is SHA-256(own prev_chain + value). Since the operator proves each counting record's prev_chain to be
-  the chain before it, that is the chain after it: hashing needs no order, runs in parallel here, and the value bytes
-  need not travel to the operator. Claims carry no prev_chain: they alone bring their value.
+* ``chain_after`` is SHA-256(own prev_chain + value). The operator proves that each counting record's prev_chain is the
+  chain before it, so ``chain_after`` is the chain after it. Hashing needs no order, runs in parallel here, and the
+  value bytes need not travel to the operator. Claims have no prev_chain: only they bring their value.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TEXTS = T.ArrayType(T.StringType())
 
 AUDIT_SCHEMA = T.StructType(
     [
-        # What it is. ``kind``: a log record's or a report's type, or null with an error.
+        # Identity. ``kind``: the type of a log record or report, or null with an error.
         T.StructField("log", T.StringType()),
         T.StructField("shard", T.IntegerType()),
         T.StructField("source", T.StringType()),
@@ -91,8 +91,11 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("flagged", T.BooleanType()),
     ]
 )
-"""One row of the operator's input. What does not belong to a row's kind is null, or 0 or false: pandas would turn a
-column of integers with a null into floats."""
+"""One row of the operator's input.
+
+A field that a row's kind does not have is null, or 0 or false: pandas would turn a column of integers with a null into
+floats.
+"""
 
 LOG_SOURCE = "log"
 REPORT_SOURCE = "report"
@@ -108,7 +111,7 @@ def log_rows(records: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
 
 
 def families_of(logs: Sequence[AuditedLog]) -> Column:
-    """Return the column families of the log that a row is of."""
+    """Return the column families of a row's log."""
     arrays = [F.array(*map(F.lit, log.column_families)) for log in logs]
     found = arrays[0]
     for log, names in zip(logs[1:], arrays[1:], strict=True):
@@ -117,7 +120,7 @@ def families_of(logs: Sequence[AuditedLog]) -> Column:
 
 
 def header_rows(records: DataFrame) -> DataFrame:
-    """Turn records of a log topic into rows of AUDIT_SCHEMA without their changes: what the reading rule needs.
+    """Turn records of a log topic into rows of AUDIT_SCHEMA without their changes, as the reading rule needs them.
 
     Operations and results are skipped over, not decoded: much cheaper, but a batch that is malformed within one of
     them may pass.
@@ -168,8 +171,8 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
 def report_rows(records: DataFrame) -> DataFrame:
     """Turn records of the report topics into rows of AUDIT_SCHEMA.
 
-    The value travels along only if there is evidence in it, or if it is a report of blocks. ``node`` of what could not be
-    decoded is what the message key ``<shard>/<node>`` says.
+    The value is kept only if it holds evidence or is a report of blocks. For a report that could not be decoded,
+    ``node`` comes from the message key ``<shard>/<node>``.
     """
     frame = decoded(records, [REPORT, BLOCK_REPORT])
     report, blocks = F.col(column_of(REPORT)), F.col(column_of(BLOCK_REPORT))
@@ -220,12 +223,12 @@ def with_changes(frame: DataFrame, families: Column) -> DataFrame:
 
 
 def operation_family(op: Column) -> Column:
-    """Return the column family of an operation that is no Checkpoint."""
+    """Return the column family of an operation other than Checkpoint."""
     return F.coalesce(op["member_put"]["cf"], op["member_delete"]["cf"], op["member_merge"]["cf"])
 
 
 def operation_key(op: Column) -> Column:
-    """Return the key of an operation that is no Checkpoint."""
+    """Return the key of an operation other than Checkpoint."""
     return F.coalesce(op["member_put"]["key"], op["member_delete"]["key"], op["member_merge"]["key"])
 
 
@@ -247,7 +250,7 @@ def slot_of(family: Column, key: Column, families: Column) -> Column:
 
 
 def next_hash(op: Column) -> Column:
-    """Return the hash of the row that an operation leaves; a Merge's is the claimed one."""
+    """Return the hash of the row that an operation leaves; for a Merge it is the claimed hash."""
     put, merge = op["member_put"], op["member_merge"]
     return (
         F.when(put.isNotNull(), F.xxhash64(put["cf"], put["key"], put["value"]))
@@ -263,7 +266,7 @@ def prev_hash(op: Column) -> Column:
 
 
 def unknown_families() -> Column:
-    """Return the names of column families that the log's are not among, null if there is none (the usual case)."""
+    """Return the column families that a batch's operations name and their log lacks; null if none (the usual case)."""
     named = F.array_distinct(F.transform("_operations", operation_family))
     return F.when(F.array_contains("slot", F.lit(UNKNOWN_SLOT).cast("long")), F.array_except(named, F.col(FAMILIES)))
 
@@ -272,7 +275,7 @@ _COUNTING = tuple(kind for kind in LOG_RECORD_TYPES if kind != CLAIM)
 
 
 def _field(name: str, *record_types: str) -> Column:
-    """Return a field that several record types have, from whichever the record is."""
+    """Return a field that several record types have, from the type that the record is."""
     return F.coalesce(*(F.col(column_of(record_type))[name] for record_type in record_types))
 
 

@@ -1,5 +1,5 @@
-"""From records to verdicts: digests recomputed from the log, matched with what the replicas report.
+"""From records to verdicts: digests recomputed from the log, matched with the replicas' reports.
 
-``core`` judges (pure), ``state`` and ``audit`` run it as Spark's stateful operator, ``query`` starts it, ``sinks`` write. Begin with
-``core/matching.py``.
+``core`` judges (pure), ``state`` and ``audit`` run it as Spark's stateful operator, ``query`` starts it, ``sinks``
+write. Begin with ``core/matching.py``.
 """

@@ -1,8 +1,8 @@
 """The stateful operator: :mod:`matching` run by Spark, one group for each partition of each log (design, section 9).
 
-``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks; the state lies in
-Spark's RocksDB state store, and processing-time timers fire when nothing comes any more. Everything that is decided
-is decided in :mod:`matching`: here are only the translations, rows to records and findings to rows.
+``transformWithStateInPandas`` hands over the rows of a partition and micro-batch unsorted, in chunks. The state lies in
+Spark's RocksDB state store, and processing-time timers fire when no rows arrive. :mod:`matching` decides everything.
+This module only translates: rows to records, and findings to rows.
 """
 
 from __future__ import annotations
@@ -57,11 +57,14 @@ FINDING_SCHEMA = T.StructType(
         T.StructField("chain", T.BinaryType()),
     ]
 )
-"""A verdict (``value``: single-object encoded Verdict), or the log's digest at a barrier (``value``: all sums as
-little-endian unsigned 64-bit integers, null where late validation keeps the log from saying it; ``chain``)."""
+"""A verdict, or the log's digest at a barrier.
+
+``value`` is a single-object encoded Verdict, or all sums as little-endian unsigned 64-bit integers (null where late
+validation keeps the log from giving them); ``chain`` belongs to a barrier.
+"""
 
 TIMER_GRAIN_MS = 500
-"""Deadlines are rounded up to it, so that one timer serves many."""
+"""Deadlines are rounded up to multiples of this, so that one timer serves many."""
 
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
@@ -69,7 +72,7 @@ _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True) -> DataFrame:
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
-    Without ``timers`` nothing is ever judged late: for a query that is to end with its input, because Spark runs
+    Without ``timers`` no missing report is judged. Use that for a query that must end with its input: Spark runs
     micro-batch after micro-batch for a query that has processing-time timers.
     """
     return rows.groupBy("log", "shard").transformWithStateInPandas(
@@ -103,7 +106,7 @@ class AuditProcessor(StatefulProcessor):
         timerValues: Any,  # noqa: N803
     ) -> Iterator[pd.DataFrame]:
         """Take a micro-batch's rows of one shard."""
-        # The time of the micro-batch is repeated when the micro-batch is: after a crash it gives the same verdicts.
+        # A repeated micro-batch has the same processing time, so after a crash it gives the same verdicts.
         now_ms = timerValues.getCurrentProcessingTimeInMs() if self._timers else time.time_ns() // 1_000_000
         shard = self._open(key[0], key[1])
         log_rows: list[LogRow] = []
@@ -127,7 +130,7 @@ class AuditProcessor(StatefulProcessor):
         timerValues: Any,  # noqa: N803
         expiredTimerInfo: Any,  # noqa: ARG002, N803
     ) -> Iterator[pd.DataFrame]:
-        """Judge what has not come in time."""
+        """Judge the reports that are missing at their deadline."""
         shard = self._open(key[0], key[1])
         findings = list(shard.expire(timerValues.getCurrentProcessingTimeInMs()))
         self._close(shard)
@@ -227,5 +230,5 @@ def _finding_row(log: str, shard: int, finding: Finding) -> tuple[str, str, int,
 
 
 def verdict_value(verdict: Verdict) -> bytes:
-    """Encode a verdict so that the oldest software that may want it can read it: one of the Object Manager's log needs nothing new."""
+    """Encode a verdict in the oldest version that can express it; om.log's need only the first level."""
     return encode_at(verdict, INITIAL if verdict.log == OM_LOG else LATEST)

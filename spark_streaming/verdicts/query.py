@@ -27,7 +27,7 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> Dat
 
 def start(session: SparkSession, config: AuditConfig, sink: FindingSink, *, once: bool) -> StreamingQuery:
     """Start the audit; with ``once`` it ends at the topics' current end, else it runs until stopped."""
-    # A query keeps the number of its first start in its checkpoint.
+    # The checkpoint fixes the number of partitions that a query had at its first start.
     session.conf.set("spark.sql.shuffle.partitions", str(config.shuffle_partitions))
     rows = findings(session, config, timers=not once)
     writer = rows.writeStream.queryName("audit").outputMode("update").foreachBatch(sink)

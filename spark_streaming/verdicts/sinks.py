@@ -1,9 +1,9 @@
-"""Where findings go: verdicts to Kafka and Parquet, the log's digests at barriers to Parquet.
+"""Sinks of the findings: verdicts to Kafka and Parquet, the log's digests at barriers to Parquet.
 
-Each micro-batch is collected once (it holds at most one row for each barrier and each report that the trigger limits
-admit) and written from there, because running the stateful operator twice would be wrong and caching it dearer.
-Parquet is written under the micro-batch's number, so that one repeated after a crash replaces itself. Kafka may get the
-verdicts of such a micro-batch twice: a reader takes the last one for a (log, shard, node, barrier, basis).
+Each micro-batch is collected once and written from there. It holds at most one row for each barrier and each report
+that the trigger limits admit. Running the stateful operator twice would be wrong, and caching its output would cost
+more. Parquet is written under the micro-batch's number, so a micro-batch that is repeated after a crash replaces
+itself. Kafka may get its verdicts twice: a reader takes the last one for a (log, shard, node, barrier, basis).
 
     <output_dir>/verdicts/batch=<n>/     the fields of Verdict
     <output_dir>/barriers/batch=<n>/     log, shard, offset, index, chain, digest (16 hex digits), sums
@@ -31,8 +31,8 @@ from spark_streaming.verdicts.core.shard_state import LogBarrier
 class FindingSink:
     """Writes the findings of micro-batches; call it from ``foreachBatch``.
 
-    ``topic``: None writes nothing to Kafka. ``on_written`` is told each micro-batch's number, verdicts and barriers after
-    they are written.
+    ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch's number, verdicts and
+    barriers after they are written.
     """
 
     bootstrap_servers: str
@@ -55,7 +55,7 @@ class FindingSink:
         self.on_written(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
 
     def _to_kafka(self, session: SparkSession, verdicts: list[Row]) -> None:
-        """Verdicts of a shard go to one partition, in order: the key is the shard, of another log than om.log its name and the shard."""
+        """Send the verdicts, in order within a shard. Key: the shard; the log's name too, except for om.log."""
         shard = F.col("shard").cast("string")
         key = F.when(F.col("log") == OM_LOG, shard).otherwise(F.concat("log", F.lit("/"), shard))
         frame = _frame(session, verdicts).select(key.alias("key"), "value")
@@ -86,7 +86,10 @@ def barrier_fields(session: SparkSession, barriers: list[LogBarrier]) -> DataFra
             continue
         slots, values = digests.to_sparse(barrier.sums)
         rows.append((*position, digests.total(barrier.sums), slots, values))
-    schema = "log string, shard int, offset long, index long, chain binary, digest string, slots array<int>, sums array<long>"
+    schema = (
+        "log string, shard int, offset long, index long, chain binary, digest string, "
+        "slots array<int>, sums array<long>"
+    )
     return session.createDataFrame(rows, schema)
 
 

@@ -1,14 +1,15 @@
-"""A shard's audit state on Spark's state store: what is stored under which name, and in which bytes.
+"""A shard's audit state on Spark's state store: the variables, and the bytes in them.
 
 Four state variables for each partition of each log (key of the stateful operator):
 
-* ``core``: the small part (:class:`AuditState`), read and written with every micro-batch: position and expectations as JSON, sums as
-  little-endian unsigned 64-bit integers.
+* ``core``: the small part (:class:`AuditState`), read and written with every micro-batch: position and expectations as
+  JSON, sums as little-endian unsigned 64-bit integers.
 * ``barriers``: offset -> index, chain, sums of a kept barrier.
 * ``reports``: (barrier offset, node, basis) -> a report that came before its barrier, as an encoded AuditReport.
 * ``blocks``: (barrier offset, node) -> an encoded BlockReport whose scan still waits for other members.
 
-What changes this layout, the column families included, needs a new name of the checkpoint directory (``AuditConfig.checkpoint_dir``).
+A change of this layout, the column families included, needs a new name of the checkpoint directory
+(``AuditConfig.checkpoint_dir``).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def state_row(state: AuditState) -> tuple[str, bytes]:
 
 
 def state_from(row: tuple[str, bytes] | None, families: int) -> AuditState:
-    """Restore the small part of the state; None gives that of a shard never seen."""
+    """Restore the small part of the state; None gives the state of a new shard."""
     if row is None:
         return AuditState(position=AuditPosition(), sums=digests.zeros(families))
     document = json.loads(row[0])

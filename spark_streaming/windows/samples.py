@@ -1,8 +1,9 @@
 """Samples for the windows of throughput and latency over the logs, and of the replicas' lag (design, section 9).
 
-Each record gives *samples* (log, shard, time, metric, kind, status, amount), a window adds them up. One aggregation serves
-all metrics, because Spark 4.0.0 refuses one behind another in update mode, and a query for each would decode the log
-each time anew. Windows are of the broker's append time; one is put out when the watermark has passed its end.
+Each record gives *samples* (log, shard, time, metric, kind, status, amount); a window adds them up. One aggregation
+serves all metrics: Spark 4.0.0 refuses two aggregations in a row in update mode, and a query for each metric would
+decode the log anew each time. Windows go by the broker's append time; a window is written when the watermark has
+passed its end.
 
 ===============  ==========================  ===================  ==================================================
 metric           kind                        status               amount
@@ -13,13 +14,13 @@ metric           kind                        status               amount
 ``record``       record type                 ''                   bytes of the record
 ``batch``        requests, operations        ''                   size of the batch
 ``log_index``    ''                          ''                   last index of the batch
-``block``        commit, delete              ''                   PutBlocks and tombstones of the record; ``total`` counts them
+``block``        commit, delete              ''                   PutBlocks, tombstones; ``total`` counts them
 ``replica``      node                        basis                index of the report
 ===============  ==========================  ===================  ==================================================
 
-Records are counted as they lie in the log, void ones too: what counts is the stateful operator's to say. Spark
-aggregates only; rates are ``total / seconds`` (requests: ``count / seconds``), and :func:`sums.lags` joins the replicas'
-index with the log's in the frame of a micro-batch.
+Records are counted as they lie in the log, void ones too: only the stateful operator knows which records count. Spark
+only aggregates: rates are ``total / seconds`` (of requests ``count / seconds``), and :func:`sums.lags` joins the
+replicas' index with the log's in the frame of a micro-batch.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from spark_streaming.records.decode import RECORD_TYPE, column_of, decode_value,
 from spark_streaming.records.transforms import REPORT
 
 LOGGED = "LOGGED"
-"""Status of a request under late validation: what became of it is not in the log."""
+"""Status of a request under late validation: the log does not hold its result."""
 
 OPERATION_KINDS = ("put", "delete", "merge", "checkpoint")
 _TOMBSTONE = b"\xff" * 8
-"""Begins a row of blockTable whose block is deleted (schemas/codecs/block_rows.py)."""
+"""First bytes of a blockTable row whose block is deleted (schemas/codecs/block_rows.py)."""
 
 
 def samples(log: DataFrame, reports: DataFrame) -> DataFrame:
@@ -116,7 +117,7 @@ def _is(kind: str) -> Any:
 
 
 def _is_block(*, deleted: bool) -> Any:
-    """Return a test for a Merge of blockTable whose row is a tombstone, or is none."""
+    """Return a test for a Merge of blockTable whose row is a tombstone, or is not."""
 
     def holds(op: Column) -> Column:
         merge = op["member_merge"]
@@ -154,7 +155,7 @@ def _light_request_batch() -> Any:
 
 
 def _light_batch() -> Any:
-    """Batch's schema with operations reduced to what they are, and to a Merge's operand: the datanodes' are rows of blockTable."""
+    """Batch's schema with operations reduced to their kind and a Merge's operand (which may be a row of blockTable)."""
     schema = json.loads(schema_text(BATCH))
     for field in schema["fields"]:
         if field["name"] == "operations":

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 WATERMARK_SECONDS = 5
-"""How long a window stays open for records of other partitions."""
+"""How long a window waits for records of other partitions."""
 
 _ACCURACY = 1000
 
@@ -33,7 +33,7 @@ def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
 
 
 def lags(windows: DataFrame) -> DataFrame:
-    """Return the replicas' lag by window: start, log, shard, node, lag (indexes behind the log's last batch, 0 at best).
+    """Return the replicas' lag by window: start, log, shard, node, lag (indexes behind the last batch, at least 0).
 
     Windows without both a batch and a report are left out.
     """

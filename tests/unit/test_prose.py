@@ -1,12 +1,10 @@
-"""Prose is read in a window: a line of a page, a docstring or a comment has at most 120 columns.
-
-Tables and code blocks of pages are excepted.
-"""
+"""Prose fits in a window of 120 columns: lines of pages (but tables and code blocks), docstrings and comments."""
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from pathlib import Path
 
@@ -18,6 +16,33 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
+]
+
+PACKAGES = (
+    "spark_streaming",
+    "schemas",
+    "om_processors/execution",
+    "om_processors/namespace",
+    "om_processors/serving",
+    "producers/bulk",
+    "producers/reads",
+    "benchmarks",
+    "build_tools",
+    "examples",
+    "stratolog",
+)  # fmt: skip
+"""Folders whose docstrings and comments are held to COLUMNS, one a line."""
+NOT_YET = {
+    "om_processors/execution/commands.py",
+    "om_processors/execution/execute.py",
+    "schemas/records/packets.py",
+}
+SOURCES = [
+    path
+    for package in PACKAGES
+    for kind in ("*.py", "*.pyx")
+    for path in sorted((ROOT / package).rglob(kind))
+    if str(path.relative_to(ROOT)) not in NOT_YET
 ]
 
 
@@ -32,6 +57,34 @@ def too_long(text: str) -> list[str]:
     return found
 
 
+def lines_of_comments(source: str) -> set[int]:
+    """Return the numbers of the lines that hold docstrings or comments of their own."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type: ignore|fmt:)", token.string):
+            found.add(token.start[0])
+    return found
+
+
+def lines_of_cython_comments(source: str) -> set[int]:
+    """Return the same for Cython, which Python cannot parse: its strings of three quotes are docstrings."""
+    found = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
+    for text in re.finditer(r'"""(?s:.*?)"""', source):
+        found.update(range(source.count("\n", 0, text.start()) + 1, source.count("\n", 0, text.end()) + 2))
+    return found
+
+
+def too_long_comments(path: Path) -> list[str]:
+    """Return the lines of docstrings and comments with more than COLUMNS columns, each with its number."""
+    source = path.read_text()
+    numbers = lines_of_comments(source) if path.suffix == ".py" else lines_of_cython_comments(source)
+    lines = source.splitlines()
+    return [f"{number}: {lines[number - 1]}" for number in sorted(numbers) if len(lines[number - 1]) > COLUMNS]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_prose_fit_in_a_window(page: Path) -> None:
     assert too_long(page.read_text()) == []
@@ -43,43 +96,15 @@ def test_the_check_sees_prose_alone() -> None:
     assert too_long(text) == [f"1: {long}", f"6:   - {long}"]
 
 
-# -- docstrings and comments -------------------------------------------------------------------------------------------
-
-PACKAGES = (
-    "build_tools",
-    "examples",
-    "stratolog",
-)
-"""Packages whose docstrings and comments are held to COLUMNS."""
-SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-
-
-def prose_lines(source: str) -> set[int]:
-    """Return the numbers of the lines that hold a comment, or a part of a docstring (a statement that is a string)."""
-    found = {
-        token.start[0]
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return found
-
-
-def too_long_in_code(source: str) -> list[str]:
-    """Return the lines of docstrings and comments with more than COLUMNS columns, each with its number."""
-    lines = source.split("\n")
-    long = (number for number in sorted(prose_lines(source)) if len(lines[number - 1]) > COLUMNS)
-    return [f"{number}: {lines[number - 1]}" for number in long]
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_docstrings_and_comments_fit_in_a_window(path: Path) -> None:
-    assert too_long_in_code(path.read_text()) == []
+    assert too_long_comments(path) == []
 
 
-def test_the_check_sees_docstrings_and_comments_alone() -> None:
+def test_the_check_of_sources_sees_docstrings_and_comments_alone(tmp_path: Path) -> None:
     long = "x" * COLUMNS
-    source = f'"""A.\n\n{long}.\n"""\nA = "{long}"\n# {long}\nB = 1  # {long}\n"""{long}"""\n# {long[2:]}\n'
-    assert [line.partition(":")[0] for line in too_long_in_code(source)] == ["3", "6", "7", "8"]
+    python, cython = tmp_path / "a.py", tmp_path / "a.pyx"
+    python.write_text(f'"""{long}"""\n# {long}\nvalue = "{long}"\nvalue = "{long}"  # noqa: X1\nvalue = 1  # {long}\n')
+    cython.write_text(f'cdef int f():\n    """A\n    {long}\n    """\n    # {long}\n    x = "{long}"\n')
+    assert [line.split(":")[0] for line in too_long_comments(python)] == ["1", "2", "5"]
+    assert [line.split(":")[0] for line in too_long_comments(cython)] == ["3", "5"]

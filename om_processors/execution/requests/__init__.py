@@ -1,10 +1,11 @@
 """The request types. One module per kind of object; a module exports its ``HANDLERS``.
 
-To add a request type: define its body in ``schemas/records/messages.py`` (and ``Request.avsc``), write a module here with a
-:class:`~om_processors.namespace.context.RequestHandler` for it, and name the module in ``_MODULES``. Nothing else knows the types.
+To add a request type: define its body in ``schemas/records/messages.py`` (and ``Request.avsc``), write a module here
+with a :class:`~om_processors.namespace.context.RequestHandler` for it, and name the module in ``_MODULES``. No other
+place lists the types.
 
-Rules for handlers: pure; time, ids and blocks only from the ``Prepared``; refuse by OMError before the first write
-(the transaction would be dropped anyway, but a reader should not need to know that).
+Rules for handlers: pure; time, ids and blocks only from the ``RequestPreparation``; refuse by OMError before the first
+write (the transaction would be dropped anyway, but a reader should not need to know that).
 """
 
 from __future__ import annotations
@@ -32,4 +33,4 @@ HANDLERS: Mapping[type, AnyHandler] = _table()
 """The handler of each request type, by the class of its body."""
 
 LATE_REQUEST_TYPES = tuple(body.__name__ for body in HANDLERS if body not in SHARD_COMMANDS)
-"""Names of the request types that may be validated late: all but operators' commands, which act on the log."""
+"""Request types that may be validated late: all except operators' commands, which act on the log."""

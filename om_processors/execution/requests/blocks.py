@@ -1,7 +1,8 @@
-"""Blocks of keys: which ones a request is given, and what a commit makes of them.
+"""Blocks of keys: which blocks a request gets, and what a commit does with them.
 
-An allocated block has the settings' block size as its length and its place among the blocks allocated as its offset. A
-commit says what was written: blocks of its own session, in order, without gaps, each with the index that its pipeline committed it at.
+An allocated block's length is the block size of the settings, its offset is its place among the allocated blocks. A
+commit names the blocks that were written: of its own session, in order, without gaps, each with the index at which its
+pipeline committed it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def allocate(
 ) -> list[BlockLocation]:
     """Return ``count`` new blocks, spread over the pipelines by index.
 
-    Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes them all.
+    Raises OMError: FAILED_TO_FIND_ACTIVE_PIPELINE if no pipeline takes blocks, INVALID_REQUEST if the request excludes
+    all that do.
     ids.MAX_BLOCKS_PER_REQUEST bounds ``count``.
     """
     pipelines, generations = context.allocation.pipelines, context.allocation.generations
@@ -54,9 +56,9 @@ def allocate(
 
 
 def _open_container(object_id: int, pipeline: int, generation: int, closed: Collection[int]) -> int:
-    """Return the container for a new block: the first of its window and its pipeline's generation that is not closed.
+    """Return the container for a new block: the first open one of its window and its pipeline's generation.
 
-    Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are.
+    Raises OMError FAILED_TO_FIND_ACTIVE_PIPELINE if all of them are closed.
     """
     for roll in ids.rolls(generation):
         container_id = ids.container_id(object_id, pipeline, roll)
@@ -69,9 +71,10 @@ def _open_container(object_id: int, pipeline: int, generation: int, closed: Coll
 
 
 def check_written(body: CommitKey, context: PreExecuteContext) -> None:
-    """Refuse a commit of blocks that nobody says are written, where blocks are on datanodes; raises OMError INVALID_REQUEST.
+    """Refuse a commit without proof that its blocks were written, if blocks are on datanodes.
 
-    The leader decides that before it looks at any state. So what late validation logged is not judged again, whatever the replica's settings.
+    The leader decides this before it looks at any state. So replicas do not repeat the check on a commit that late
+    validation has logged, whatever their settings. Raises OMError INVALID_REQUEST.
     """
     if not context.datanodes:
         return
@@ -86,7 +89,7 @@ def check_written(body: CommitKey, context: PreExecuteContext) -> None:
 
 
 def settle(body: CommitKey, allocated: list[BlockLocation]) -> tuple[list[BlockLocation], list[BlockLocation]]:
-    """Return the committed key's blocks and those allocated to its session but not used.
+    """Return the committed key's blocks, and those that its session was given and did not use.
 
     A commit without blocks takes the allocated ones in order, cut to its size. Raises OMError INVALID_REQUEST for
     blocks that are not the session's, that overlap, leave gaps, exceed what was allocated, or do not sum to the size.

@@ -1,8 +1,8 @@
 """Buckets: create, set property, delete; the OBJECT_STORE layout.
 
-Deleting needs an empty bucket, which as in Ozone means no row in keyTable: open keys do not hold it back. They stay
-behind in openKeyTable, and their sessions end with the bucket (``key.py`` says how), even if one of the same name
-is made again. Unlike Ozone, a missing volume is VOLUME_NOT_FOUND for every command here.
+Only an empty bucket can be deleted, which as in Ozone means no row in keyTable: open keys do not prevent it. They stay
+in openKeyTable, and their sessions end with the bucket (``key.py`` says how), even if a bucket of the same name is
+created again. Unlike Ozone, a missing volume is VOLUME_NOT_FOUND for every command here.
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Datanodes and their pipelines: create and retire a pipeline, set a datanode's state, purge deleted blocks.
 
-The first three live in shard 0 and come from the placement loop of the node that leads it, or from an operator; PurgeBlocks comes
-from the loop of the node that leads the shard. All are ordinary requests: a loop that acts on an old picture is refused here, by the rows.
+The first three live in shard 0; the placement loop of the node that leads it sends them, or an operator. PurgeBlocks
+comes from the loop of the node that leads the shard. All are ordinary requests: if a loop acts on an old picture, the
+rows refuse it here.
 
-- A partition of ``dn.log`` is given to one set of datanodes and to no other, so a block's container number names its pipeline for ever. A
-  pipeline that is closed may be opened again, by the same datanodes, as its next generation.
-- A new pipeline gets the first partition that has none: whoever names another one would use up what they are named by.
-- What a loop reports as reached (DECOMMISSIONED, IN_MAINTENANCE) holds only if it is still wanted.
-- What is so already is answered with OK and changes nothing.
+- A partition of ``dn.log`` is given to one set of datanodes and to no other, so a block's container number names its
+  pipeline for ever. The same datanodes may open a closed pipeline again, as its next generation.
+- A new pipeline gets the first partition that has none. A request that names another one is refused,
+  because the numbers of pipelines are limited.
+- A state that a loop reports as reached (DECOMMISSIONED, IN_MAINTENANCE) holds only if it is still wanted.
+- A request for a state that already holds is answered with OK and changes nothing.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from schemas.result_codes import INVALID_REQUEST, PIPELINE_ALREADY_EXISTS, PIPEL
 
 MAX_NAME_CHARACTERS = 63
 MAX_TEXT_CHARACTERS = 300
-"""Of an address, a rack, a reason."""
+"""Longest address, rack or reason."""
 MAX_DATANODES = 256
-"""Datanodes that have been given a state."""
+"""Most datanodes that have been given a state."""
 MAX_PURGED_ROWS = 500
-"""Rows of one PurgeBlocks: their operations must fit in a batch."""
+"""Most rows of one PurgeBlocks: their operations must fit in a batch."""
 
 FIRST_GENERATION = 1
 
 REACHED_FROM = {DECOMMISSIONED: DECOMMISSIONING, IN_MAINTENANCE: ENTERING_MAINTENANCE}
-"""States that a placement loop reports, and what an operator must have asked for."""
+"""States that a placement loop reports, each with the state that an operator must have asked for."""
 
 
 def pipeline_name(partition: int) -> str:
@@ -95,7 +97,7 @@ def _check_name(datanode: str) -> None:
 def _create(body: CreatePipeline, prepared: RequestPreparation, tx: RowTransaction) -> None:
     before = tables.get_pipeline(tx, body.partition)
     members = body.members if before is None else _members_again(before, body, tx.feature_level)
-    # Below the level, what late validation has logged is executed as it was.
+    # Below the level, requests that late validation has logged are executed as before.
     if (
         before is None
         and tx.feature_level >= PIPELINE_GENERATIONS
@@ -116,7 +118,7 @@ def _create(body: CreatePipeline, prepared: RequestPreparation, tx: RowTransacti
 
 
 def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int) -> list[Member]:
-    """Return the members of a pipeline's next generation, in the order of the first one's; raises PIPELINE_ALREADY_EXISTS."""
+    """Return the members of a pipeline's next generation, in the first one's order; raises PIPELINE_ALREADY_EXISTS."""
     name, asked = before.pipeline, {member.datanode: member for member in body.members}
     known = [member.datanode for member in before.members]
     if feature_level < PIPELINE_GENERATIONS:
@@ -132,7 +134,7 @@ def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int
 
 
 def first_free(rows: Iterable[PipelineRow]) -> int:
-    """Return the lowest partition that no pipeline has; ids.MAX_PIPELINES if all are given away.
+    """Return the lowest partition without a pipeline; ids.MAX_PIPELINES if there is none.
 
     >>> first_free([])
     0

@@ -1,19 +1,22 @@
-"""Keys in the OBJECT_STORE layout: create (open), allocate block, commit, delete, rename; expire what nobody commits.
+"""Keys in the OBJECT_STORE layout: create (open), allocate block, commit, delete, rename; expire abandoned open keys.
 
-A key is written in a *session*: CreateKey puts it into openKeyTable under its session id, CommitKey moves it to keyTable
-and ends the session. Where Ozone leaves a choice or a gap:
+A key is written in a *session*: CreateKey puts it into openKeyTable under its session id, CommitKey moves it to
+keyTable and ends the session. Where Ozone leaves a choice or a gap:
 
-- A committed key replaces one of the same name. Object id and metadata are the new one's; as in Ozone, creation time and
-  owner stay the old one's (Ozone also keeps the object id, and has to invent another one for deletedTable).
-- deletedTable gets what has blocks to reclaim: deleted and replaced keys, and, under an id of their own with size 0, the
-  blocks allocated but not committed. Keys without blocks vanish, as in Ozone.
-- A session belongs to the bucket it was opened in. Object ids ascend, so one that is older than the bucket of its name
-  was opened in a deleted one: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
-- Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are datanodes, so are bytes
-  without blocks, and blocks without a committed index: a writer that has written none must say so (``schemas.records.rows.NEVER_WRITTEN``).
-- Renaming leaves open sessions alone: they commit under the name that they were opened with.
-- An expired session (ExpireOpenKeys, from the shard's leader: ``open_key_cleanup``) is gone like a committed one. Its blocks stay in
-  deletedTable under the session's object id, which nothing else there has: it was never committed. Its bucket need not be there any more.
+- A committed key replaces the key of the same name. It has its own object id and metadata; as in Ozone, it takes
+  creation time and owner from the old key (Ozone also keeps the object id, and has to invent another one for
+  deletedTable).
+- deletedTable gets the blocks to reclaim: those of deleted and replaced keys and, under an id of their own with size 0,
+  those that were allocated and not committed. Keys without blocks vanish, as in Ozone.
+- A session belongs to the bucket in which it was opened. Object ids ascend, so a session that is older than the bucket
+  of its name was opened in a deleted bucket: KEY_NOT_FOUND. (Ozone would commit it into the new bucket.)
+- Committed blocks that were not allocated to the session are refused (Ozone drops them with a warning). Where there are
+  datanodes, bytes without blocks are refused too, and so are blocks without a committed index: a writer that has
+  written none must say so (``schemas.records.rows.NEVER_WRITTEN``).
+- Renaming leaves open sessions alone: they commit under the name with which they were opened.
+- An expired session (ExpireOpenKeys, from the shard's leader: ``open_key_cleanup``) is gone like a committed one. Its
+  blocks stay in deletedTable under the session's object id. No other row there has that id, because the session was
+  never committed. Its bucket may be gone.
 """
 
 from __future__ import annotations
@@ -55,14 +58,17 @@ from schemas.result_codes import INVALID_REQUEST, KEY_ALREADY_EXISTS, KEY_NOT_FO
 
 REPLICATIONS = ("RATIS/THREE", "RATIS/ONE", "STAND_ALONE/ONE")
 PREALLOCATED_BLOCKS = 64
-"""Most blocks that CreateKey allocates (Ozone's ``ozone.key.preallocation.max.blocks``); more come by AllocateBlock."""
+"""Most blocks that CreateKey allocates (Ozone's ``ozone.key.preallocation.max.blocks``); AllocateBlock gives more."""
 MAX_BLOCKS_PER_KEY = 4096
-"""A row holds all its blocks and must fit in a batch; 1 TiB of Ozone's 256 MiB blocks."""
+"""Most blocks of a key: 1 TiB of Ozone's 256 MiB blocks. A row holds all blocks of its key and must fit in a batch."""
 MAX_METADATA_BYTES = 768 * 1024
-"""Of names and values in UTF-8. What else is in a commit's operations (4096 blocks, the key's name a few times) must fit beside it
-(``replicated_db.core.execution.service.MAX_REQUEST_BYTES``): a key that can be opened can be committed."""
+"""Most bytes of names and values in UTF-8, so that a key that can be opened can be committed.
+
+The rest of a commit's operations (4096 blocks, the key's name a few times) must fit beside them
+(``replicated_db.core.execution.service.MAX_REQUEST_BYTES``).
+"""
 MAX_EXPIRED_ROWS = 500
-"""Rows of one ExpireOpenKeys: their operations must fit in a batch."""
+"""Most rows of one ExpireOpenKeys: their operations must fit in a batch."""
 
 
 def _check_place(body: CreateKey | AllocateBlock | CommitKey | DeleteKey | RenameKey) -> None:
@@ -208,9 +214,9 @@ def _commit(body: CommitKey, prepared: RequestPreparation, tx: RowTransaction) -
 
 
 def _retire(tx: RowTransaction, info: KeyInfo, prepared: RequestPreparation) -> None:
-    """Leave a key's blocks, if it has any, to be reclaimed."""
+    """Leave a key's blocks, if it has any, in deletedTable."""
     if info.blocks:
-        # Nobody asks for its metadata any more. With it a commit would be twice as large as the CreateKey that was taken.
+        # Without the metadata, which nobody needs any more: it would make a commit twice as large as its CreateKey.
         metadata = info.metadata if tx.feature_level < SESSION_QUOTA else {}
         tables.put_deleted(tx, replace(info, update_id=prepared.index, metadata=metadata))
 
@@ -271,7 +277,7 @@ def _check_expire(body: ExpireOpenKeys) -> None:
 
 
 def _expire(body: ExpireOpenKeys, prepared: RequestPreparation, tx: RowTransaction) -> None:
-    # Only a node whose wall clock is wrong asks for that, and it would end sessions of clients that live.
+    # Only a node whose wall clock is wrong asks for that, and it would end the sessions of live clients.
     if body.modified_before_ms > prepared.now_ms:
         raise OMError(
             INVALID_REQUEST,
@@ -279,10 +285,10 @@ def _expire(body: ExpireOpenKeys, prepared: RequestPreparation, tx: RowTransacti
         )
     for row in body.rows:
         info = tables.get_open_key(tx, row)
-        # Since the leader looked it may have been committed, or given a block by a client that lives.
+        # Since the leader looked, the key may have been committed, or a live client may have got a block for it.
         if info is not None and info.modification_time_ms < body.modified_before_ms:
             tx.delete(OPEN_KEY_TABLE, row)
-            # Nobody asks for its metadata any more, and a row that was just small enough to be written must be small enough to expire.
+            # Without the metadata, which nobody needs any more: even a row of the largest size must be able to expire.
             _retire(tx, replace(info, size=0, metadata={}), prepared)
 
 

@@ -1,6 +1,6 @@
 """Volumes: create, set property, delete.
 
-A volume's counters are created at 0 with it and deleted with it. Deleting needs an empty volume: no bucket.
+A volume's counters are created at 0 with it and deleted with it. Only an empty volume (no bucket) can be deleted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The judgement of a whole log: what the passes have found, and the result that follows from it. Pure.
+"""The judgement of a whole log: what the passes found, and the result that follows. Pure.
 
-``gathering`` keeps what Spark's passes bring, ``computed`` holds what the oracle has computed, ``results`` and ``stored_bytes`` make of both the
-document that the job prints. Begin with ``results.py``.
+``gathering`` keeps the results of Spark's passes, ``computed`` those of the oracle. ``results`` and ``stored_bytes``
+make the document that the job prints from both. Begin with ``results.py``.
 """

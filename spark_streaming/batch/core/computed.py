@@ -38,7 +38,7 @@ class ShardDigest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CounterDifference:
-    """A merged row whose operands do not give what its last Merge claims; ``value``: a counter's, or a block's length."""
+    """A merged row whose operands do not give what its last Merge claims. ``value``: a counter, or a block's length."""
 
     shard: int
     cf: str

@@ -1,4 +1,4 @@
-"""What the passes over the topics have found: barriers, what the log says of its partitions, verdicts. Pure."""
+"""Findings of the passes over the topics: barriers, facts of the partitions, verdicts. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from spark_streaming.verdicts.core.words import BLOCKS, DIVERGED, EQUAL, LOG, SC
 
 
 class LogPartition(NamedTuple):
-    """A partition of a log, by the log's name: a shard, or a pipeline."""
+    """A partition of a log: a shard, or a pipeline."""
 
     log: str
     shard: int
 
 
 class VerdictKey(NamedTuple):
-    """What a verdict is about; a later one on the same replaces it."""
+    """The subject of a verdict; a later verdict on the same subject replaces it."""
 
     partition: LogPartition
     node: str
@@ -28,7 +28,7 @@ class VerdictKey(NamedTuple):
 
 
 class FactRow(NamedTuple):
-    """A Genesis or Members record that counts, or where and why a log is ``broken``; ``shards`` is Genesis' own."""
+    """A Genesis or Members record that counts, or where and why a log is ``broken``; only Genesis has ``shards``."""
 
     shard: int
     offset: int
@@ -40,13 +40,13 @@ class FactRow(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionFacts:
-    """What a partition's Genesis and its last Members record say, and how its log is broken, if it is."""
+    """Facts from a partition's Genesis and its last Members record, and how its log is broken, if it is."""
 
     shards: int = 0
     replicas: list[str] = field(default_factory=list)
     broken: str | None = None
     late_from: int | None = None
-    """Offset of its first RequestBatch: from there on the oracle cannot compute it."""
+    """Offset of the partition's first RequestBatch: from there on the oracle cannot compute the rows."""
 
     def is_late(self, offset: int) -> bool:
         """Say whether a RequestBatch lies before ``offset``."""
@@ -54,7 +54,7 @@ class PartitionFacts:
 
 
 def facts_from(rows: Iterable[FactRow], late_from: Mapping[int, int]) -> dict[int, PartitionFacts]:
-    """Return the facts of each partition from its rows, in the order of offsets, and its first RequestBatch's offset."""
+    """Return each partition's facts. ``rows``: in order of offsets. ``late_from``: offset of the first RequestBatch."""
     found: dict[int, PartitionFacts] = {}
     for row in rows:
         fact = found.setdefault(row.shard, PartitionFacts())
@@ -71,9 +71,9 @@ def facts_from(rows: Iterable[FactRow], late_from: Mapping[int, int]) -> dict[in
 
 @dataclass(slots=True)
 class GatheredVerdicts:
-    """What the passes have found: the barriers to judge at, and verdicts.
+    """Findings of the passes: the barriers to judge at, and verdicts.
 
-    While ``fixed`` is false the last barrier of a shard replaces the one before it; then it is the one to judge.
+    While ``fixed`` is false, a shard's last barrier replaces the one before it. Once it is true, the barriers stay.
     """
 
     barriers: dict[LogPartition, LogBarrier] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class GatheredVerdicts:
                 self.barriers[LogPartition(barrier.log, barrier.shard)] = barrier
         for verdict in verdicts:
             if verdict.basis.endswith(BLOCKS):
-                continue  # among the members alone; here the log's rows are asked
+                continue  # it compares members with each other; this job compares them with the log's rows
             key = VerdictKey(LogPartition(verdict.log, verdict.shard), verdict.node, verdict.basis)
             known = self.verdicts.get(key)
             last = self.barriers.get(key.partition)
@@ -97,7 +97,7 @@ class GatheredVerdicts:
                 self.verdicts[key] = verdict
 
     def judged(self, partition: LogPartition, node: str) -> Verdict | None:
-        """Return what counts for a replica: the worst verdict at the barrier; a broken log before it counts too."""
+        """Return the verdict that counts for a replica: the worst at the barrier, or an earlier one on a broken log."""
         last = self.barriers[partition].offset if partition in self.barriers else -1
         found = [
             verdict
@@ -107,7 +107,7 @@ class GatheredVerdicts:
             and (verdict.barrier_offset == last or key.basis == LOG)
         ]
         rank = {DIVERGED: 0, UNKNOWN: 1, EQUAL: 2}
-        # Of equally bad ones the one that rests on a scrub says more.
+        # Of equally bad verdicts, one that rests on a scrub says more.
         return min(
             found, key=lambda verdict: (rank[verdict.verdict], not verdict.basis.endswith(SCRUBBED)), default=None
         )

@@ -6,7 +6,7 @@ One entry for each shard and each pipeline::
      "oracle_agrees" (null if "late"), "late", "broken" (reason or null), "false_counters": [...],
      "replicas": [{"node", "verdict", "basis", "differing_slots", "differences", "evidence", "reason"}]}
 
-A pipeline's has "blocks" besides (:mod:`stored_bytes`).
+A pipeline's entry also has "blocks" (:mod:`stored_bytes`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def partition_result(
     counters: Iterable[CounterDifference],
     fact: PartitionFacts,
 ) -> Json:
-    """Return what is found of a partition; ``computed`` is the oracle's word on its barrier, if it has one."""
+    """Return the findings on a partition; ``computed`` is the oracle's result for its barrier, if there is one."""
     barrier = gathered.barriers.get(partition)
     late = barrier is not None and fact.is_late(barrier.offset)
     sums = barrier.sums if barrier is not None else None
@@ -78,7 +78,7 @@ def _plain(values: Json) -> Json:
 def whole_result(
     shards: Sequence[Json], pipelines: Sequence[Json], *, shards_wanted: bool, blocks_required: bool
 ) -> Json:
-    """Put the entries together and say whether all is well; of what is wanted there must be at least one."""
+    """Assemble the entries and say whether all is well; what is wanted must have at least one entry."""
     wanted = shards if shards_wanted else pipelines
     ok = bool(wanted) and all(map(is_ok, shards)) and all(map(is_ok, pipelines))
     blocks_ok = all(are_blocks_ok(entry, required=blocks_required) for entry in pipelines)

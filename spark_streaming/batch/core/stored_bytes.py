@@ -1,4 +1,4 @@
-"""What the members of a pipeline say of their stored bytes, against what the log's rows give. Pure."""
+"""The reports of a pipeline's members on their stored bytes, compared with the log's rows. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 class ScanHead(NamedTuple):
-    """A BlockReport without its containers: whose it is, after which offset of the log, and where it lies in its own topic."""
+    """A BlockReport without its containers: partition and offset of its record, its node, the log offset it names."""
 
     shard: int
     offset: int
@@ -23,10 +23,11 @@ class ScanHead(NamedTuple):
 
 
 def newest_scans(heads: Iterable[ScanHead], members: Mapping[int, set[str]]) -> list[tuple[int, int]]:
-    """Return (partition, offset) of the reports to compare, from heads in the order of their offsets.
+    """Return (partition, offset) of the reports to compare; ``heads`` are in the order of their offsets.
 
-    Of each partition those at the newest offset of the log that a majority of its members has reported; if none has a majority's
-    reports, those at the newest offset of all. A member's later report on the same offset replaces the earlier one.
+    For each partition the reports at one log offset are chosen: the newest that a majority of the members has reported
+    on, or the newest of all if no offset has a majority. A member's later report on one log offset replaces its
+    earlier one.
     """
     latest: dict[int, dict[int, dict[str, int]]] = {}
     for head in heads:
@@ -43,14 +44,14 @@ def newest_scans(heads: Iterable[ScanHead], members: Mapping[int, set[str]]) -> 
 def blocks_result(
     members: Sequence[str], at: int, index: int, reports: Sequence[BlockReport], expected: Mapping[int, int]
 ) -> Json:
-    """Judge the members' reports at offset ``at``, where the log's index is ``index`` and its rows give ``expected``."""
+    """Judge the members' reports at log offset ``at``, with managed index ``index``; the rows give ``expected``."""
     found = {report.datanode: report for report in reports}
     judged = [_member_result(node, _judge(found.get(node), index, expected)) for node in members]
     return {"log_offset": at, "index": index, "containers": len(expected), "members": judged}
 
 
 def no_blocks(members: Sequence[str]) -> Json:
-    """Return the result of a pipeline of which no member has reported."""
+    """Return the result of a pipeline without a report of any member."""
     unknown = ScanVerdict(verdict=UNKNOWN, reason="no member has reported its stored bytes yet")
     judged = [_member_result(node, unknown) for node in members]
     return {"log_offset": None, "index": None, "containers": None, "members": judged}

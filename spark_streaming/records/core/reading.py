@@ -4,13 +4,14 @@ Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
 
 1. A claim is valid iff its term is the current term + 1. It becomes the current claim; its seq starts at 0.
 2. Any other record counts iff its (term, nonce) is the current claim's and its seq is the last counted + 1.
-3. What is at or below the current term and does not count is void: skipped, as if it had never been written.
+3. A record at or below the current term that does not count is void: skipped, as if it had never been written.
 4. A claim above the current term + 1, or another record above the current term, proves a missed claim: AHEAD_OF_LOG.
 5. Valid claims and counting records make the chain: SHA-256(chain before + value). A counting record must carry the
-   chain before it, a batch (of results or of requests) must start at the last index + 1 and not before the last
-   timestamp; the first counting record is Genesis, and there is no other. Anything else breaks the contract: :class:`LogBroken`.
-6. The members are Genesis' replicas until a Members record names others. A feature level that is not known ends the
-   reading: what the records mean from there on is not known either.
+   chain before it. A batch (of results or of requests) must start at the last index + 1 and not before the last
+   timestamp. The first counting record is Genesis, and there is no other. Anything else breaks the contract:
+   :class:`LogBroken`.
+6. The members are Genesis' replicas until a Members record names others. An unknown feature level ends the reading,
+   because the meaning of later records is unknown too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class LogBroken(Exception):
 
 
 class Ruling(Enum):
-    """What the rule says of one record."""
+    """The class of one record under the rule."""
 
     CLAIM = "claim"
     COUNTS = "counts"
@@ -70,10 +71,10 @@ class GenesisFacts:
 class Header:
     """One log record without its operations.
 
-    ``kind`` is its record type, None with an ``error`` if it could not be decoded. ``chain_after`` is
-    SHA-256(*its own* prev_chain + value): the chain after the record once prev_chain has proved right. A claim has no
-    prev_chain, so it comes with its ``value`` instead. ``index`` is that of a record of INDEXED,
-    ``replicas`` are those of Members, ``feature_level`` that of Genesis or FeatureLevel.
+    ``kind`` is its record type, or None with an ``error`` if it could not be decoded. ``chain_after`` is SHA-256(*its
+    own* prev_chain + value): the chain after the record if prev_chain proves right. A claim has no prev_chain, so it
+    has its ``value`` instead. The kinds in INDEXED have ``index``, Members has ``replicas``, Genesis and FeatureLevel
+    have ``feature_level``.
     """
 
     offset: int

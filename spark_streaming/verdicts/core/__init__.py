@@ -1,5 +1,6 @@
-"""Digests, and the judgement of what replicas report against them. Pure.
+"""Digests, and the judgement of the replicas' reports against them. Pure.
 
-``matching`` is the audit of one shard; its parts are ``log_following``, ``report_matching``, ``judging`` and ``scan_matching``, its memory
-``shard_state``. ``digests``, ``peers`` and ``scans`` compute. Begin with ``matching.py``.
+``matching`` is the audit of one shard. Its parts are ``log_following``, ``report_matching``, ``judging`` and
+``scan_matching``; ``shard_state`` is its memory. ``digests``, ``peers`` and ``scans`` compute. Begin with
+``matching.py``.
 """

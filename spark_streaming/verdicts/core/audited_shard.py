@@ -1,4 +1,4 @@
-"""One shard under audit: what the parts of its audit share, and verdicts in its name. Pure."""
+"""One shard under audit: what the parts of its audit share, and the making of its verdicts. Pure."""
 
 from __future__ import annotations
 

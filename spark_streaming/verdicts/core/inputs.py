@@ -1,4 +1,4 @@
-"""What the audit of a shard is fed with: records of the log, and the replicas' reports. Pure."""
+"""The inputs of a shard's audit: records of the log, and the replicas' reports. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from spark_streaming.verdicts.core.digests import Hashes
 
 
 class ReportKey(NamedTuple):
-    """Whose report on what: of one barrier there is one such report."""
+    """Node and basis of a report; a barrier has one report for each."""
 
     node: str
     basis: str
 
 
 class ReportPlace(NamedTuple):
-    """Where a report belongs: the barrier that it names, and its :class:`ReportKey` there."""
+    """Where a report belongs: the barrier that it names, and its :class:`ReportKey` at that barrier."""
 
     offset: int
     node: str
@@ -46,7 +46,7 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaReport:
-    """A replica's report, or what is left of one that could not be decoded (``error``)."""
+    """A replica's report, or the readable rest of one that could not be decoded (``error``)."""
 
     partition: int
     offset: int

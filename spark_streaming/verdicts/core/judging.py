@@ -1,4 +1,4 @@
-"""A replica's report compared with what a barrier says. Pure."""
+"""A replica's report compared with a kept barrier. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_streaming.verdicts.core.shard_state import KeptBarrier
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, alone_basis
 
 MAX_DIFFERENCES = 64
-"""Differing slots that a verdict names; it counts them all."""
+"""Most differing slots that a verdict names; it counts them all."""
 
 
 def judge(audited: AuditedShard, barrier: KeptBarrier, report: ReplicaReport, now_ms: int) -> Verdict:

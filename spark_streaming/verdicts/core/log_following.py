@@ -1,4 +1,4 @@
-"""A shard's log, record by record: where the reader stands, and the sums that its claims give. Pure."""
+"""A shard's log, record by record: the reader's position, and the sums that its claims give. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_streaming.verdicts.core.inputs import LogRow
 
 
 def follow(audited: AuditedShard, row: LogRow) -> Ruling:
-    """Read the next record, and take over what it claims if it counts; raises LogBroken."""
+    """Read the next record; if it counts, add what it claims to the state. Raises LogBroken."""
     audited.state.position, ruling = read(audited.state.position, row.header)
     if ruling is Ruling.COUNTS:
         _check_genesis(audited, row)

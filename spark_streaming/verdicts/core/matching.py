@@ -1,27 +1,27 @@
-"""The audit of one shard (a partition of a log) as a pure state machine: log records and reports in, verdicts out (design, section 9).
+"""The audit of one shard (a partition of a log): log records and reports in, verdicts out (design, section 9).
 
-No Spark, no clock, no I/O: :mod:`audit` runs it inside Spark's stateful operator, tests run it alone. Rules:
+A pure state machine without Spark, clock or I/O: :mod:`audit` runs it inside Spark's stateful operator, tests run it
+alone. Rules:
 
-1. Reports of a micro-batch are taken first, then its log records in offset order. So a report that is here when its
-   barrier is read is matched there, and one that comes later is matched against the barrier's kept sums.
-2. A barrier expects an incremental report of each member (those of Genesis, or of the last Members record), and a scrubbed one too
-   if it says ``scrub``. What is missing at the deadline (processing time) is ``unknown``. A report that comes after it is
-   judged all the same, as long as its barrier is kept.
+1. Reports of a micro-batch are taken first, then its log records in offset order. A report that arrives before its
+   barrier is read is matched when it is read; a later report is matched against the barrier's kept sums.
+2. A barrier expects an incremental report of each member (those of Genesis, or of the last Members record), and a
+   scrubbed one too if it says ``scrub``. A report that is missing at the deadline (processing time) is ``unknown``. If
+   it arrives later it is judged all the same, as long as its barrier is kept.
 3. ``equal`` needs the same slots, chain and index, and a replica that is not flagged. Evidence makes ``diverged``.
 4. Once the log is BROKEN nothing can be derived: every replica is ``diverged`` on basis ``log``, there and at every
    later barrier.
 5. After a RequestBatch, and until a DigestBase, the log is BLIND: it does not say what the rows are. At a barrier there
-   the replicas are compared with each other (:mod:`peers`): what a majority of the members reports stands for the log's sums,
-   and the verdict's basis says so.
-6. State is bounded: KEPT_BARRIERS sums, EARLY_REPORTS reports and KEPT_SCANS scans a shard; beyond them the oldest goes, with its
-   missing reports judged ``unknown``.
-7. The first report of stored bytes at a barrier opens a *scan*, which waits for all members; then, or at its deadline, they are
-   compared with each other (:mod:`scans`), and who has not reported is ``unknown``. What the log says of those bytes needs its rows:
-   that is the batch job's to compute.
+   the replicas are compared with each other (:mod:`peers`): the sums that a majority of the members reports replace the
+   log's, and the verdict's basis says so.
+6. State is bounded: KEPT_BARRIERS sums, EARLY_REPORTS reports and KEPT_SCANS scans a shard. Beyond these limits the
+   oldest is dropped, and its missing reports are judged ``unknown``.
+7. The first report of stored bytes at a barrier opens a *scan*, which waits for all members. When all have reported, or
+   at its deadline, they are compared with each other (:mod:`scans`); a member without a report is ``unknown``. Only the
+   batch job compares stored bytes with the log, because that needs the log's rows.
 8. The column families of a log that older software began are the first of those that the auditor knows.
-
-The parts: ``shard_state`` (what is remembered), ``log_following`` (the log), ``report_matching`` and ``judging`` (digests),
-``scan_matching`` (stored bytes).
+The parts: ``shard_state`` (what is remembered), ``log_following`` (the log), ``report_matching`` and ``judging``
+(digests), ``scan_matching`` (stored bytes).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ShardAudit:
         now_ms: int,
         block_reports: Sequence[BlockReport] = (),
     ) -> Iterator[Finding]:
-        """Read a micro-batch, in any order of its rows, at processing time ``now_ms``; yield what it settles."""
+        """Read a micro-batch, its rows in any order, at processing time ``now_ms``; yield verdicts and barriers."""
         for report in sorted(reports, key=lambda report: report.offset):
             yield from self._reports.take(report, now_ms)
         for row in sorted(log_rows, key=lambda row: row.header.offset):
@@ -79,12 +79,12 @@ class ShardAudit:
         yield from self._scans.finish(now_ms)
 
     def expire(self, now_ms: int) -> Iterator[Verdict]:
-        """Judge ``unknown`` whatever has not come by its deadline."""
+        """Judge ``unknown`` the reports that are missing at their deadline."""
         yield from self._reports.expire(now_ms)
         yield from self._scans.expire(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """Return when :meth:`expire` has something to do, None if never."""
+        """Return when :meth:`expire` must be called next, None if never."""
         return self.state.next_deadline_ms()
 
     def _take_log_row(self, row: LogRow, now_ms: int) -> Iterator[Finding]:

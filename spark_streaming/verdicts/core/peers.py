@@ -1,8 +1,8 @@
 """Replicas compared with each other, where the log does not say what its rows are (design, sections 6 and 9).
 
-After a RequestBatch every replica has derived its rows itself. What a majority of the members reports at one barrier then stands for
-what is right. That is weaker than the log's own sums: a majority with one and the same fault agrees, too. So the verdict says
-on what it rests.
+After a RequestBatch every replica has derived its rows itself. What a majority of the members reports at one barrier
+then counts as right. That is weaker than the log's own sums: a majority with the same fault agrees, too. So the
+verdict names its basis.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from spark_streaming.verdicts.core.digests import Hashes, Sums
 
 
 class Vote(Protocol):
-    """What is needed of a report."""
+    """The fields of a report that the comparison needs."""
 
     @property
     def node(self) -> str:
-        """Who reports."""
+        """Node that reports."""
 
     @property
     def basis(self) -> str:
-        """On what the report rests."""
+        """Basis of the report."""
 
     @property
     def slots(self) -> Sequence[int] | Hashes:
-        """Slots with a sum."""
+        """Slots with a sum other than 0."""
 
     @property
     def sums(self) -> Sequence[int] | Hashes:

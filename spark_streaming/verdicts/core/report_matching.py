@@ -1,7 +1,7 @@
-"""Barriers of the log and the replicas' reports on them, brought together. Pure.
+"""Barriers of the log, and the replicas' reports on them, matched with each other. Pure.
 
-What becomes of a report depends on where the barrier lies that it names (:class:`BarrierPlace`). At a blind barrier reports are
-held until a majority of the members has reported the same.
+A report is treated according to the place of its barrier (:class:`BarrierPlace`). Reports on a blind barrier are held
+until a majority of the members has reported the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark_streaming.verdicts.core.words import DIVERGED, EVIDENCE, INCREMENTAL,
 
 
 class BarrierPlace(Enum):
-    """Where the barrier of a report lies, seen from what has been read of the log."""
+    """Where the barrier of a report lies, relative to the part of the log that has been read."""
 
     KEPT = "kept"
     """It has been read, and its sums are kept."""
@@ -43,7 +43,7 @@ def place_of(state: AuditState, offset: int) -> BarrierPlace:
 
 
 class ReportMatching:
-    """Keeps barriers and reports of one shard until they have met."""
+    """Keeps barriers and reports of one shard until they have been matched."""
 
     def __init__(self, audited: AuditedShard) -> None:
         self._audited = audited
@@ -76,7 +76,7 @@ class ReportMatching:
                 self._arrived[report.place] = report
 
     def _match(self, barrier: KeptBarrier, waiting: Waiting, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
-        """Judge a report of a kept barrier, or hold it until a majority of the replicas agrees there."""
+        """Judge a report on a kept barrier, or hold it until a majority of the replicas agrees there."""
         audited = self._audited
         if waiting.voters is None or audited.why_foreign(report):
             yield judge(audited, barrier, report, now_ms)
@@ -105,7 +105,7 @@ class ReportMatching:
     # Reports before their barriers.
 
     def keep_early(self, now_ms: int) -> Iterator[Verdict]:
-        """Keep what this micro-batch brought before its barrier; judge what has no barrier to come."""
+        """Keep the reports of this micro-batch that preceded their barriers; judge those whose barrier cannot come."""
         audited, state = self._audited, self._state
         for place, report in self._arrived.items():
             match place_of(state, place.offset):
@@ -121,7 +121,7 @@ class ReportMatching:
             yield from self._drop_early(min(state.early), "too many reports wait for their barriers", now_ms)
 
     def drop_behind_break(self, offset: int, now_ms: int) -> Iterator[Verdict]:
-        """Forget the early reports on barriers that a log broken at ``offset`` will never reach."""
+        """Drop the early reports on barriers that a log broken at ``offset`` will never reach."""
         for place in [place for place in self._state.early if place.offset >= offset]:
             yield from self._drop_early(place, self._audited.broken_reason(), now_ms)
 
@@ -135,7 +135,7 @@ class ReportMatching:
     # Barriers.
 
     def reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
-        """Keep the barrier that the log has come to, and match the reports that came before it."""
+        """Keep the barrier that has just been read, and match the reports that came before it."""
         state, position = self._state, self._state.position
         blind = state.standing is LogStanding.BLIND
         barrier = KeptBarrier(
@@ -158,7 +158,7 @@ class ReportMatching:
             yield from self._drop_barrier(min(state.waiting), now_ms)
 
     def _early_of(self, offset: int) -> list[ReplicaReport]:
-        """Return the reports that came before their barrier at ``offset``, and keep them no longer."""
+        """Return the reports that came before their barrier at ``offset``, and drop them from the store."""
         found = [self._arrived.pop(place) for place in list(self._arrived) if place.offset == offset]
         for place in [place for place in self._state.early if place.offset == offset]:
             del self._state.early[place]
@@ -176,7 +176,7 @@ class ReportMatching:
     # Deadlines.
 
     def expire(self, now_ms: int) -> Iterator[Verdict]:
-        """Judge ``unknown`` the reports and the barriers that have not come by their deadlines."""
+        """Judge ``unknown`` the reports and barriers that are missing at their deadlines."""
         for offset, waiting in self._state.waiting.items():
             if waiting.is_due(now_ms):
                 waiting.deadline_ms = None

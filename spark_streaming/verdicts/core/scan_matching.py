@@ -16,7 +16,7 @@ from spark_streaming.verdicts.core.shard_state import Scan
 from spark_streaming.verdicts.core.words import BLOCKS, UNKNOWN, alone_basis
 
 BASIS = alone_basis(BLOCKS)
-"""What the log says of stored bytes needs its rows: here members are compared among themselves."""
+"""Compares members with each other only: a comparison with the log needs the log's rows."""
 
 
 class ScanMatching:
@@ -28,7 +28,7 @@ class ScanMatching:
         self._store = audited.store
 
     def take(self, report: BlockReport, now_ms: int) -> Iterator[Verdict]:
-        """Keep a report of stored bytes, unless it is none of this partition's."""
+        """Keep a report of stored bytes, or judge it if it is not of this partition."""
         if wrong := self._why_foreign(report):
             yield self._audited.verdict(report.datanode, report.log_offset, report.index, UNKNOWN, BASIS, wrong, now_ms)
             return
@@ -37,7 +37,7 @@ class ScanMatching:
         self._store.put_blocks(report)
 
     def _why_foreign(self, report: BlockReport) -> str | None:
-        """Return why a report of stored bytes is none of this partition, or None."""
+        """Return why a report of stored bytes is not of this partition, or None."""
         position, shard = self._state.position, self._audited.shard
         if report.partition != shard:
             return f"reports blocks of partition {report.partition} on partition {shard}"
@@ -53,7 +53,7 @@ class ScanMatching:
         return None
 
     def finish(self, now_ms: int) -> Iterator[Verdict]:
-        """Judge scans that all members have reported, and the oldest ones of too many."""
+        """Judge the scans that all members have reported on, and the oldest ones if there are too many."""
         scans, members = self._state.scans, set(self._state.position.members)
         for offset in [offset for offset, scan in scans.items() if scan.reported >= members]:
             yield from self._judge(offset, now_ms)
@@ -61,12 +61,12 @@ class ScanMatching:
             yield from self._judge(min(scans), now_ms)
 
     def expire(self, now_ms: int) -> Iterator[Verdict]:
-        """Judge the scans whose deadline has come."""
+        """Judge the scans whose deadline has passed."""
         for offset in [offset for offset, scan in self._state.scans.items() if scan.deadline_ms <= now_ms]:
             yield from self._judge(offset, now_ms)
 
     def _judge(self, offset: int, now_ms: int) -> Iterator[Verdict]:
-        """Compare the reports of a scan with each other, and forget them."""
+        """Compare the reports of a scan with each other, and drop them."""
         reported = sorted(self._state.scans.pop(offset).reported)
         reports = [self._store.get_blocks(offset, node) for node in reported]
         members = self._state.position.members

@@ -1,12 +1,14 @@
 """Stored bytes of a pipeline's members, compared container by container. Pure.
 
-A member's BlockReport gives for each container a digest over the checksums of the bytes on its disk (``schemas/codecs/block_rows.py``). Rules:
+A member's BlockReport gives for each container a digest over the checksums of the bytes on its disk
+(``schemas/codecs/block_rows.py``). Rules:
 
-1. Against the log: the rows at the report's index give the digest of each container that has a block. Who has another one, or lacks
-   it, or has one that the log does not know, is ``diverged``, and so is who names an unreadable block.
-2. Among members alone: what a majority of the members reports of a container stands for what is right; without one nobody can be
-   called equal, and until a majority has reported all are ``unknown``.
-3. A container without blocks is as good as none. Of a report that is not complete only what it covers is compared: ids up to its last.
+1. Against the log: the rows at the report's index give the digest of each container that has a block. A member is
+   ``diverged`` if it has another digest, lacks the container, has one that the log does not know, or names an
+   unreadable block.
+2. Among members alone: the digest that a majority of the members reports of a container counts as right. Without one no
+   member can be called equal; until a majority has reported, all are ``unknown``.
+3. A container without blocks is the same as none. An incomplete report is compared only up to its last container id.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from schemas.records.messages import ContainerDifference
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
 
 MAX_CONTAINERS = 64
-"""Differing containers that a verdict names; it counts them all in its reason."""
+"""Most differing containers that a verdict names; its reason counts them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanVerdict:
-    """What a member's report of its stored bytes proves to be."""
+    """The verdict on a member's report of its stored bytes."""
 
     verdict: str
     reason: str = ""
@@ -38,7 +40,7 @@ def against_log(report: BlockReport, expected: Mapping[int, int]) -> ScanVerdict
 
 
 def among_members(reports: Sequence[BlockReport], members: int) -> dict[str, ScanVerdict]:
-    """Compare reports of one index with each other; return what each datanode's proves to be."""
+    """Compare reports of one index with each other; return each datanode's verdict."""
     majority = members // 2 + 1
     if len(reports) < majority:
         few = ScanVerdict(verdict=UNKNOWN, reason="no majority of the members has reported")

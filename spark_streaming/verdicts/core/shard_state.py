@@ -1,8 +1,9 @@
-"""What the audit of a shard remembers between micro-batches, and the limits of it. Pure.
+"""What the audit of a shard remembers between micro-batches, and its limits. Pure.
 
-The log stands in one of three states (:class:`LogStanding`)::
+The log is in one of three states (:class:`LogStanding`)::
 
-    SUMMED --RequestBatch--> BLIND --DigestBase--> SUMMED      either --the log breaks its contract--> BROKEN, for ever
+    SUMMED --RequestBatch--> BLIND --DigestBase--> SUMMED
+    either --the log breaks its contract--> BROKEN, for ever
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ from spark_streaming.verdicts.core.digests import Sums
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
 
 KEPT_BARRIERS = 256
-"""Barriers whose sums are kept for reports to come: over four minutes at one a second, 14 KiB each."""
+"""Barriers whose sums are kept for later reports: over four minutes at one a second, 14 KiB each."""
 
 EARLY_REPORTS = 1024
-"""Reports kept until their barrier is read."""
+"""Most reports that are kept until their barrier is read."""
 
 KEPT_SCANS = 4
-"""Scans of stored bytes whose reports are kept until all members have reported."""
+"""Most scans of stored bytes that are kept until all members have reported."""
 
 
 class LogStanding(Enum):
-    """What the log alone says of a shard's rows."""
+    """What the log alone tells about a shard's rows."""
 
     SUMMED = "summed"
-    """Its claims give the sums of all rows."""
+    """The log's claims give the sums of all rows."""
     BLIND = "blind"
-    """It holds a RequestBatch: every replica has derived its rows itself, until a DigestBase."""
+    """The log holds a RequestBatch: every replica has derived its rows itself, until a DigestBase."""
     BROKEN = "broken"
-    """It breaks its contract: nothing can be derived from there on."""
+    """The log breaks its contract: nothing can be derived from there on."""
 
 
 AFTER_RECORD: Mapping[tuple[LogStanding, str], LogStanding] = {
     (LogStanding.SUMMED, REQUEST_BATCH): LogStanding.BLIND,
     (LogStanding.BLIND, DIGEST_BASE): LogStanding.SUMMED,
 }
-"""Where a counting record leads; a record that is not listed changes nothing."""
+"""The standing after a counting record; a record that is not listed changes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KeptBarrier:
-    """What the log says at a barrier; of a ``blind`` one, ``sums`` are what a majority of the replicas has reported."""
+    """A barrier with the log's sums; a ``blind`` one has the ``sums`` that a majority of the replicas has reported."""
 
     offset: int
     index: int
@@ -59,7 +60,7 @@ class KeptBarrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogBarrier:
-    """A barrier as it leaves the audit, with its log; ``sums`` is None where late validation keeps the log from saying them."""
+    """A barrier in the audit's output, with its log; ``sums`` is None where late validation hides them from the log."""
 
     log: str
     shard: int
@@ -70,14 +71,14 @@ class LogBarrier:
 
 
 Finding = Verdict | KeptBarrier
-"""What the audit puts out: verdicts, and the log's own digest at each barrier."""
+"""The audit's output: verdicts, and the log's own digest at each barrier."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Waiting:
-    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they were judged unknown.
+    """Reports that a kept barrier still waits for; ``deadline_ms`` is None once they have been judged unknown.
 
-    At a blind barrier ``held`` are the reports kept until enough of them agree; ``voters`` is None once they did.
+    At a blind barrier ``held`` are the reports kept until enough of them agree; ``voters`` is None once they do.
     """
 
     deadline_ms: int | None
@@ -87,13 +88,13 @@ class Waiting:
     held: set[ReportKey] = field(default_factory=set)
 
     def is_due(self, now_ms: int) -> bool:
-        """Say whether what is missing has to be judged unknown now."""
+        """Say whether the missing reports have to be judged unknown now."""
         return self.deadline_ms is not None and self.deadline_ms <= now_ms
 
 
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """A scan of stored bytes: who has reported, and when it is judged without the others."""
+    """A scan of stored bytes: which nodes have reported, and when it is judged without the others."""
 
     deadline_ms: int
     reported: set[str] = field(default_factory=set)
@@ -103,8 +104,8 @@ class Scan:
 class AuditState:
     """The small part of a shard's state, loaded and stored with every micro-batch.
 
-    ``early`` gives for each kept report its deadline, None once judged unknown. ``broken_at`` and ``broken_reason`` say where
-    and why the log is BROKEN.
+    ``early`` gives the deadline of each kept report, None once the report is judged unknown. ``broken_at`` and
+    ``broken_reason`` say where and why the log is BROKEN.
     """
 
     position: AuditPosition
@@ -125,7 +126,7 @@ class AuditState:
         self.standing, self.broken_at, self.broken_reason = LogStanding.BROKEN, broken.offset, broken.reason
 
     def next_deadline_ms(self) -> int | None:
-        """Return when something has to be judged without waiting any longer, None if never."""
+        """Return the earliest deadline, None if there is none."""
         deadlines = [w.deadline_ms for w in self.waiting.values() if w.deadline_ms is not None]
         deadlines += [deadline for deadline in self.early.values() if deadline is not None]
         deadlines += [scan.deadline_ms for scan in self.scans.values()]
@@ -165,9 +166,9 @@ class MatchingStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchingLimits:
-    """Named limits of one shard's audit; ``report_timeout_ms`` counts from when the auditor reads a barrier.
+    """Limits of one shard's audit. ``report_timeout_ms`` counts from the moment at which the auditor reads a barrier.
 
-    ``scan_timeout_ms`` counts from the first report of stored bytes: reading a disk takes one member longer than another.
+    ``scan_timeout_ms`` counts from the first report of stored bytes: some members read their disks faster than others.
     """
 
     report_timeout_ms: int = 10_000

@@ -1,4 +1,4 @@
-"""The words of a verdict: what it says, and the basis on which it says it. Pure."""
+"""The words in a verdict: the verdict itself, and its basis. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOG = "log"
 BLOCKS = "blocks"
 
 ALONE = "replicas:"
-"""Begins the basis of a verdict that rests on the replicas alone; what follows is the basis of the report."""
+"""Prefix of the basis of a verdict that rests on the replicas alone; the basis of the report follows."""
 
 
 def alone_basis(basis: str) -> str:
