@@ -181,7 +181,7 @@ def test_keys(command: Command) -> None:
     assert (done.code, done.out) == (EXIT_FAILED, "")
     assert json.loads(done.err)["code"] == "KEY_NOT_FOUND"
     done = command.program("sh", "key", "delete", f"{place}/b")
-    assert (done.code, done.err.startswith("error: KEY_NOT_FOUND")) == (EXIT_FAILED, True)
+    assert (done.code, "\nerror: KEY_NOT_FOUND" in f"\n{done.err}") == (EXIT_FAILED, True)
 
 
 @pytest.mark.parametrize("character", ["\U0001f5dd", "%", "\n", "a"], ids=["4 bytes", "percent", "line", "plain"])
