@@ -589,7 +589,7 @@ def run_way(way: str, folder: Path, data: memoryview, total: int, size: int) -> 
 
 def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) -> Figure:
     """The real servers, with blocks of 256 MiB one after another through one client; ``way`` names topology and fsync."""
-    from tests.support import streams
+    from tests.support.datanodes import streams
 
     _, topology, fsync = way.split("-")
     tree = [[1], [2], []] if topology == "chain" else [[1, 2], [], []]
@@ -616,8 +616,8 @@ def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) 
 
 def send_block(address: str, routes: Any, data: memoryview, length: int, size: int, block: int) -> None:
     """Send one block as a client does: one thread, acknowledgements taken between packets, a window of 16 MiB."""
-    from tests.support.streams import TIMEOUT_S as WAIT_S
-    from tests.support.streams import Client
+    from tests.support.datanodes.streams import TIMEOUT_S as WAIT_S
+    from tests.support.datanodes.streams import Client
 
     client = Client(address)
     client.open(routes, block=block)

@@ -24,9 +24,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import stack
-from tests.support.broker_pool import BrokerPool
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.local import stack
+from tests.support.local.broker_pool import BrokerPool
+from tests.support.local.stack import LocalKafka, TestStack
 
 # The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -16,7 +16,7 @@ import pytest
 
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
 

@@ -32,7 +32,7 @@ from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.processes import Process, free_ports, wait_until
 from stratolog.nodes.answers import node_status
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]

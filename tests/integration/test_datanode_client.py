@@ -15,9 +15,9 @@ import pytest
 from producers.files.key_files import KeyInput, KeyOutput
 from producers.files.key_reader import KeyReader
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanodes import Datanodes
+from tests.support.datanodes.datanodes import Datanodes
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
-from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 

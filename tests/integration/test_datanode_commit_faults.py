@@ -1,7 +1,7 @@
 """What the log and the bytes may do to each other: PutBlocks out of order, void or lost; replicas without bytes or without room.
 
 Real processes, sockets, files and a real broker, which is killed too. After every case all that was acknowledged is compared on every
-replica (:class:`tests.support.datanode_faults.Ledger`).
+replica (:class:`tests.support.faults.datanode_faults.Ledger`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanode_faults import Ledger, paused, settle, unhealthy, until
-from tests.support.datanodes import Block, Datanodes
+from tests.support.datanodes.datanodes import Block, Datanodes
+from tests.support.faults.datanode_faults import Ledger, paused, settle, unhealthy, until
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import MIB, KeyWorld
-from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 

@@ -32,10 +32,10 @@ from schemas.records.datanode import (
     SalvageBlock,
 )
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanode_faults import Ledger, settle, unhealthy
-from tests.support.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
+from tests.support.datanodes.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
+from tests.support.faults.datanode_faults import Ledger, settle, unhealthy
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
-from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 

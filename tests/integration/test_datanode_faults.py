@@ -1,7 +1,7 @@
 """Datanodes that die, hang or are slow while a client streams; connections that damage bytes; clients that vanish.
 
 Real processes, sockets, files and a real broker. After every case all that was acknowledged is compared on every replica
-(:class:`tests.support.datanode_faults.Ledger`).
+(:class:`tests.support.faults.datanode_faults.Ledger`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from producers.blocks.datanode_connection import SILENCE_MS
 from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.packets import CELL_BYTES, Kind
-from tests.support.datanode_faults import (
+from tests.support.datanodes.datanodes import CLUSTER, Datanodes
+from tests.support.datanodes.streams import Client, Proxy
+from tests.support.faults.datanode_faults import (
     Ledger,
     client_bytes,
     move_leadership,
@@ -30,10 +32,8 @@ from tests.support.datanode_faults import (
     sent_since,
     streams_of,
 )
-from tests.support.datanodes import CLUSTER, Datanodes
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
-from tests.support.stack import LocalKafka
-from tests.support.streams import Client, Proxy
 
 pytestmark = pytest.mark.integration
 

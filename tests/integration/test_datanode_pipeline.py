@@ -34,9 +34,9 @@ from schemas.records.datanode import (
 )
 from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT
-from tests.support.datanodes import Block, Datanodes
-from tests.support.secret import SECRET
-from tests.support.stack import LocalKafka
+from tests.support.datanodes.datanodes import Block, Datanodes
+from tests.support.local.secret import SECRET
+from tests.support.local.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 

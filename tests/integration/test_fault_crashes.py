@@ -22,7 +22,7 @@ from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
 from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     Load,
     Tap,
     assert_journal_holds,
@@ -32,8 +32,8 @@ from tests.support.faults import (
     fresh_volume,
     put_key,
 )
-from tests.support.judged_log import read_log
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
 SHARDS = 2

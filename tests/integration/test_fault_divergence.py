@@ -18,7 +18,7 @@ from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Put
 from schemas.records.messages import AuditReport
 from schemas.records.rows import KeyInfo
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     AuditTap,
     assert_log_agrees,
     bystander,
@@ -28,9 +28,9 @@ from tests.support.faults import (
     put_key,
     restart_log_sums,
 )
-from tests.support.judged_log import read_log, unsigned
-from tests.support.logbuilder import row_hash, slot_of
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log, unsigned
+from tests.support.logs.logbuilder import row_hash, slot_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2

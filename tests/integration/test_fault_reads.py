@@ -11,14 +11,14 @@ import pytest
 from producers import Client
 from schemas.records.log import Barrier, LeaderClaim, Tick
 from schemas.sharding import shard_of
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     bystander,
     fresh_volume,
     listed,
     put_key,
 )
-from tests.support.judged_log import read_log
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2

@@ -13,7 +13,7 @@ import pytest
 from om_processors.namespace import tables
 from producers import Client, RequestFailed
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

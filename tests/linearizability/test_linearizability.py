@@ -15,8 +15,8 @@ from tests.linearizability.campaign import FAULTS, SETTINGS, Campaign, clients_o
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History, Operation
 from tests.linearizability.recorder import BUCKETS, Reader, Writer
-from tests.support.faults import bystander
-from tests.support.stack import TestStack
+from tests.support.faults.stack_faults import bystander
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 HISTORIES = len(FAULTS)

@@ -19,8 +19,8 @@ from schemas.datanode_states import DATANODE_STATES
 from schemas.records import messages as m
 from schemas.records.datanode import Member
 from schemas.records.rows import BlockLocation
-from tests.support.om_model import Model, Refusal
-from tests.support.om_world import World
+from tests.support.om.om_model import Model, Refusal
+from tests.support.om.om_world import World
 
 VOLUMES = st.sampled_from(["vol1"] * 4 + ["vol1-x"])
 BUCKETS = st.sampled_from(["bucket1"] * 4 + ["bucket1-x"])

@@ -22,8 +22,8 @@ from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records import messages as m
 from tests.properties.test_om_execution import Execution
-from tests.support.dict_transaction import DictTransaction
-from tests.support.om_world import World, request_of
+from tests.support.om.dict_transaction import DictTransaction
+from tests.support.om.om_world import World, request_of
 
 NOW = ShardState(feature_level=LATEST)
 WALKS = 12

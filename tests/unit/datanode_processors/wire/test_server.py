@@ -20,9 +20,7 @@ from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import Accepted, BlockCommitted, CloseContainer, GetBlock, Hello, PutBlock, ReadBlock
 from schemas.records.packets import HEADER_BYTES, MAX_PACKET_BYTES, Kind, encode_frame
-from tests.support.pausing import pause
-from tests.support.sdk.written import some_bytes
-from tests.support.streams import (
+from tests.support.datanodes.streams import (
     CELL,
     CLUSTER,
     CONTAINER,
@@ -38,7 +36,9 @@ from tests.support.streams import (
     routes_of,
     write_block,
 )
-from tests.support.waiting import eventually
+from tests.support.local.pausing import pause
+from tests.support.local.waiting import eventually
+from tests.support.sdk.written import some_bytes
 
 MIB = 1024 * 1024
 
