@@ -24,9 +24,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support.local import stack
-from tests.support.local.broker_pool import BrokerPool
-from tests.support.local.stack import LocalKafka, TestStack
+# A failed assertion there shows its values, as in a test; pytest has to know before anybody imports it.
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support.local import stack  # noqa: E402
+from tests.support.local.broker_pool import BrokerPool  # noqa: E402
+from tests.support.local.stack import LocalKafka, TestStack  # noqa: E402
 
 # The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
