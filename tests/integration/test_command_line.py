@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,7 @@ def clean_environment() -> dict[str, str]:
     return {**variables, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=2, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": 2, "barrier_interval_ms": 200}
 
 
 @pytest.fixture(scope="module")

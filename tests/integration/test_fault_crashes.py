@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -42,9 +41,7 @@ BURST = 1_000
 ATTEMPTS = 4
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
 def load_on_all_shards(client: Client) -> Load:

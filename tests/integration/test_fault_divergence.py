@@ -6,7 +6,7 @@ Each test leaves the stack whole: every replica unflagged and equal to what the 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,9 +38,7 @@ SHARD = 0
 BUCKET = "bucket"
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=1_500)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200, "scrub_interval_ms": 1_500}
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -26,12 +25,10 @@ HOUR_MS = 3_600_000
 KEYS = 40
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    """Nothing is flushed by itself: what is applied stays in the caches."""
-    return make_stack(
-        nodes=3, shards=1, barrier_interval_ms=HOUR_MS, scrub_interval_ms=0, late_flush_interval_ms=HOUR_MS
-    )
+STACK = {
+    "nodes": 3, "shards": 1, "barrier_interval_ms": HOUR_MS, "scrub_interval_ms": 0, "late_flush_interval_ms": HOUR_MS,
+}  # fmt: skip
+"""Nothing is flushed by itself: what is applied stays in the caches."""
 
 
 def stored_offset(stack: TestStack, node: str) -> int:

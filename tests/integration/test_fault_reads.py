@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -27,9 +26,7 @@ CONSISTENCIES = ("linearizable", "session", "stale")
 KEYS = [f"dir-{number % 3}/key-{number:03d}" for number in range(25)]
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=0)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200, "scrub_interval_ms": 0}
 
 
 @pytest.fixture(scope="module")

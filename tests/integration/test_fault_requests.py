@@ -52,9 +52,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +32,10 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(
-        nodes=3, shards=1, datanodes=3, block_bytes=BLOCK_BYTES, open_key_expire_threshold_ms=THRESHOLD_MS,
-        barrier_interval_ms=100,
-    )  # fmt: skip
+STACK = {
+    "nodes": 3, "shards": 1, "datanodes": 3, "block_bytes": BLOCK_BYTES, "open_key_expire_threshold_ms": THRESHOLD_MS,
+    "barrier_interval_ms": 100,
+}  # fmt: skip
 
 
 def open_row(key: str, session_id: int) -> bytes:

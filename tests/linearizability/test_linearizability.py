@@ -24,9 +24,7 @@ STALE_ATTEMPTS = 20
 STALE_READERS = 8
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, **SETTINGS)
+STACK = {"nodes": 3, **SETTINGS}
 
 
 @pytest.fixture(scope="module")
