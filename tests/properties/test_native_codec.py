@@ -26,7 +26,7 @@ if C_COMPILER is None:
     pytest.skip("there is no C compiler here", allow_module_level=True)
 native: Any = importlib.import_module("schemas.native")
 
-CLASSES: dict[str, Any] = dict(codec._CLASSES)
+CLASSES: dict[str, Any] = dict(codec.CLASSES)
 PARSED = {version.name: json.loads(registry.current(version.name).text) for version in registry}
 FOREIGN: tuple[Any, ...] = (
     None,
