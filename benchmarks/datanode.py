@@ -54,8 +54,8 @@ from replicated_db.shell.kafka.kafka_log import DELIVERY_TIMEOUT_MS, FETCH_MAX_B
 from schemas.records.datanode import BlockId, DeleteBlocks
 from schemas.topics import LOG_SETTINGS
 from stratolog.local.kafka import LONG_RUN_JVM
-from tests.support.datanodes import CLUSTER, Block, Datanodes, create_topics
-from tests.support.stack import LocalKafka
+from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes, create_topics
+from tests.support.local.stack import LocalKafka
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MB = 1_000_000

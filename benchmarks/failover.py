@@ -28,9 +28,9 @@ from pathlib import Path
 
 from producers import Client
 from stratolog.local.kafka import LONG_RUN_JVM
-from tests.support.faults import listed
-from tests.support.judged_log import read_log
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.faults.stack_faults import listed
+from tests.support.local.stack import LocalKafka, TestStack
+from tests.support.logs.judged_log import read_log
 
 VOLUME, BUCKET = "failover", "bucket"
 WRITERS = 4

@@ -29,7 +29,7 @@ from producers import Client
 from schemas.records.log import LEADER_MODE, REQUEST_MODES
 from stratolog.cluster.request_modes import set_modes
 from stratolog.local.kafka import LONG_RUN_JVM
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.local.stack import LocalKafka, TestStack
 
 VOLUME, BUCKET = "bench", "bucket"
 LOAD_TIMEOUT_S = 3600

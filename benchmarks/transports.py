@@ -594,7 +594,7 @@ def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) 
 
     ``way`` names topology and fsync.
     """
-    from tests.support import streams
+    from tests.support.datanodes import streams
 
     _, topology, fsync = way.split("-")
     tree = [[1], [2], []] if topology == "chain" else [[1, 2], [], []]
@@ -621,8 +621,8 @@ def run_server(way: str, folder: Path, data: memoryview, total: int, size: int) 
 
 def send_block(address: str, routes: Any, data: memoryview, length: int, size: int, block: int) -> None:
     """Send one block like a client: one thread, a window of 16 MiB, acknowledgements received between packets."""
-    from tests.support.streams import TIMEOUT_S as WAIT_S
-    from tests.support.streams import Client
+    from tests.support.datanodes.streams import TIMEOUT_S as WAIT_S
+    from tests.support.datanodes.streams import Client
 
     client = Client(address)
     client.open(routes, block=block)

@@ -8,6 +8,7 @@ have one after the other (``broker_pool``); the others start brokers of their ow
 ``lease_kafka``    module: a factory of brokers that nobody else uses now, and that run on afterwards
 ``make_kafka``     module: a factory of brokers of the module's own, to do anything to, ``make_kafka(brokers=3)``
 ``make_stack``     module: a factory of whole stacks on such leased brokers, ``make_stack(nodes=3, shards=2, barrier_interval_ms=200)``
+``stack``          module: the stack that the module describes, ``STACK = {"nodes": 3, "shards": 2}``; others make their own
 ``fault_round``    number of the round; a test that asks for it runs ``--rounds`` times
 =================  ========================================================================================
 """
@@ -24,9 +25,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.support import stack
-from tests.support.broker_pool import BrokerPool
-from tests.support.stack import LocalKafka, TestStack
+# A failed assertion there shows its values, as in a test; pytest has to know before anybody imports it.
+pytest.register_assert_rewrite("tests.support")
+
+from tests.support.local.broker_pool import BrokerPool  # noqa: E402
+from tests.support.local.stack import ACTIVE, LocalKafka, TestStack  # noqa: E402
 
 # The machine is shared and noisy: how long an example takes says nothing, neither of the code nor of its strategy.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -94,7 +97,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Show what the processes of the running stacks said, when a test fails."""
     report = yield
     if report.failed:
-        for active in stack.ACTIVE:
+        for active in ACTIVE:
             for name, tail in active.log_tails().items():
                 report.sections.append((f"log of {name}", tail))
     return report
@@ -145,3 +148,8 @@ def make_stack(
             return started.enter_context(TestStack(folder, nodes=nodes, kafka=lease_kafka(), **settings))
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def stack(request: pytest.FixtureRequest, make_stack: Callable[..., TestStack]) -> TestStack:
+    return make_stack(**request.module.STACK)

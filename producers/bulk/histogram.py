@@ -33,7 +33,7 @@ class Histogram:
         """Count one latency, in ms; a negative one counts as 0."""
         self.count += 1
         self.max_ms = max(self.max_ms, latency_ms)
-        self._counts[_bucket_of(int(latency_ms * 1000))] += 1
+        self._counts[bucket_of(int(latency_ms * 1000))] += 1
 
     def merge(self, other: Histogram) -> None:
         """Add another histogram's counts to this one."""
@@ -53,17 +53,17 @@ class Histogram:
         for bucket, count in enumerate(self._counts):
             seen += count
             if count and seen >= wanted:
-                return min(_upper_us(bucket) / 1000, self.max_ms)
+                return min(upper_us(bucket) / 1000, self.max_ms)
         return self.max_ms
 
 
-def _bucket_of(value_us: int) -> int:
+def bucket_of(value_us: int) -> int:
     value_us = min(max(value_us, 0), MAX_US)
     shift = max(value_us.bit_length() - 1 - _STEP_BITS, 0)
     return (shift << _STEP_BITS) + (value_us >> shift)
 
 
-def _upper_us(bucket: int) -> int:
+def upper_us(bucket: int) -> int:
     """Return the first value above a bucket."""
     shift = max((bucket >> _STEP_BITS) - 1, 0)
     return (bucket - (shift << _STEP_BITS) + 1) << shift

@@ -39,14 +39,14 @@ def find_nodes(settings: Mapping[str, Any], timeout_s: float) -> list[str]:
         raise NotConnected(
             NOT_CONNECTED, "no node is in the group of those that may lead; give read_from to read from others"
         )
-    addresses = [address for _, address in found if _is_address(address)]
+    addresses = [address for _, address in found if is_address(address)]
     if not addresses:
         names = ", ".join(node for node, _ in found)
         raise NotConnected(NOT_CONNECTED, f"nodes {names} do not tell the brokers where they are: give read_from")
     return addresses
 
 
-def _is_address(told: str) -> bool:
+def is_address(told: str) -> bool:
     """Whether a member's name holds an address: older software's does not, and a stranger's may hold anything."""
     try:
         address_of(told)

@@ -39,7 +39,7 @@ except ImportError:  # not built, for want of a compiler
 T = TypeVar("T")
 HEADER_BYTES = len(MARKER) + FINGERPRINT_BYTES
 
-_TOP_LEVEL: tuple[type, ...] = (
+TOP_LEVEL: tuple[type, ...] = (
     log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Mode, log.Barrier, log.Tick,
     log.DigestBase, log.Batch, log.RequestBatch,
     messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
@@ -76,14 +76,14 @@ def _classes() -> dict[str, type]:
     return {name: cls for module in modules for name, cls in vars(module).items() if isinstance(cls, type)}
 
 
-_CLASSES = _classes()
-_current = {cls: registry.current(cls.__name__) for cls in _TOP_LEVEL}
+CLASSES = _classes()
+_current = {cls: registry.current(cls.__name__) for cls in TOP_LEVEL}
 _encoders: dict[type, tuple[bytes, Encoder]] = {
-    cls: (MARKER + version.fingerprint, compile_encoder(json.loads(version.text), _CLASSES))
+    cls: (MARKER + version.fingerprint, compile_encoder(json.loads(version.text), CLASSES))
     for cls, version in _current.items()
 }
 _decoders: dict[bytes, tuple[str, Decoder]] = {
-    MARKER + version.fingerprint: (version.name, compile_decoder(json.loads(version.text), _CLASSES))
+    MARKER + version.fingerprint: (version.name, compile_decoder(json.loads(version.text), CLASSES))
     for version in _current.values()
 }
 
@@ -120,7 +120,7 @@ def encode_at(value: Any, level: int) -> bytes:
 @cache
 def _encoder_of_version(name: str, number: int) -> tuple[bytes, Encoder]:
     version = registry.version(name, number)
-    return MARKER + version.fingerprint, compile_encoder(json.loads(version.text), _CLASSES)
+    return MARKER + version.fingerprint, compile_encoder(json.loads(version.text), CLASSES)
 
 
 def decode(data: bytes) -> Any:
@@ -153,7 +153,7 @@ def _decode_old(data: bytes) -> Any:
     body.seek(HEADER_BYTES)
     try:
         datum = schemaless_reader(body, version.parsed, version.resolve_to, return_record_name=True)
-        value = record_decoder(_CLASSES[version.name])(datum)
+        value = record_decoder(CLASSES[version.name])(datum)
     except Exception as error:
         # fastavro raises EOFError, IndexError, ValueError, UnicodeDecodeError … on foreign bytes. The caller need
         # not know which: the value is unreadable.

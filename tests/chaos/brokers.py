@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from schemas.topics import OM_LOG, OM_REQUESTS, OM_RESPONSES
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 PATIENCE_S = 180.0
 ASK_MS = 3_000

@@ -27,9 +27,9 @@ from stratolog.local.kafka import LONG_RUN_JVM, QUICK_START_JVM, Listener
 from stratolog.local.processes import Process, log_tail, spawn
 from tests.chaos.journal import Journal, Tail
 from tests.chaos.judge import Findings, judge
-from tests.support.faults import fresh_volume
-from tests.support.netns import Network
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.faults.netns import Network
+from tests.support.faults.stack_faults import fresh_volume
+from tests.support.local.stack import LocalKafka, TestStack
 
 BUCKET = "chaos"
 BROKER_PORT, CONTROLLER_PORT, NODE_PORT = 9092, 9093, 9871

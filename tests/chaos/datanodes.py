@@ -35,10 +35,10 @@ from datanode_processors.errors import BlockError
 from schemas.records.datanode import Member
 from stratolog.local.processes import Process, spawn
 from tests.chaos.failing_writers import Overwriter, counted
-from tests.support.datanode_faults import settle
-from tests.support.datanodes import ROOT, Block, Datanodes
+from tests.support.datanodes.datanodes import ROOT, Block, Datanodes
+from tests.support.faults.datanode_faults import settle
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
-from tests.support.stack import LocalKafka
 
 PIPELINES = {1: ["dn1", "dn2", "dn3"], 2: ["dn4", "dn3", "dn2"]}
 MIN_FILE_BYTES, MAX_FILE_BYTES = 1, 5 * MIB

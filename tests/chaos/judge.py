@@ -28,9 +28,9 @@ from schemas.column_families import KEY_TABLE
 from schemas.records.log import Batch, Delete, DigestBase, Put
 from schemas.sharding import shard_of
 from tests.chaos.journal import Journal
-from tests.support.judged_log import Judged, LogReader, add_claims, unsigned
-from tests.support.logbuilder import MASK
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import Judged, LogReader, add_claims, unsigned
+from tests.support.logs.logbuilder import MASK
 
 HTTP_TIMEOUT_S = 120.0
 """A scrub of a million rows on a busy machine takes many seconds."""

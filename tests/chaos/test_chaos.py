@@ -15,7 +15,7 @@ from tests.chaos.campaign import Chaos, Fault, Load, Plan, under_load
 from tests.chaos.faults import full_disk
 from tests.chaos.faults.sst_bit_flip import SCRUB_INTERVAL_MS
 from tests.chaos.registry import FAULTS
-from tests.support import netns
+from tests.support.faults import netns
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(900)]
 ONE_BROKER = ("client-kill", "wal-truncation", "sst-bit-flip", "all-brokers", "full-disk")

@@ -7,9 +7,13 @@ union is ``{full name: datum}``, as in Avro's own JSON encoding.
 from __future__ import annotations
 
 from functools import partial
+from io import BytesIO
 from typing import Any
 
+from fastavro import schemaless_writer
 from hypothesis import strategies as st
+
+from schemas.codecs.registry import MARKER, registry
 
 INT = (-(1 << 31), (1 << 31) - 1)
 LONG = (-(1 << 63), (1 << 63) - 1)
@@ -156,3 +160,15 @@ def from_json(schema: Schema, part: Any, value: Any) -> Any:
     if kind == "map":
         return {key: from_json(schema, definition["values"], item) for key, item in value.items()}
     return bytes.fromhex(value) if kind in ("bytes", "fixed") else value
+
+
+SCHEMAS = {version.name: Schema(version.parsed) for version in registry}
+"""The current version of every top-level type, by its name."""
+
+
+def value_of(name: str, datum: Any) -> bytes:
+    """Return a datum of a top-level type as the value of a record, written by fastavro."""
+    version = registry.current(name)
+    out = BytesIO()
+    schemaless_writer(out, version.parsed, datum)
+    return MARKER + version.fingerprint + out.getvalue()

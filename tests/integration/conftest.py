@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import pytest
 
 from producers import Client
-from tests.support.datanode_faults import Ledger, settle
-from tests.support.datanodes import Datanodes
-from tests.support.stack import TestStack
+from tests.support.datanodes.datanodes import Datanodes
+from tests.support.faults.datanode_faults import Ledger, settle
+from tests.support.local.stack import TestStack
 
 
 @pytest.fixture(scope="module")

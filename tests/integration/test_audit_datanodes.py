@@ -22,10 +22,10 @@ from spark_streaming.batch.audit_once import audit_once
 from spark_streaming.configuration.audit_config import config_from
 from spark_streaming.records.logs import PIPELINES
 from stratolog.local.jars import spark_jars
-from tests.support.checksums import checksums_of
-from tests.support.datanodes import CLUSTER, Block, Datanodes
-from tests.support.spark import spark
-from tests.support.stack import LocalKafka
+from tests.support.audit.spark import spark
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes
+from tests.support.local.stack import LocalKafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
 

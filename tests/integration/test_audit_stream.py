@@ -33,10 +33,10 @@ from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
 from spark_streaming.records.logs import KNOWN_LOGS
 from stratolog.local.jars import spark_jars
-from tests.support.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex
-from tests.support.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
-from tests.support.spark import spark
-from tests.support.stack import LocalKafka
+from tests.support.audit.spark import spark
+from tests.support.local.stack import LocalKafka
+from tests.support.logs.logbuilder import REPLICAS, LogBuilder, ordinary_log, total_hex
+from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
 
 pytestmark = pytest.mark.integration
 

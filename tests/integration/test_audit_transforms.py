@@ -21,10 +21,10 @@ from spark_streaming.records.transforms import log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
 from spark_streaming.windows.samples import LOGGED, samples
 from spark_streaming.windows.sums import lags, windowed
-from tests.support import auditmodel
-from tests.support.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
-from tests.support.pipelinelog import PipelineLog, ordinary_pipeline
-from tests.support.spark import APPENDED_AT, raw_records
+from tests.support.audit import auditmodel
+from tests.support.audit.spark import APPENDED_AT, raw_records
+from tests.support.logs.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
+from tests.support.logs.pipelinelog import PipelineLog, ordinary_pipeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

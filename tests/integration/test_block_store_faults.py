@@ -26,9 +26,9 @@ from datanode_processors.repair.transfer import import_container
 from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.records.datanode import BlockId, BlockRow, DeleteBlocks
 from schemas.stream_errors import DISK_FULL
-from tests.support.block_writing import BLOCKS, CELL, CONTAINER, content
-from tests.support.checksums import checksums_of
-from tests.support.pausing import pause
+from tests.support.datanodes.block_writing import BLOCKS, CELL, CONTAINER, content
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.local.pausing import pause
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 
@@ -41,7 +41,7 @@ class Writing:
     """The process that writes."""
 
     def __init__(self, folder: Path, fsync: str, seed: int) -> None:
-        command = [sys.executable, "-m", "tests.support.block_writing", str(folder), fsync, str(seed)]
+        command = [sys.executable, "-m", "tests.support.datanodes.block_writing", str(folder), fsync, str(seed)]
         self.process = subprocess.Popen(
             command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
         )

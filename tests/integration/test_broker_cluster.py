@@ -24,7 +24,7 @@ from stratolog.local.kafka import (
     stop_brokers,
 )
 from stratolog.local.processes import Process, wait_until
-from tests.support.stack import LocalKafka
+from tests.support.local.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_brokers_of_a_killed_test_run_do_not_stay(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from tests.support.stack import LocalKafka
+from tests.support.local.stack import LocalKafka
 kafka = LocalKafka(Path({str(tmp_path / "kafka")!r})).start()
 print(kafka.processes[1].pid, flush=True)
 time.sleep(600)

@@ -14,7 +14,7 @@ import pytest
 
 from stratolog.errors import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from stratolog.local.processes import Process, free_ports
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]

@@ -19,7 +19,7 @@ from schemas.topics import LOG_SETTINGS, MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM
 from stratolog.errors import Unavailable
 from stratolog.local.processes import wait_until
 from stratolog.local.topics import FSYNC, REPLICATED, TopicMismatch, TopicPlan, ensure_topics
-from tests.support.stack import LocalKafka
+from tests.support.local.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 PLAN = TopicPlan(shards=2, response_partitions=4, replication_factor=1, durability=REPLICATED)

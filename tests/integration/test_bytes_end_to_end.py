@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +15,8 @@ import pytest
 
 from producers import AsyncClient, Client, RequestFailed, StreamOptions
 from producers.bulk.key_copy import put_file
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -38,10 +38,6 @@ def client(stack: TestStack) -> Iterator[Client]:
         opened.create_volume("bytes")
         opened.create_bucket("bytes", "bucket")
         yield opened
-
-
-def some_bytes(length: int, seed: int = 0) -> bytes:
-    return random.Random(seed or length).randbytes(length)
 
 
 class Command:
@@ -69,7 +65,7 @@ def key(stack: TestStack, client: Client) -> Command:
 
 
 def test_put_get_cat_and_cp_keep_every_byte(key: Command, client: Client, tmp_path: Path) -> None:
-    data = some_bytes(9 * MIB + 17)
+    data = fresh_bytes(9 * MIB + 17)
     digest = hashlib.sha256(data).hexdigest()
     source = tmp_path / "source.bin"
     source.write_bytes(data)
@@ -96,7 +92,7 @@ def test_put_get_cat_and_cp_keep_every_byte(key: Command, client: Client, tmp_pa
 
 def test_from_standard_input_in_every_way(key: Command, client: Client) -> None:
     for way, topology in enumerate(["chain", "star", "tree", "chain"]):
-        data = some_bytes(5 * MIB + way)
+        data = fresh_bytes(5 * MIB + way)
         address = f"/bytes/bucket/way{way}"
         done = key.json("put", address, "-", "--way", str(way), "--topology", topology, stdin=data)
         assert done["sha256"] == hashlib.sha256(data).hexdigest()
@@ -120,7 +116,7 @@ def test_errors_name_what_is_wrong(key: Command, tmp_path: Path) -> None:
 
 
 def test_the_sdk_writes_a_local_file_and_reads_it_awaited(stack: TestStack, client: Client, tmp_path: Path) -> None:
-    data = some_bytes(6 * MIB, 5)
+    data = fresh_bytes(6 * MIB)
     source = tmp_path / "file"
     source.write_bytes(data)
     assert put_file(client, "/bytes/bucket/file", source).sha256 == hashlib.sha256(data).hexdigest()
@@ -180,7 +176,7 @@ def test_names_that_look_like_paths_are_read_by_their_own(client: Client) -> Non
 
 
 def test_a_datanode_dies_while_a_key_is_written(stack: TestStack, client: Client) -> None:
-    data = some_bytes(10 * MIB, 9)
+    data = fresh_bytes(10 * MIB)
     with client.open("/bytes/bucket/survives", "wb") as file:
         file.write(data[: 3 * MIB])
         file.flush()
@@ -195,7 +191,7 @@ def test_a_datanode_dies_while_a_key_is_written(stack: TestStack, client: Client
 def test_an_abort_leaves_no_key(client: Client) -> None:
     def fail() -> None:
         with client.open("/bytes/bucket/aborted", "wb") as file:
-            file.write(some_bytes(2 * MIB))
+            file.write(fresh_bytes(2 * MIB))
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):

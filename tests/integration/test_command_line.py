@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from stratolog.cluster.verdicts import VerdictReader
 from stratolog.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNAVAILABLE
 from stratolog.local.processes import Process, free_ports, wait_until
 from stratolog.nodes.answers import node_status
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -98,9 +98,7 @@ def clean_environment() -> dict[str, str]:
     return {**variables, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=2, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": 2, "barrier_interval_ms": 200}
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,10 @@ import pytest
 from producers.files.key_files import KeyInput, KeyOutput
 from producers.files.key_reader import KeyReader
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanodes import Datanodes
+from tests.support.datanodes.datanodes import Datanodes
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
-from tests.support.stack import LocalKafka
+from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -48,10 +49,6 @@ def world(shared: KeyWorld) -> KeyWorld:
     return shared
 
 
-def some_bytes(length: int) -> bytes:
-    return random.Random(length).randbytes(length)
-
-
 def write(file: KeyOutput, data: bytes) -> None:
     for at in range(0, len(data), 100 * KIB):
         file.write(data[at : at + 100 * KIB])
@@ -60,7 +57,7 @@ def write(file: KeyOutput, data: bytes) -> None:
 @pytest.mark.parametrize("way", [0, 1, 2, 3])
 def test_round_trips(world: KeyWorld, way: int) -> None:
     for size in (0, 1, CELL_BYTES - 1, CELL_BYTES, CELL_BYTES + 1, 3 * MIB + 5, 17 * MIB):
-        data = some_bytes(size)
+        data = fresh_bytes(size)
         key = f"way{way}-{size}"
         with world.client.open(f"/v/b/{key}", "wb", options=world.options(commit_way=way)) as file:
             write(file, data)
@@ -71,14 +68,14 @@ def test_round_trips(world: KeyWorld, way: int) -> None:
 
 @pytest.mark.parametrize("topology", ["star", "chain", "tree"])
 def test_topologies(world: KeyWorld, topology: str) -> None:
-    data = some_bytes(5 * MIB + 1)
+    data = fresh_bytes(5 * MIB + 1)
     with world.client.open(f"/v/b/{topology}", "wb", options=world.options(topology=topology)) as file:
         write(file, data)
     world.check(topology, data)
 
 
 def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: KeyWorld) -> None:
-    data = some_bytes(3 * MIB)
+    data = fresh_bytes(3 * MIB)
     with world.client.open("/v/b/hsync", "wb") as file:
         for end in (1, CELL_BYTES + 7, MIB + 5, 2 * MIB):
             file.write(data[file.tell() : end])
@@ -94,7 +91,7 @@ def test_hsync_then_a_reader_sees_exactly_the_committed_prefix(world: KeyWorld) 
 
 
 def test_range_reads(world: KeyWorld) -> None:
-    data = some_bytes(12 * MIB + 3)
+    data = fresh_bytes(12 * MIB + 3)
     with world.client.open("/v/b/ranges", "wb") as file:
         file.write(data)
     chance = random.Random(3)
@@ -105,7 +102,7 @@ def test_range_reads(world: KeyWorld) -> None:
 
 
 def test_a_damaged_cell_is_skipped_over_to_another_replica(world: KeyWorld) -> None:
-    data = some_bytes(2 * MIB)
+    data = fresh_bytes(2 * MIB)
     with world.client.open("/v/b/damaged", "wb") as file:
         file.write(data)
     found = world.blocks("damaged")[0]
@@ -132,7 +129,7 @@ def streaming_primary(file: KeyOutput) -> str:
 @pytest.mark.parametrize(("who", "way"), [("primary", 1), ("follower", 2), ("leader", 3)])
 def test_one_dies_in_mid_stream(world: KeyWorld, who: str, way: int) -> None:
     world.only(1)
-    data = some_bytes(6 * MIB + 11)
+    data = fresh_bytes(6 * MIB + 11)
     half = 2 * MIB + MIB // 2
     leader = world.nodes.wait_leader(1)
     with world.client.open(f"/v/b/{who}-{way}", "wb", options=world.options(commit_way=way)) as file:
@@ -155,7 +152,7 @@ def test_one_dies_in_mid_stream(world: KeyWorld, who: str, way: int) -> None:
 @pytest.mark.parametrize("who", ["leader", "primary", "follower"])
 def test_one_hangs_in_mid_stream(world: KeyWorld, who: str) -> None:
     world.only(1)
-    data = some_bytes(6 * MIB + 11)
+    data = fresh_bytes(6 * MIB + 11)
     leader = world.nodes.wait_leader(1)
     with world.client.open(f"/v/b/hang-{who}", "wb") as file:
         write(file, data[: 2 * MIB])
@@ -175,7 +172,7 @@ def test_one_hangs_in_mid_stream(world: KeyWorld, who: str) -> None:
 
 def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: KeyWorld) -> None:
     world.only(1)
-    data = some_bytes(6 * MIB + 11)
+    data = fresh_bytes(6 * MIB + 11)
     with world.client.open("/v/b/two", "wb") as file:
         write(file, data[: 2 * MIB + 100])
         file.hsync()
@@ -195,7 +192,7 @@ def test_two_die_in_mid_stream_and_the_rest_goes_to_another_pipeline(world: KeyW
 def test_an_abort_leaves_nothing(world: KeyWorld) -> None:
     def fail() -> None:
         with world.client.open("/v/b/aborted", "wb") as file:
-            file.write(some_bytes(3 * MIB))
+            file.write(fresh_bytes(3 * MIB))
             raise RuntimeError("mine")
 
     with pytest.raises(RuntimeError, match="mine"):
@@ -208,7 +205,7 @@ def test_random_keys_while_one_after_another_is_killed(world: KeyWorld, seed: in
     chance = random.Random(seed)
     victims = [chance.choice(world.nodes.names) for _ in range(3)]
     for number, victim in enumerate(victims):
-        data = some_bytes(chance.randrange(4 * MIB, 10 * MIB))
+        data = fresh_bytes(chance.randrange(4 * MIB, 10 * MIB))
         kill_at = chance.randrange(len(data))
         way = chance.choice([1, 2, 3])
         key = f"random{seed}-{number}"

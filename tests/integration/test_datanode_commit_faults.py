@@ -1,7 +1,7 @@
 """What the log and the bytes may do to each other: PutBlocks out of order, void or lost; replicas without bytes or without room.
 
 Real processes, sockets, files and a real broker, which is killed too. After every case all that was acknowledged is compared on every
-replica (:class:`tests.support.datanode_faults.Ledger`).
+replica (:class:`tests.support.faults.datanode_faults.Ledger`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from pathlib import Path
 import pytest
 
 from datanode_processors.blocks.space import GRANT_BYTES
-from datanode_processors.errors import BlockError
 from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.datanode import BlockCommitted, BlockId, CloseContainer, DeleteBlocks
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanode_faults import Ledger, paused, settle, unhealthy, until
-from tests.support.datanodes import Block, Datanodes
+from tests.support.datanodes.datanodes import Block, Datanodes
+from tests.support.datanodes.refusals import refused
+from tests.support.faults.datanode_faults import Ledger, paused, settle, unhealthy, until
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import MIB, KeyWorld
-from tests.support.stack import LocalKafka
+from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -84,16 +85,6 @@ def block(nodes: Datanodes) -> Block:
     return nodes.block(PARTITION, next(numbers))
 
 
-def some_bytes(length: int) -> bytes:
-    return random.Random(next(numbers)).randbytes(length)
-
-
-def refused(act: Callable[[], object]) -> str:
-    with pytest.raises(BlockError) as caught:
-        act()
-    return caught.value.code
-
-
 def committer_of(file: KeyOutput) -> Callable[[], int]:
     """How many PutBlocks of the file's present block were answered."""
     found = file._writer._current
@@ -104,7 +95,7 @@ def committer_of(file: KeyOutput) -> Callable[[], int]:
 def test_putblocks_out_of_order_never_truncate(nodes: Datanodes, ledger: Ledger, fault_round: int) -> None:
     container = next(containers)
     blocks = [nodes.block(PARTITION, next(numbers), container=container) for _ in range(3)]
-    data = [some_bytes(10 * CELL_BYTES + 77) for _ in blocks]
+    data = [fresh_bytes(10 * CELL_BYTES + 77) for _ in blocks]
     long, short, garbage = 10 * CELL_BYTES + 77, 4 * CELL_BYTES + 5, 6 * CELL_BYTES + 100
     for block, content in zip(blocks, data, strict=True):
         nodes.send(block, content)
@@ -145,23 +136,23 @@ def test_putblocks_out_of_order_never_truncate(nodes: Datanodes, ledger: Ledger,
 def test_a_putblock_after_the_deletion_is_void(
     nodes: Datanodes, ledger: Ledger, block: Block, fault_round: int
 ) -> None:
-    data = some_bytes(3 * MIB)
+    data = fresh_bytes(3 * MIB)
     nodes.send(block, data)
     nodes.commit(block, data, length=MIB)
     ask_delete = DeleteBlocks(
         partition=PARTITION, blocks=[BlockId(container_id=block.container_id, local_id=block.local_id)]
     )
     nodes.ask("dn2", ask_delete)
-    assert refused(lambda: nodes.commit(block, data)) == codes.BLOCK_DELETED
-    assert refused(lambda: nodes.commit(block, data, wait_effective=False)) == codes.BLOCK_DELETED
+    assert refused(lambda: nodes.commit(block, data)).code == codes.BLOCK_DELETED
+    assert refused(lambda: nodes.commit(block, data, wait_effective=False)).code == codes.BLOCK_DELETED
     nodes.kill(leader := nodes.wait_leader(PARTITION))
     nodes.wait_leader(PARTITION, other_than=leader)
-    assert refused(lambda: nodes.commit(block, data)) == codes.BLOCK_DELETED, "the tombstone outlives its leader"
+    assert refused(lambda: nodes.commit(block, data)).code == codes.BLOCK_DELETED, "the tombstone outlives its leader"
     settle(nodes)
     for name in nodes.names:
         file = nodes.block_file(name, block)
         nodes.wait(f"{file} is gone", lambda file=file: not file.exists())  # type: ignore[misc]
-        assert refused(partial(nodes.watch, block, MIB, names=[name])) == codes.BLOCK_DELETED
+        assert refused(partial(nodes.watch, block, MIB, names=[name])).code == codes.BLOCK_DELETED
         found = nodes.info(name, block)
         assert found is not None
         assert found.deleted
@@ -172,13 +163,13 @@ def test_a_putblock_after_the_deletion_is_void(
         nodes.wait_leader(PARTITION),
         DeleteBlocks(partition=PARTITION, blocks=[BlockId(container_id=never.container_id, local_id=never.local_id)]),
     )
-    assert refused(lambda: nodes.commit(never, data)) == codes.BLOCK_DELETED
+    assert refused(lambda: nodes.commit(never, data)).code == codes.BLOCK_DELETED
 
 
 def test_a_datanode_that_comes_back_without_the_bytes(
     nodes: Datanodes, ledger: Ledger, block: Block, fault_round: int
 ) -> None:
-    data = some_bytes(3 * MIB + 9)
+    data = fresh_bytes(3 * MIB + 9)
     nodes.write(block, data)
     nodes.watch(block, len(data))
     ledger.add(block, data)
@@ -190,7 +181,7 @@ def test_a_datanode_that_comes_back_without_the_bytes(
         nodes.start(victim)
         nodes.wait(f"{victim} knows what it lacks", lambda: unhealthy(nodes, victim, PARTITION) >= 1)
         assert nodes.get(victim, "/health")["status"] == "unhealthy"
-        assert refused(lambda: nodes.read(victim, block, len(data))) == codes.NOT_COMMITTED
+        assert refused(lambda: nodes.read(victim, block, len(data))).code == codes.NOT_COMMITTED
     nodes.wait(f"{victim} is healthy", lambda: unhealthy(nodes, victim, PARTITION) == 0)
     assert nodes.get(victim, "/status")["store"]["fetched_bytes"] >= len(data)
     assert nodes.block_file(victim, block).read_bytes() == data
@@ -200,7 +191,7 @@ def test_a_datanode_that_comes_back_with_a_part_of_the_bytes(
     nodes: Datanodes, ledger: Ledger, block: Block, fault_round: int
 ) -> None:
     """Its file was cut, as by a disk that lost what it had promised; only the rest is fetched."""
-    data = some_bytes(4 * MIB + 9)
+    data = fresh_bytes(4 * MIB + 9)
     nodes.write(block, data)
     nodes.watch(block, len(data))
     ledger.add(block, data)
@@ -220,7 +211,7 @@ def test_a_full_disk_on_one_replica(nodes: Datanodes, ledger: Ledger, world: Key
     if not disk.is_mount():
         pytest.skip("a file system of its own cannot be mounted here (root is needed)")
     # More than the datanode writes until it asks for the free space again.
-    key, data = f"full-{fault_round}", some_bytes(2 * GRANT_BYTES)
+    key, data = f"full-{fault_round}", fresh_bytes(2 * GRANT_BYTES)
     world.block_bytes = 4 * GRANT_BYTES
     try:
         with world.client.open(f"/v/b/{key}", "wb", options=world.options(commit_way=1)) as file:
@@ -245,7 +236,7 @@ def test_an_entry_lost_with_its_broker_is_refused_by_the_watch(
     nodes: Datanodes, ledger: Ledger, kafka: LocalKafka, block: Block, fault_round: int
 ) -> None:
     """An early answer: what the leader had appended never reached the log."""
-    data = some_bytes(2 * MIB)
+    data = fresh_bytes(2 * MIB)
     other = nodes.block(PARTITION, next(numbers))
     nodes.send(block, data)
     nodes.send(other, data)
@@ -276,7 +267,7 @@ def test_an_early_close_survives_the_loss_of_its_entry(
     nodes: Datanodes, ledger: Ledger, kafka: LocalKafka, world: KeyWorld, fault_round: int
 ) -> None:
     """The client of way 3: the watch says no, PutBlock is sent again, and only then the key is committed."""
-    key, data = f"early-{fault_round}", some_bytes(5 * MIB + 1)
+    key, data = f"early-{fault_round}", fresh_bytes(5 * MIB + 1)
     leader = nodes.wait_leader(PARTITION)
     file = world.client.open(f"/v/b/{key}", "wb")
     file.write(data)

@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pytest
@@ -32,10 +31,12 @@ from schemas.records.datanode import (
     SalvageBlock,
 )
 from schemas.records.packets import CELL_BYTES
-from tests.support.datanode_faults import Ledger, settle, unhealthy
-from tests.support.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
+from tests.support.datanodes.datanodes import CLUSTER, REQUEST_TIMEOUT_S, Block, Datanodes
+from tests.support.datanodes.refusals import refused
+from tests.support.faults.datanode_faults import Ledger, settle, unhealthy
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld, block_of
-from tests.support.stack import LocalKafka
+from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +46,6 @@ CELLS = 40
 LENGTH = CELLS * CELL_BYTES - 1000
 """The last cell is a partial one."""
 NOBODY = "127.0.0.1:1"
-numbers = count(1)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +61,6 @@ def world(nodes: Datanodes) -> Iterator[KeyWorld]:
     made = KeyWorld(nodes)
     yield made
     made.close()
-
-
-def some_bytes(length: int = LENGTH) -> bytes:
-    return random.Random(next(numbers)).randbytes(length)
 
 
 def put(world: KeyWorld, key: str, data: bytes) -> Block:
@@ -114,12 +110,6 @@ def salvage(nodes: Datanodes, name: str, block: Block, offset: int, length: int)
         return b"".join(bytes(data) for _, data, _ in peer.read_block(request))
 
 
-def refused(act: Callable[[], object]) -> BlockError:
-    with pytest.raises(BlockError) as caught:
-        act()
-    return caught.value
-
-
 def find_damage(nodes: Datanodes, block: Block, length: int = LENGTH) -> None:
     """Have every member find out that its block is unhealthy."""
     for name in MEMBERS:
@@ -138,7 +128,7 @@ CUT_AT = 37 * CELL_BYTES + 77
 def test_replicas_damaged_in_different_cells_are_read_as_one(
     nodes: Datanodes, ledger: Ledger, world: KeyWorld, fault_round: int
 ) -> None:
-    key, data = f"different-{fault_round}", some_bytes()
+    key, data = f"different-{fault_round}", fresh_bytes(LENGTH)
     block = put(world, key, data)
     with strangers(nodes):
         for name, cells in DAMAGED.items():
@@ -174,7 +164,7 @@ def test_a_cell_damaged_everywhere_is_named_and_all_others_are_read_and_repaired
     nodes: Datanodes, ledger: Ledger, world: KeyWorld, fault_round: int
 ) -> None:
     """Nobody keeps them from repairing themselves: they have no right bytes of that cell."""
-    key, data = f"same-{fault_round}", some_bytes()
+    key, data = f"same-{fault_round}", fresh_bytes(LENGTH)
     block = put(world, key, data)
     lost = 7
     others = {"dn1": [2, 20], "dn2": [8, 21], "dn3": [6, 22]}
@@ -217,7 +207,7 @@ def test_a_cell_damaged_everywhere_is_named_and_all_others_are_read_and_repaired
 def copied(nodes: Datanodes, container: int) -> tuple[dict[Block, bytes], int]:
     """Write two blocks, have their container closed and dn4, which is no member, copy it; return them and the index of the first."""
     settle(nodes)
-    blocks = {nodes.block(PARTITION, number, container=container): some_bytes() for number in (1, 2)}
+    blocks = {nodes.block(PARTITION, number, container=container): fresh_bytes(LENGTH) for number in (1, 2)}
     indexes = [nodes.write(block, data).bcs_id for block, data in blocks.items()]
     number = next(iter(blocks)).container_id
     nodes.ask(nodes.wait_leader(PARTITION), CloseContainer(partition=PARTITION, container_id=number))

@@ -1,12 +1,11 @@
 """Datanodes that die, hang or are slow while a client streams; connections that damage bytes; clients that vanish.
 
 Real processes, sockets, files and a real broker. After every case all that was acknowledged is compared on every replica
-(:class:`tests.support.datanode_faults.Ledger`).
+(:class:`tests.support.faults.datanode_faults.Ledger`).
 """
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,9 @@ from producers.blocks.datanode_connection import SILENCE_MS
 from producers.files.key_files import KeyOutput
 from schemas import stream_errors as codes
 from schemas.records.packets import CELL_BYTES, Kind
-from tests.support.datanode_faults import (
+from tests.support.datanodes.datanodes import CLUSTER, Datanodes
+from tests.support.datanodes.streams import Client, Proxy
+from tests.support.faults.datanode_faults import (
     Ledger,
     client_bytes,
     move_leadership,
@@ -30,10 +31,9 @@ from tests.support.datanode_faults import (
     sent_since,
     streams_of,
 )
-from tests.support.datanodes import CLUSTER, Datanodes
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import KIB, MIB, KeyWorld
-from tests.support.stack import LocalKafka
-from tests.support.streams import Client, Proxy
+from tests.support.sdk.written import fresh_bytes
 
 pytestmark = pytest.mark.integration
 
@@ -70,10 +70,6 @@ def make_world(nodes: Datanodes) -> Iterator[Callable[..., KeyWorld]]:
         world.close()
 
 
-def some_bytes(length: int = DATA_BYTES) -> bytes:
-    return random.Random(next(numbers)).randbytes(length)
-
-
 def write(file: KeyOutput, data: bytes) -> None:
     for at in range(0, len(data), 100 * KIB):
         file.write(data[at : at + 100 * KIB])
@@ -91,7 +87,7 @@ def test_one_dies_in_mid_stream(
     leader = nodes.wait_leader(PARTITION)
     primary, follower = others(nodes, leader)
     world = make_world(primary, commit_way=way)
-    key, data = f"{who}-{way}-{fault_round}", some_bytes()
+    key, data = f"{who}-{way}-{fault_round}", fresh_bytes(DATA_BYTES)
     with world.client.open(f"/v/b/{key}", "wb") as file:
         write(file, data[:HALF])
         file.flush()
@@ -118,7 +114,7 @@ def test_leadership_moves_and_nothing_is_sent_again(
     nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], fault_round: int
 ) -> None:
     world = make_world("dn1")
-    key, data = f"moves-{fault_round}", some_bytes()
+    key, data = f"moves-{fault_round}", fresh_bytes(DATA_BYTES)
     leader = nodes.wait_leader(PARTITION)
     before = client_bytes(nodes)
     with world.client.open(f"/v/b/{key}", "wb") as file:
@@ -136,7 +132,7 @@ def test_two_die_and_the_rest_goes_through_another_pipeline(
     nodes: Datanodes, ledger: Ledger, make_world: Callable[..., KeyWorld], fault_round: int
 ) -> None:
     world = make_world("dn1")
-    key, data = f"two-{fault_round}", some_bytes()
+    key, data = f"two-{fault_round}", fresh_bytes(DATA_BYTES)
     with world.client.open(f"/v/b/{key}", "wb") as file:
         write(file, data[: HALF + 100])
         file.hsync()
@@ -159,7 +155,7 @@ def test_a_stream_that_fails_commits_what_is_acknowledged_by_majority(
     proxy = Proxy(nodes.address("dn2"), cut_at=MIB + 5 * CELL_BYTES)
     try:
         world = make_world("dn1", addresses={"dn2": proxy.address}, flush_bytes=64 * MIB, client_buffer_bytes=64 * MIB)
-        key, data = f"fails-{fault_round}", some_bytes()
+        key, data = f"fails-{fault_round}", fresh_bytes(DATA_BYTES)
         with world.client.open(f"/v/b/{key}", "wb") as file:
             write(file, data[:MIB])
             file.flush()
@@ -181,7 +177,7 @@ def test_a_member_that_hangs_is_watched_by_majority(
 ) -> None:
     world = make_world("dn1", flush_bytes=64 * MIB, client_buffer_bytes=64 * MIB)
     follower = others(nodes, nodes.wait_leader(PARTITION))[-1]
-    key, data = f"hangs-{fault_round}", some_bytes()
+    key, data = f"hangs-{fault_round}", fresh_bytes(DATA_BYTES)
     with world.client.open(f"/v/b/{key}", "wb") as file:
         write(file, data[:HALF])
         file.flush()  # all have it
@@ -201,7 +197,7 @@ def test_a_leader_that_hangs_is_replaced(
     """It hangs until the key is closed: with all bytes streamed, only the commit meets it."""
     leader = nodes.wait_leader(PARTITION)
     world = make_world(leader, commit_way=way, flush_bytes=64 * MIB, client_buffer_bytes=64 * MIB)
-    key, data = f"hung-leader-{way}-{fault_round}", some_bytes()
+    key, data = f"hung-leader-{way}-{fault_round}", fresh_bytes(DATA_BYTES)
     file = world.client.open(f"/v/b/{key}", "wb")
     write(file, data)
     file.flush()
@@ -223,7 +219,7 @@ def test_damaged_packets_reach_no_disk(
     proxy = Proxy(nodes.address(behind), flip_at=700_000)
     try:
         world = make_world("dn1", addresses={behind: proxy.address})
-        key, data = f"damaged-{behind}-{fault_round}", some_bytes()
+        key, data = f"damaged-{behind}-{fault_round}", fresh_bytes(DATA_BYTES)
         failed = streams_of(nodes, behind)["failed"]
         with world.client.open(f"/v/b/{key}", "wb") as file:
             write(file, data)
@@ -239,7 +235,7 @@ def test_damaged_packets_reach_no_disk(
 def test_a_client_that_vanishes_leaves_its_block_to_another_stream(
     nodes: Datanodes, ledger: Ledger, fault_round: int
 ) -> None:
-    block, data = nodes.block(PARTITION, next(numbers)), some_bytes()
+    block, data = nodes.block(PARTITION, next(numbers)), fresh_bytes(DATA_BYTES)
     reclaimed = {name: streams_of(nodes, name)["reclaimed"] for name in nodes.pipelines[PARTITION]}
     client = Client(nodes.address("dn2"), CLUSTER)
     client.open(
@@ -264,7 +260,7 @@ def test_a_client_that_vanishes_leaves_its_block_to_another_stream(
 
 def test_a_client_that_comes_back_takes_its_block_over(nodes: Datanodes, ledger: Ledger, fault_round: int) -> None:
     """The old stream has not ended: the host of its client lost its power."""
-    block, data = nodes.block(PARTITION, next(numbers)), some_bytes(2 * MIB)
+    block, data = nodes.block(PARTITION, next(numbers)), fresh_bytes(2 * MIB)
     client = Client(nodes.address("dn1"), CLUSTER)
     client.open(
         nodes.routes("dn1", PARTITION), block=block.local_id, container_id=block.container_id, partition=PARTITION
@@ -302,10 +298,10 @@ def test_a_slow_datanode_slows_its_own_client_and_no_other(
         slow = make_world("dn1", addresses={"dn3": proxy.address}, topology="star", **held_back)
         fast = make_world("dn1", topology="star")
         slow.logs = {PARTITION: nodes.pipelines[PARTITION]}
-        warm = some_bytes(4 * MIB)
+        warm = fresh_bytes(4 * MIB)
         with fast.client.open(f"/v/b/warm-{fault_round}", "wb") as file:
             write(file, warm)
-        contents = [some_bytes(8 * MIB) for _ in range(SLOW_CLIENTS)]
+        contents = [fresh_bytes(8 * MIB) for _ in range(SLOW_CLIENTS)]
         seconds: list[float] = []
 
         def write_slowly(number: int) -> None:
@@ -320,7 +316,7 @@ def test_a_slow_datanode_slows_its_own_client_and_no_other(
         for thread in threads:
             thread.start()
         quick: list[float] = []
-        data = some_bytes(8 * MIB)
+        data = fresh_bytes(8 * MIB)
         while all(thread.is_alive() for thread in threads):
             began = time.monotonic()
             fast.only(PARTITION)

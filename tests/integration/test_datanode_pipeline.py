@@ -34,9 +34,10 @@ from schemas.records.datanode import (
 )
 from schemas.records.packets import CELL_BYTES
 from schemas.topics import DN_AUDIT
-from tests.support.datanodes import Block, Datanodes
-from tests.support.secret import SECRET
-from tests.support.stack import LocalKafka
+from tests.support.datanodes.datanodes import Block, Datanodes
+from tests.support.datanodes.refusals import refused
+from tests.support.local.secret import SECRET
+from tests.support.local.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 
@@ -67,12 +68,6 @@ def settle(nodes: Datanodes) -> None:
 def block(nodes: Datanodes) -> Block:
     settle(nodes)
     return nodes.block(0, next(numbers))
-
-
-def refused(act: Callable[[], object]) -> BlockError:
-    with pytest.raises(BlockError) as caught:
-        act()
-    return caught.value
 
 
 def test_the_first_of_the_list_leads_first(nodes: Datanodes):

@@ -19,7 +19,7 @@ from schemas.stream_errors import CHECKSUM_MISMATCH
 from stratolog.cluster.connection import client_of
 from stratolog.configuration.node_configs import datanode_config
 from stratolog.local.processes import free_ports
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -1,6 +1,6 @@
 """Bytes per link: four datanodes in two racks, each on a host of its own, and one link between the racks whose counters are the kernel's.
 
-Hosts are network namespaces (``tests.support.netns``). The bridge of that module is the switch of the first rack, a second bridge that of
+Hosts are network namespaces (``tests.support.faults.netns``). The bridge of that module is the switch of the first rack, a second bridge that of
 the other, and a pair of veth devices the link between them.
 """
 
@@ -20,12 +20,12 @@ import pytest
 from producers.blocks.core.topology import SHAPES, spanning_tree
 from stratolog.local.kafka import Listener
 from stratolog.local.processes import free_ports, spawn
-from tests.support import datanodes as support
-from tests.support.datanodes import Datanodes
-from tests.support.netns import Host, Network, ip, why_not
-from tests.support.racks import cross_rack_hops
+from tests.support.datanodes import datanodes as support
+from tests.support.datanodes.datanodes import Datanodes
+from tests.support.datanodes.racks import cross_rack_hops
+from tests.support.faults.netns import Host, Network, ip, why_not
+from tests.support.local.stack import LocalKafka
 from tests.support.sdk.key_world import MIB
-from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 

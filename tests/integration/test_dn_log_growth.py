@@ -17,8 +17,8 @@ from schemas.records.datanode import Member
 from schemas.records.messages import AuditReport, CreatePipeline, RetirePipeline
 from schemas.topics import DN_AUDIT, DN_LOG
 from stratolog.local import topics
-from tests.support.faults import Tap
-from tests.support.stack import HTTP_TIMEOUT_S, TestStack
+from tests.support.faults.stack_faults import Tap
+from tests.support.local.stack import HTTP_TIMEOUT_S, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -46,10 +46,10 @@ from schemas.records.messages import (
 from schemas.topics import OM_LOG
 from stratolog.local.processes import wait_until
 from stratolog.local.topics import REPLICATED, TopicPlan, ensure_topics
-from tests.support.faults import PATIENCE_S, RawClient, log_topic_id
-from tests.support.judged_log import read_log, unsigned
-from tests.support.secret import SECRET
-from tests.support.stack import LocalKafka
+from tests.support.faults.stack_faults import PATIENCE_S, RawClient, log_topic_id
+from tests.support.local.secret import SECRET
+from tests.support.local.stack import LocalKafka
+from tests.support.logs.judged_log import read_log, unsigned
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 VOLUME = "volume"

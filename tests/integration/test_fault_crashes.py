@@ -6,7 +6,6 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -22,7 +21,7 @@ from schemas.codecs.envelopes import responses_in
 from schemas.records.log import LeaderClaim
 from schemas.records.messages import CreateKey, Response
 from schemas.topics import OM_RESPONSES
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     Load,
     Tap,
     assert_journal_holds,
@@ -32,8 +31,8 @@ from tests.support.faults import (
     fresh_volume,
     put_key,
 )
-from tests.support.judged_log import read_log
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
 SHARDS = 2
@@ -42,9 +41,7 @@ BURST = 1_000
 ATTEMPTS = 4
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
 def load_on_all_shards(client: Client) -> Load:

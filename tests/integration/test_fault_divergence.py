@@ -6,7 +6,7 @@ Each test leaves the stack whole: every replica unflagged and equal to what the 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from schemas.column_families import BUCKETS, KEY_TABLE
 from schemas.records.log import Put
 from schemas.records.messages import AuditReport
 from schemas.records.rows import KeyInfo
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     AuditTap,
     assert_log_agrees,
     bystander,
@@ -28,9 +28,9 @@ from tests.support.faults import (
     put_key,
     restart_log_sums,
 )
-from tests.support.judged_log import read_log, unsigned
-from tests.support.logbuilder import row_hash, slot_of
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log, unsigned
+from tests.support.logs.logbuilder import row_hash, slot_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
@@ -38,9 +38,7 @@ SHARD = 0
 BUCKET = "bucket"
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=1_500)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200, "scrub_interval_ms": 1_500}
 
 
 @pytest.fixture

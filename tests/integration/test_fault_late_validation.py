@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -17,21 +16,19 @@ from schemas.records.messages import CreateKey, DeleteKey, Request, Response
 from stratolog.cluster.request_modes import request_types, set_modes
 from stratolog.commands.admin.replica_base import log_base
 from stratolog.commands.late_replay import Replay
-from tests.support.faults import RawClient, database, fresh_volume, put_key
-from tests.support.judged_log import read_log
-from tests.support.stack import TestStack
+from tests.support.faults.stack_faults import RawClient, database, fresh_volume, put_key
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 HOUR_MS = 3_600_000
 KEYS = 40
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    """Nothing is flushed by itself: what is applied stays in the caches."""
-    return make_stack(
-        nodes=3, shards=1, barrier_interval_ms=HOUR_MS, scrub_interval_ms=0, late_flush_interval_ms=HOUR_MS
-    )
+STACK = {
+    "nodes": 3, "shards": 1, "barrier_interval_ms": HOUR_MS, "scrub_interval_ms": 0, "late_flush_interval_ms": HOUR_MS,
+}  # fmt: skip
+"""Nothing is flushed by itself: what is applied stays in the caches."""
 
 
 def stored_offset(stack: TestStack, node: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,14 +10,14 @@ import pytest
 from producers import Client
 from schemas.records.log import Barrier, LeaderClaim, Tick
 from schemas.sharding import shard_of
-from tests.support.faults import (
+from tests.support.faults.stack_faults import (
     bystander,
     fresh_volume,
     listed,
     put_key,
 )
-from tests.support.judged_log import read_log
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
@@ -27,9 +26,7 @@ CONSISTENCIES = ("linearizable", "session", "stale")
 KEYS = [f"dir-{number % 3}/key-{number:03d}" for number in range(25)]
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200, scrub_interval_ms=0)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200, "scrub_interval_ms": 0}
 
 
 @pytest.fixture(scope="module")

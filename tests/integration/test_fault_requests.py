@@ -37,24 +37,22 @@ from schemas.records.messages import (
     SetRequestMode,
 )
 from schemas.topics import MAX_REQUEST_BYTES, OM_AUDIT, OM_REJECTED, OM_REQUESTS, OM_RESPONSES, OM_VERDICTS
-from tests.support.faults import (
+from tests.support.faults.odd_records import append_with_bad_header
+from tests.support.faults.stack_faults import (
     RawClient,
     RejectedTap,
     assert_log_agrees,
     fresh_volume,
     put_key,
 )
-from tests.support.judged_log import read_log
-from tests.support.odd_records import append_with_bad_header
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import read_log
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 SHARDS = 2
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, shards=SHARDS, barrier_interval_ms=200)
+STACK = {"nodes": 3, "shards": SHARDS, "barrier_interval_ms": 200}
 
 
 @pytest.fixture

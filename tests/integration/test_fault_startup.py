@@ -15,8 +15,8 @@ from stratolog.errors import EXIT_USAGE
 from stratolog.local.processes import wait_until
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
-from tests.support.faults import PATIENCE_S, run_to_its_end
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.faults.stack_faults import PATIENCE_S, run_to_its_end
+from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from om_processors.namespace import tables
 from producers import Client, RequestFailed
 from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -33,12 +32,10 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(
-        nodes=3, shards=1, datanodes=3, block_bytes=BLOCK_BYTES, open_key_expire_threshold_ms=THRESHOLD_MS,
-        barrier_interval_ms=100,
-    )  # fmt: skip
+STACK = {
+    "nodes": 3, "shards": 1, "datanodes": 3, "block_bytes": BLOCK_BYTES, "open_key_expire_threshold_ms": THRESHOLD_MS,
+    "barrier_interval_ms": 100,
+}  # fmt: skip
 
 
 def open_row(key: str, session_id: int) -> bytes:

@@ -40,8 +40,8 @@ from stratolog.errors import Unavailable, UserError
 from stratolog.local.processes import free_ports
 from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
-from tests.support import hanging_node
-from tests.support.faults import (
+from tests.support.faults import hanging_node
+from tests.support.faults.stack_faults import (
     PATIENCE_S,
     AuditTap,
     Load,
@@ -53,7 +53,7 @@ from tests.support.faults import (
     fresh_volumes,
     run_to_its_end,
 )
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixtures("all_nodes_run")]
 SHARDS = 2

@@ -23,9 +23,9 @@ from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from replicated_db.shell.kafka.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
 from schemas.codecs.codec import encode
 from schemas.topics import LOG_SETTINGS
+from tests.support.local.stack import LocalKafka
 from tests.support.replicated.kit import CLUSTER, FAMILIES, NODES, Kit, propose, put, rows
 from tests.support.replicated.port_suites import LogSuite, read_all, read_until_refused, settle
-from tests.support.stack import LocalKafka
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]

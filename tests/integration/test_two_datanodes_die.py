@@ -10,7 +10,7 @@ import pytest
 from om_processors.fleet.block_deletion import partition_of
 from producers import StreamOptions
 from stratolog.nodes.answers import node_answer
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 

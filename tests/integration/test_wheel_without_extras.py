@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.typed_sample import FINDINGS, SAMPLE, found_in_sample
+from tests.support.sdk.typed_sample import FINDINGS, SAMPLE, found_in_sample
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -28,8 +28,8 @@ from producers import Client
 from tests.linearizability.checker import LINEARIZABLE, CheckerError, Verdict, build, check
 from tests.linearizability.history import History
 from tests.linearizability.recorder import BUCKETS, Crowd, Reader, Writer
-from tests.support.faults import bystander, fresh_volume
-from tests.support.stack import TestStack
+from tests.support.faults.stack_faults import bystander, fresh_volume
+from tests.support.local.stack import TestStack
 
 SHARDS = 2
 SESSION_TIMEOUT_MS = 1_500

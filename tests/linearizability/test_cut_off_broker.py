@@ -23,8 +23,8 @@ from tests.linearizability.campaign import Campaign, clients_of
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History
 from tests.linearizability.recorder import Crowd, Reader
-from tests.support import netns
-from tests.support.stack import LocalKafka, TestStack
+from tests.support.faults import netns
+from tests.support.local.stack import LocalKafka, TestStack
 
 SHARD = 0
 BROKERS = 3

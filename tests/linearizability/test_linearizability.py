@@ -15,8 +15,8 @@ from tests.linearizability.campaign import FAULTS, SETTINGS, Campaign, clients_o
 from tests.linearizability.checker import ILLEGAL, LINEARIZABLE
 from tests.linearizability.history import History, Operation
 from tests.linearizability.recorder import BUCKETS, Reader, Writer
-from tests.support.faults import bystander
-from tests.support.stack import TestStack
+from tests.support.faults.stack_faults import bystander
+from tests.support.local.stack import TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(600)]
 HISTORIES = len(FAULTS)
@@ -24,9 +24,7 @@ STALE_ATTEMPTS = 20
 STALE_READERS = 8
 
 
-@pytest.fixture(scope="module")
-def stack(make_stack: Callable[..., TestStack]) -> TestStack:
-    return make_stack(nodes=3, **SETTINGS)
+STACK = {"nodes": 3, **SETTINGS}
 
 
 @pytest.fixture(scope="module")

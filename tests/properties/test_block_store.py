@@ -19,7 +19,7 @@ from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.core.checksums import MIN_CELL_BYTES
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 CELL = MIN_CELL_BYTES
 IDS = st.sampled_from([(1, 1), (1, 2), (2, 1)])

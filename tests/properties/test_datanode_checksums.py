@@ -16,7 +16,7 @@ from datanode_processors.blocks.core.checksums import (
     comparable_cells,
     differing_cells,
 )
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 CELL = MIN_CELL_BYTES
 SIZES = st.one_of(st.integers(1, 3 * CELL), st.sampled_from([CELL - 1, CELL, CELL + 1, 2 * CELL]))

@@ -25,7 +25,7 @@ from schemas.records import messages as m
 from schemas.records.datanode import Member
 from schemas.records.log import LATE_MODE, LEADER_MODE, REQUEST_MODES, Mode
 from schemas.records.messages import Response
-from tests.support.late_world import NODES, LateNode, LateWorld
+from tests.support.om.late_world import NODES, LateNode, LateWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])
 BUCKETS = st.sampled_from(["bucket1"] * 5 + ["bucket2", "b_"])

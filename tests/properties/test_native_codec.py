@@ -19,15 +19,14 @@ from hypothesis import strategies as st
 
 from schemas.codecs import codec, compiler, decompiler
 from schemas.codecs.registry import registry
-from tests.golden.avro_values import Schema, data
-from tests.properties.test_replicated_codec import SCHEMAS, value_of
+from tests.golden.avro_values import SCHEMAS, Schema, data, value_of
 
 C_COMPILER = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split(maxsplit=1)[0])
 if C_COMPILER is None:
     pytest.skip("there is no C compiler here", allow_module_level=True)
 native: Any = importlib.import_module("schemas.native")
 
-CLASSES: dict[str, Any] = dict(codec._CLASSES)
+CLASSES: dict[str, Any] = dict(codec.CLASSES)
 PARSED = {version.name: json.loads(registry.current(version.name).text) for version in registry}
 FOREIGN: tuple[Any, ...] = (
     None,

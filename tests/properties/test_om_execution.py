@@ -9,18 +9,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from om_processors.errors import OMError
-from om_processors.namespace import tables
-from om_processors.serving import queries
-from replicated_db.core.tables.merge import decode_int64
-from schemas.codecs.codec import decode, encode
-from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
+from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
 from schemas.datanode_states import DATANODE_STATES
 from schemas.records import messages as m
 from schemas.records.datanode import Member
 from schemas.records.rows import BlockLocation
-from tests.support.om_model import Model, Refusal
-from tests.support.om_world import World
+from tests.support.om.modelled_world import ModelledWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 4 + ["vol1-x"])
 BUCKETS = st.sampled_from(["bucket1"] * 4 + ["bucket1-x"])
@@ -41,10 +35,8 @@ class Execution(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
-        self.model = Model()
-        self.status = "OK"
-        """Status of the last request."""
+        self.both = ModelledWorld()
+        self.world, self.model = self.both.world, self.both.model
         self.opened: list[tuple[str, str, str, m.KeySession]] = []
 
     def place(self, data) -> tuple[str, str]:
@@ -55,26 +47,7 @@ class Execution(RuleBasedStateMachine):
         return volume, bucket
 
     def do(self, body: m.RequestBody, caller: str = "ann") -> m.KeySession | m.AllocatedBlock | None:
-        """Execute on both; they must agree on the status and on how many blocks there are. Return None if refused."""
-        world = self.world
-        before = world.tables.rows()
-        expected, blocks = "OK", 0
-        try:
-            blocks = self.model.do(body, caller, world.index + 1, world.now_ms + 10)
-        except Refusal as refusal:
-            expected = str(refusal)
-        status, result = "OK", None
-        try:
-            result = world.do(body, caller)
-        except OMError as error:
-            status = error.status
-        assert status == "OK" or world.tables.rows() == before
-        assert status == expected, (body, status, expected)
-        self.status = status
-        if status == "OK":
-            handed_out = result.blocks if isinstance(result, m.KeySession) else [result.block] if result else []
-            assert len(handed_out) == blocks
-        return result
+        return self.both.do(body, caller)
 
     # ---- requests
 
@@ -231,71 +204,22 @@ class Execution(RuleBasedStateMachine):
 
     @invariant()
     def visible_state(self):
-        view, model = self.world.tables, self.model
-        volumes = queries.list_volumes(view)["entries"]
-        assert [entry["volume"] for entry in volumes] == sorted(model.volumes)
-        for entry in volumes:
-            volume = model.volumes[entry["volume"]]
-            assert (entry["owner"], entry["quota_in_bytes"], entry["quota_in_namespace"], entry["usage"]) == (
-                volume.owner, volume.bytes_quota, volume.buckets_quota,
-                {"used_namespace": len(volume.buckets), "allotted_bytes": volume.allotted()},
-            )  # fmt: skip
-            buckets = queries.list_buckets(view, entry["volume"])["entries"]
-            assert [row["bucket"] for row in buckets] == sorted(volume.buckets)
-            for row in buckets:
-                bucket = volume.buckets[row["bucket"]]
-                assert (row["owner"], row["quota_in_bytes"], row["quota_in_namespace"], row["usage"]) == (
-                    bucket.owner, bucket.bytes_quota, bucket.keys_quota,
-                    {"used_bytes": bucket.used(), "used_namespace": len(bucket.keys)},
-                )  # fmt: skip
-                keys = queries.list_keys(view, entry["volume"], row["bucket"])["entries"]
-                assert [key["key"] for key in keys] == sorted(bucket.keys, key=str.encode)
-                assert not any(key["blocks"] for key in keys), "listed keys come without them"
-                for listed in keys:
-                    key = queries.key_info(view, entry["volume"], row["bucket"], listed["key"])
-                    expected = bucket.keys[key["key"]]
-                    assert (
-                        key["size"], key["owner"], len(key["blocks"]), key["creation_time_ms"],
-                        key["modification_time_ms"], key["object_id"],
-                    ) == (
-                        expected.size, expected.owner, expected.blocks, expected.created_ms,
-                        expected.modified_ms, expected.born << 8,
-                    )  # fmt: skip
-                    assert sum(block["length"] for block in key["blocks"]) == key["size"]
+        self.both.assert_visible_state()
 
     @invariant()
     def pipelines_and_datanodes(self):
-        view, model = self.world.tables, self.model
-        rows = {
-            row.partition: ([one.datanode for one in row.members], row.state, row.generation)
-            for row in tables.pipelines(view)
-        }
-        assert rows == model.pipelines
-        assert {row.datanode: row.state for row in tables.datanodes(view)} == model.datanodes
+        self.both.assert_pipelines_and_datanodes()
 
     @invariant()
     def quotas_hold(self):
-        for volume in self.model.volumes.values():
-            assert volume.bytes_quota == -1 or volume.allotted() <= volume.bytes_quota
-            assert volume.buckets_quota == -1 or len(volume.buckets) <= volume.buckets_quota
-            for bucket in volume.buckets.values():
-                assert bucket.bytes_quota == -1 or bucket.used() <= bucket.bytes_quota
-                assert bucket.keys_quota == -1 or len(bucket.keys) <= bucket.keys_quota
+        self.both.assert_quotas_hold()
 
     @invariant()
     def nothing_is_left_behind(self):
-        rows = self.world.tables.tables
-        assert len(rows[OPEN_KEY_TABLE]) == len(self.model.sessions)
-        buckets = sum(len(volume.buckets) for volume in self.model.volumes.values())
-        assert len(rows[USAGE_TABLE]) == 2 * (len(self.model.volumes) + buckets)
-        assert all(decode_int64(value) >= 0 for value in rows[USAGE_TABLE].values())
-        assert {key: len(decode(value).blocks) for key, value in rows[DELETED_TABLE].items()} == self.model.deleted
-        reclaimed = [block for value in rows[DELETED_TABLE].values() for block in decode(value).blocks]
-        assert len({block.local_id for block in reclaimed}) == len(reclaimed)
+        self.both.assert_nothing_is_left_behind()
 
     def teardown(self):
-        for (cf, _), value in self.world.tables.rows().items():
-            assert cf == USAGE_TABLE or encode(decode(value)) == value
+        self.both.assert_every_row_is_encoded_one_way()
 
 
 TestExecution = Execution.TestCase

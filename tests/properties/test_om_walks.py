@@ -21,9 +21,9 @@ from replicated_db.core.tables.overlay import Overlay
 from schemas.column_families import OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records import messages as m
-from tests.properties.test_om_execution import Execution
-from tests.support.dict_transaction import DictTransaction
-from tests.support.om_world import World, request_of
+from tests.support.om.dict_transaction import DictTransaction
+from tests.support.om.modelled_world import ModelledWorld
+from tests.support.om.om_world import World, request_of
 
 NOW = ShardState(feature_level=LATEST)
 WALKS = 12
@@ -130,18 +130,18 @@ class Walk:
 
 def run(seed: int, seen: Counter[tuple[str, str]]) -> dict[tuple[str, bytes], bytes]:
     """Walk, comparing with the model at each step; return the rows at the end."""
-    walk, machine = Walk(seed), Execution()
+    walk, both = Walk(seed), ModelledWorld()
     for _ in range(STEPS):
         body = walk.draw()
-        result = machine.do(body)
-        seen[type(body).__name__, machine.status] += 1
+        result = both.do(body)
+        seen[type(body).__name__, both.status] += 1
         if isinstance(body, m.CreateKey) and isinstance(result, m.KeySession):
             walk.sessions.append((body.volume, body.bucket, body.key, result.session_id))
-        machine.quotas_hold()
-    machine.visible_state()
-    machine.nothing_is_left_behind()
-    machine.teardown()
-    return machine.world.tables.rows()
+        both.assert_quotas_hold()
+    both.assert_visible_state()
+    both.assert_nothing_is_left_behind()
+    both.assert_every_row_is_encoded_one_way()
+    return both.world.tables.rows()
 
 
 def test_walks_agree_with_the_model_and_meet_every_answer():

@@ -18,7 +18,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     OPEN,
 )
-from tests.support.fleets import SmallCluster, container, pipeline_row
+from tests.support.om.fleets import SmallCluster, container, pipeline_row
 
 RACKS = st.lists(st.sampled_from(["/r1", "/r2", "/r3"]), min_size=1, max_size=9).map(
     lambda racks: {f"dn{number}": rack for number, rack in enumerate(racks, start=1)}

@@ -15,22 +15,14 @@ from schemas.codecs import reference
 from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode, encode
 from schemas.codecs.registry import MARKER, registry
 from schemas.features import VERSIONS
-from tests.golden.avro_values import Schema, data, from_json, to_json
+from tests.golden.avro_values import SCHEMAS, Schema, data, from_json, to_json, value_of
 
-SCHEMAS = {version.name: Schema(version.parsed) for version in registry}
 HISTORY = {
     f"{name}-v{number}": registry.version(name, number)
     for name, levels in VERSIONS.items()
     for number in range(1, len(levels) + 1)
 }
 """Every version of the schemas that have more than one: older ones are read by another way (``codec``)."""
-
-
-def value_of(name: str, datum: Any) -> bytes:
-    version = registry.current(name)
-    out = BytesIO()
-    schemaless_writer(out, version.parsed, datum)
-    return MARKER + version.fingerprint + out.getvalue()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -16,7 +16,7 @@ from om_processors.leading.gateway import Received
 from replicated_db.core.ports import AppendRefused, DeliveryReport, Entry, LogBounds, OffsetOutOfRange
 from schemas.records.log import RequestPosition
 from tests.simulation.scheduler import Scheduler
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 MAX_QUEUED = 64
 """More than any leader has in flight."""

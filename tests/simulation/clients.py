@@ -30,7 +30,7 @@ from schemas.records.messages import (
     SetVolumeProperty,
 )
 from schemas.records.rows import BlockLocation
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 MAX_IN_FLIGHT = 10
 MAX_SESSIONS = 12

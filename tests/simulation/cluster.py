@@ -37,7 +37,7 @@ from schemas.codecs.codec import encode
 from schemas.records.log import RequestPosition
 from tests.simulation.broker import EVER_MS, LogView, RequestPartition
 from tests.simulation.scheduler import Killed, Scheduler, Task
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 CLUSTER = "simulated"
 NAMES = ("n1", "n2", "n3")

@@ -1,7 +1,7 @@
 """What the log means, said a second time: the reading rule, the state, the answers, checked as each record lands.
 
 Nothing of ``replicated_db`` decides here (a planted bug must not deceive the judge): the rule is written from the design, rows are a
-dict, the requests are executed by the model of ``tests/support/om_model``. The codec and the row hash are shared. One exception: the
+dict, the requests are executed by the model of ``tests/support/om/om_model``. The codec and the row hash are shared. One exception: the
 operations of logged requests (late validation) are in no log, so they are derived by the product's own code, from the judge's rows;
 what they answer is checked against the model like everything else.
 """
@@ -61,7 +61,7 @@ from schemas.records.messages import (
     SetRequestMode,
 )
 from schemas.records.rows import KeyInfo
-from tests.support.om_model import Model, Refusal
+from tests.support.om.om_model import Model, Refusal
 
 LIFETIME_MS = 300_000
 BLOCK_BYTES = 256 * 1024 * 1024

@@ -13,8 +13,8 @@ from schemas.column_families import KEY_TABLE
 from schemas.records.log import Batch
 from tests.chaos.journal import COMMIT, CREATE, DELETE, Journal, Tail, Writing, key_of, size_of
 from tests.chaos.judge import Findings, LogCount, judge_listing, longest_gap_ms
-from tests.support.judged_log import LogReader
-from tests.support.logbuilder import MASK, LogBuilder, digest
+from tests.support.logs.judged_log import LogReader
+from tests.support.logs.logbuilder import MASK, LogBuilder, digest
 
 CLIENT = "00" * 16
 

@@ -12,7 +12,7 @@ import time
 
 from tests.chaos.brokers import active_controller, is_in_sync, leader_of_log, wait_in_sync
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
-from tests.support.netns import why_not
+from tests.support.faults.netns import why_not
 
 HELD_S = 45.0
 

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from tests.chaos.campaign import Chaos, Fault
 from tests.chaos.damage import LogMark, wait_stopped
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
 
 VICTIM = "om1"
 DISK_BYTES = 384 * 1024 * 1024

@@ -21,8 +21,8 @@ from schemas.topics import OM_LOG
 from tests.chaos.brokers import data_folder, is_in_sync, leader_of_log, wait_in_sync
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
 from tests.chaos.damage import LogMark, flip_bit, wait_stopped, wipe
-from tests.support.judged_log import LogReader
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import LogReader
 
 SHARD = 0
 SEGMENT_MS = 2_000

@@ -7,7 +7,7 @@ that from the log, follows and catches up. It is never restarted.
 from __future__ import annotations
 
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault
-from tests.support.netns import why_not
+from tests.support.faults.netns import why_not
 
 
 def inject(chaos: Chaos, round_number: int) -> None:

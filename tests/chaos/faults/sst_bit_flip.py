@@ -11,7 +11,7 @@ from pathlib import Path
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, RETRY_TABLE
 from tests.chaos.campaign import Chaos, Fault, Load
 from tests.chaos.damage import LogMark, flip_bit, shard_folder, wait_stopped, wipe
-from tests.support.faults import database
+from tests.support.faults.stack_faults import database
 
 SCRUB_INTERVAL_MS = 2_000
 MIN_SST_BYTES = 8 * 1024

@@ -10,7 +10,7 @@ from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from tests.chaos.campaign import Chaos, Fault
 from tests.chaos.damage import shard_folder, truncate
-from tests.support.faults import database
+from tests.support.faults.stack_faults import database
 
 MIN_WAL_BYTES = 32 * 1024
 

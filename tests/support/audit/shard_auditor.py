@@ -11,8 +11,8 @@ from schemas.records.messages import AuditReport, Verdict
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.shard_state import AuditState, Finding, KeptBarrier, MatchingLimits
 from spark_streaming.verdicts.state import state_from, state_row
-from tests.support.auditmodel import MatchingState, log_rows, report
-from tests.support.logbuilder import LogBuilder
+from tests.support.audit.auditmodel import MatchingState, log_rows, report
+from tests.support.logs.logbuilder import LogBuilder
 
 LIMITS = MatchingLimits(report_timeout_ms=1000)
 

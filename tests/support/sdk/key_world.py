@@ -16,7 +16,7 @@ from producers.client import Client
 from producers.reads.reads import Reads
 from producers.requests.core.calls import Policy
 from schemas.records.rows import BlockLocation
-from tests.support.datanodes import CLUSTER, Block, Datanodes
+from tests.support.datanodes.datanodes import CLUSTER, Block, Datanodes
 from tests.support.sdk.datanodes import BlockCluster, OmNode
 from tests.support.sdk.memory import pipeline_to
 

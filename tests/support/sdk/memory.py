@@ -18,9 +18,9 @@ from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
 from schemas.records.messages import AllocateBlock, CommitKey, Request, Response
 from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
 from schemas.result_codes import OK
-from tests.support.dict_transaction import DictTables, DictTransaction
-from tests.support.om_world import request_of
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
+from tests.support.om.dict_transaction import DictTables, DictTransaction
+from tests.support.om.om_world import request_of
 
 BLOCK_BYTES = 1 << 20
 

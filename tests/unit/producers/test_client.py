@@ -28,9 +28,9 @@ from schemas.records.messages import (
     SetVolumeProperty,
 )
 from schemas.records.rows import BlockLocation
+from tests.support.local.secret import SECRET
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
 from tests.support.sdk.nodes import Node
-from tests.support.secret import SECRET
 
 BLOCK = BlockLocation(container_id=1, local_id=2, offset=0, length=5, pipeline="p1")
 CALLS = [

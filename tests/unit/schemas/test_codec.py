@@ -236,7 +236,7 @@ def test_a_record_in_the_wrong_union():
 
 # All types.
 
-TYPES = [pytest.param(cls, id=cls.__name__) for cls in codec._TOP_LEVEL]
+TYPES = [pytest.param(cls, id=cls.__name__) for cls in codec.TOP_LEVEL]
 
 
 @pytest.mark.parametrize("cls", TYPES)

@@ -135,7 +135,7 @@ def test_a_fixed_of_one_name_has_one_size_everywhere():
 
 
 def test_every_current_schema_is_a_top_level_type_of_the_codec():
-    assert {cls.__name__ for cls in codec._TOP_LEVEL} == set(CURRENT)
+    assert {cls.__name__ for cls in codec.TOP_LEVEL} == set(CURRENT)
 
 
 def test_schemas_live_in_the_module_of_their_folder():

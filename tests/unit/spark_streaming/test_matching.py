@@ -16,9 +16,9 @@ from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
 from spark_streaming.verdicts.core.shard_state import LogStanding, MatchingLimits, Waiting
 from spark_streaming.verdicts.state import state_from, state_row
+from tests.support.audit.auditmodel import log_rows, report
 from tests.support.audit.shard_auditor import LIMITS, Auditor, simple_log, told
-from tests.support.auditmodel import log_rows, report
-from tests.support.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
+from tests.support.logs.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
 
 
 def test_the_logs_own_sums_are_the_models_at_every_barrier():

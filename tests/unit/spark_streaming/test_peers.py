@@ -8,9 +8,9 @@ from schemas.column_families import OM_COLUMN_FAMILIES
 from spark_streaming.verdicts.core.digests import from_sparse
 from spark_streaming.verdicts.core.peers import agreed
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
+from tests.support.audit.auditmodel import report
 from tests.support.audit.shard_auditor import Auditor, simple_log, told
-from tests.support.auditmodel import report
-from tests.support.logbuilder import LogBuilder, Rows, digest, signed
+from tests.support.logs.logbuilder import LogBuilder, Rows, digest, signed
 
 FAMILIES = len(OM_COLUMN_FAMILIES)
 ALONE, ALONE_SCRUBBED = "replicas:incremental", "replicas:scrubbed"

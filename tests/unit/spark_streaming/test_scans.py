@@ -19,9 +19,9 @@ from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.scans import MAX_CONTAINERS, against_log, among_members
 from spark_streaming.verdicts.core.shard_state import Finding, MatchingLimits
 from spark_streaming.verdicts.state import state_from, state_row
-from tests.support.auditmodel import MatchingState, log_rows
-from tests.support.logbuilder import At
-from tests.support.pipelinelog import MEMBERS, PipelineLog, cells, ordinary_pipeline
+from tests.support.audit.auditmodel import MatchingState, log_rows
+from tests.support.logs.logbuilder import At
+from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, cells, ordinary_pipeline
 
 BLOCKS = "replicas:blocks"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.typed_sample import FINDINGS, SAMPLE, found_in_sample
+from tests.support.sdk.typed_sample import FINDINGS, SAMPLE, found_in_sample
 
 ROOT = Path(__file__).parents[3]
 

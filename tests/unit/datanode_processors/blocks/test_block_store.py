@@ -16,7 +16,7 @@ from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 CELL = 4096
 DATA = os.urandom(10 * CELL + 100)

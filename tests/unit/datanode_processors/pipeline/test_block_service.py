@@ -45,7 +45,7 @@ from schemas.records.datanode import (
     StreamError,
     WriteChunk,
 )
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
 CELL = 512

@@ -22,7 +22,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockCommitted, Member, OpenPipeline, PutBlock
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 WAIT_S = 20.0
 OPENING = OpenPipeline(

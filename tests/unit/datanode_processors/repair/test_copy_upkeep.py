@@ -33,8 +33,8 @@ from datanode_processors.status import DatanodeStatus
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.records.datanode import BlockId, BlockRow, ContainerReport, DeleteBlocks, FetchContainer, ListContainer
-from tests.support.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, Node, row_of
-from tests.support.waiting import eventually
+from tests.support.datanodes.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, Node, row_of
+from tests.support.local.waiting import eventually
 
 OTHER = BLOCK + 1
 SHORT = DATA[: 2 * CELL + 5]

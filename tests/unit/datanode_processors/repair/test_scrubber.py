@@ -28,7 +28,7 @@ from datanode_processors.repair.scrubber import (
 )
 from schemas.records.datanode import BlockRow
 from schemas.stream_errors import OVERLOADED
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 CELL = 512
 FAST = 1 << 40

@@ -18,7 +18,7 @@ from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockRow
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, DISK_FULL, FAILED, INVALID_REQUEST
-from tests.support.checksums import checksums_of
+from tests.support.datanodes.checksums import checksums_of
 
 CELL = 512
 CONTENT = {number: random.Random(number).randbytes(number % 4 * 700) for number in range(1, 5)}

@@ -22,8 +22,8 @@ from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.conversation.conversation import Event
 from schemas.records.datanode import BlockRow, Member, OpenPipeline, ReadBlock
-from tests.support.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
-from tests.support.waiting import eventually
+from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
+from tests.support.local.waiting import eventually
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ from schemas.records.packets import (
     encode_frame,
     encode_header,
 )
-from tests.support.streams import (
+from tests.support.datanodes.streams import (
     CELL,
     CLUSTER,
     CONTAINER,
@@ -67,7 +67,7 @@ from tests.support.streams import (
     routes_of,
     write_block,
 )
-from tests.support.waiting import eventually
+from tests.support.local.waiting import eventually
 
 MIB = 1024 * 1024
 MAX_TURNS = 60

@@ -20,7 +20,7 @@ from schemas import stream_errors as codes
 from schemas.codecs.block_rows import encode_block_row
 from schemas.column_families import BLOCK_TABLE
 from schemas.records.datanode import BlockRow, Member
-from tests.support.block_nodes import (
+from tests.support.datanodes.block_nodes import (
     BCS_ID,
     BLOCK,
     CELL,
@@ -32,7 +32,7 @@ from tests.support.block_nodes import (
     Node,
     row_of,
 )
-from tests.support.waiting import eventually
+from tests.support.local.waiting import eventually
 
 Make = Callable[..., Node]
 

@@ -20,9 +20,8 @@ from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import Accepted, BlockCommitted, CloseContainer, GetBlock, Hello, PutBlock, ReadBlock
 from schemas.records.packets import HEADER_BYTES, MAX_PACKET_BYTES, Kind, encode_frame
-from tests.support.pausing import pause
-from tests.support.sdk.written import some_bytes
-from tests.support.streams import (
+from tests.support.datanodes.refusals import refused
+from tests.support.datanodes.streams import (
     CELL,
     CLUSTER,
     CONTAINER,
@@ -38,7 +37,9 @@ from tests.support.streams import (
     routes_of,
     write_block,
 )
-from tests.support.waiting import eventually
+from tests.support.local.pausing import pause
+from tests.support.local.waiting import eventually
+from tests.support.sdk.written import some_bytes
 
 MIB = 1024 * 1024
 
@@ -90,12 +91,6 @@ CHAIN3: list[list[int]] = [[1], [2], []]
 STAR3: list[list[int]] = [[1, 2], [], []]
 
 
-def refused(client: Client) -> BlockError:
-    with pytest.raises(BlockError) as caught:
-        client.until_end()
-    return caught.value
-
-
 @pytest.mark.parametrize("packet", [1, 1000, CELL, 3 * CELL + 7, MAX_PACKET_BYTES])
 def test_packets_of_any_size_make_the_same_block(start: Start, packet: int) -> None:
     nodes = start(2)
@@ -140,7 +135,7 @@ def test_what_is_wrong_among_packets_that_come_together_does_not_take_those_befo
     client = Client(nodes[0].address)
     client.open(routes_of(nodes, [[1], []]))
     client.wire.wait_send(b"".join([*frames[:6], bad, *frames[7:]]), timeout_s=TIMEOUT_S)
-    error = refused(client)
+    error = refused(client.until_end)
     client.close()
     assert error.code == (stream_errors.OUT_OF_ORDER if wrong == "kind" else stream_errors.BAD_FRAME)
     assert 0 <= error.offset <= 6000
@@ -369,7 +364,7 @@ def test_a_newer_stream_takes_over_from_one_whose_client_is_silent(start: Start)
     write_block(nodes[0].address, routes_of(nodes, [[]]), data)
     assert nodes[0].bytes_of() == data
     old.data(bytes(CELL), offset=CELL)
-    assert refused(old).code == stream_errors.OUT_OF_ORDER
+    assert refused(old.until_end).code == stream_errors.OUT_OF_ORDER
     assert nodes[0].bytes_of() == data
     old.close()
 
@@ -436,7 +431,7 @@ def test_what_does_not_fit_ends_the_stream(start: Start, kind: Kind, fields: dic
     while client.acknowledged < CELL:
         client.acknowledged = client.answer().header.offset
     client.send(kind, b"x" if kind is Kind.DATA else b"", **fields)
-    error = refused(client)
+    error = refused(client.until_end)
     assert error.code == code
     assert error.offset <= CELL
     with pytest.raises(WireClosed):
@@ -451,7 +446,7 @@ def test_sequence_numbers_rise_and_a_stream_keeps_its_number(start: Start) -> No
         client = Client(nodes[0].address)
         client.open(routes_of(nodes, [[]]))
         client.wire.wait_send(encode_frame(Kind.DATA, b"x", stream=stream, sequence=sequence), timeout_s=TIMEOUT_S)
-        assert refused(client).code == stream_errors.OUT_OF_ORDER
+        assert refused(client.until_end).code == stream_errors.OUT_OF_ORDER
         client.close()
 
 
@@ -497,7 +492,7 @@ def test_more_than_the_window_ends_the_stream(start: Start, tmp_path: Path) -> N
     client.open(routes_of([nodes[0], Behind(nodes[1], proxy)], [[1], []]), window_bytes=CELL)
     proxy.answering.clear()
     client.data(bytes(MAX_PACKET_BYTES + 2 * CELL), offset=0, packet=CELL)
-    assert refused(client).code == stream_errors.OUT_OF_ORDER
+    assert refused(client.until_end).code == stream_errors.OUT_OF_ORDER
     client.close()
     proxy.close()
 
@@ -569,7 +564,7 @@ def test_silence_ends_what_waits_for_a_peer(start: Start) -> None:
     silent = socket.create_connection(("127.0.0.1", node.server.port))
     idle, streaming = Client(node.address), Client(node.address)
     streaming.open(routes_of([node], [[]]))
-    assert refused(streaming).code == stream_errors.TIMED_OUT
+    assert refused(streaming.until_end).code == stream_errors.TIMED_OUT
     with pytest.raises(WireClosed):
         idle.answer()
     eventually(lambda: node.server.snapshot().connections == 0)
@@ -586,7 +581,7 @@ def test_a_stop_tells_streams_and_waits_for_those_that_end(start: Start) -> None
     ending.data(b"the last", offset=0)
     ending.send(Kind.END, offset=8)
     assert ending.until_end() is None
-    assert refused(going_on).code == stream_errors.STOPPING
+    assert refused(going_on.until_end).code == stream_errors.STOPPING
     going_on.close()
     ending.close()
     stopping.join(TIMEOUT_S)
@@ -607,7 +602,7 @@ def test_a_putblock_on_end_must_be_the_streams(start: Start) -> None:
         client.open(routes_of([node], [[]]))
         client.data(data, offset=0)
         client.send(Kind.END, encode(PutBlock(**{**fields, **wrong})), offset=1000)
-        assert refused(client).code == stream_errors.INVALID_REQUEST
+        assert refused(client.until_end).code == stream_errors.INVALID_REQUEST
         client.close()
     assert node.pipelines.committed == {}
 

@@ -19,7 +19,7 @@ from schemas.records.messages import (
     SetVolumeProperty,
 )
 from schemas.records.rows import BucketInfo
-from tests.support.om_world import World
+from tests.support.om.om_world import World
 
 MAX = (1 << 63) - 1
 

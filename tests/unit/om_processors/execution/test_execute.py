@@ -22,8 +22,8 @@ from schemas.records.messages import (
     SetDatanodeState,
 )
 from schemas.sharding import shard_of
-from tests.support.dict_transaction import DictTables, DictTransaction
-from tests.support.om_world import World, request_of
+from tests.support.om.dict_transaction import DictTables, DictTransaction
+from tests.support.om.om_world import World, request_of
 
 
 def test_every_request_type_has_a_handler():

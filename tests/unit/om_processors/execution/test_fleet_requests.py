@@ -28,9 +28,9 @@ from schemas.records.messages import (
     SetDatanodeState,
 )
 from schemas.records.rows import KeyInfo
-from tests.support.dict_transaction import DictTransaction
-from tests.support.fleets import pipeline_row
-from tests.support.om_world import World, request_of
+from tests.support.om.dict_transaction import DictTransaction
+from tests.support.om.fleets import pipeline_row
+from tests.support.om.om_world import World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 

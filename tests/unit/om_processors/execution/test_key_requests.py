@@ -28,7 +28,7 @@ from schemas.records.messages import (
     SetBucketProperty,
 )
 from schemas.records.rows import BlockLocation, KeyInfo
-from tests.support.om_world import BLOCK_SIZE_BYTES, PIPELINES, World, request_of
+from tests.support.om.om_world import BLOCK_SIZE_BYTES, PIPELINES, World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 

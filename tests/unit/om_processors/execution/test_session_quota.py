@@ -23,8 +23,8 @@ from schemas.records.messages import (
     SetBucketProperty,
 )
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
-from tests.support.dict_transaction import DictTransaction
-from tests.support.om_world import BLOCK_SIZE_BYTES, PIPELINES, World
+from tests.support.om.dict_transaction import DictTransaction
+from tests.support.om.om_world import BLOCK_SIZE_BYTES, PIPELINES, World
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 

@@ -14,7 +14,7 @@ from schemas.records.messages import (
     SetVolumeProperty,
 )
 from schemas.records.rows import VolumeInfo
-from tests.support.om_world import World
+from tests.support.om.om_world import World
 
 
 def volume_of(world: World, volume: str = "vol1") -> VolumeInfo:

@@ -16,8 +16,8 @@ from replicated_db.core.tables.memory import ManualClock
 from schemas.column_families import DELETED_TABLE
 from schemas.records.datanode import BlocksDeleted, DeleteBlocks
 from schemas.records.messages import CommitKey, CreateKey, DeleteKey, PurgeBlocks, RequestBody
-from tests.support.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
-from tests.support.om_world import World
+from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
+from tests.support.om.om_world import World
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 

@@ -17,7 +17,7 @@ from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
 from schemas.features import DATANODES, OPEN_KEY_EXPIRY
 from schemas.records.messages import AllocateBlock, CommitKey, CreateKey, ExpireOpenKeys, KeySession, RequestBody
 from schemas.topics import MAX_REQUEST_BYTES
-from tests.support.om_world import World, request_of
+from tests.support.om.om_world import World, request_of
 
 PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
 THRESHOLD_MS = 10_000_000

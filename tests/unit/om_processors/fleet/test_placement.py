@@ -13,7 +13,7 @@ from om_processors.serving.fleet_api import pipeline_json
 from schemas.datanode_states import CLOSED, DATANODE_STATES, DECOMMISSIONING, IN_SERVICE
 from schemas.records.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
 from schemas.records.rows import DatanodeRow
-from tests.support.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
+from tests.support.om.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
 NOW_MS = 100_000
 NAMES = ("dn1", "dn2", "dn3")

@@ -24,7 +24,7 @@ from replicated_db.core.tables.memory import ManualClock
 from schemas.datanode_states import CLOSED, OPEN
 from schemas.records.datanode import FetchContainer
 from schemas.sharding import SYSTEM_SHARD
-from tests.support.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
+from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 
 COPIES = 50
 

@@ -28,8 +28,8 @@ from schemas.records.messages import (
     SetRequestMode,
 )
 from schemas.topics import MAX_REQUEST_BYTES
-from tests.support.om_world import request_of
-from tests.support.secret import SECRET, SECRET_TEXT
+from tests.support.local.secret import SECRET, SECRET_TEXT
+from tests.support.om.om_world import request_of
 
 BODIES: list[Any] = [
     LogDigestBase(shard=0, index=1, slots=[], sums=[], basis="oracle"), AddNode(shard=0, node="om4"),

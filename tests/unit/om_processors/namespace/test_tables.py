@@ -9,7 +9,7 @@ from om_processors.namespace import tables
 from schemas.codecs.codec import encode
 from schemas.column_families import OPEN_KEY_TABLE
 from schemas.records.rows import BlockLocation, KeyInfo
-from tests.support.dict_transaction import DictTables, DictTransaction
+from tests.support.om.dict_transaction import DictTables, DictTransaction
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 

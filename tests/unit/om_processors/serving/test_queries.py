@@ -9,7 +9,7 @@ from om_processors.namespace import tables
 from om_processors.serving import queries
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
 from schemas.records.rows import BlockLocation, KeyInfo
-from tests.support.om_world import World
+from tests.support.om.om_world import World
 
 KEYS = ["a", "a/1", "a/2", "a0", "b", "ä", "🗝"]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from producers.blocks.core.topology import MAX_TREE_CHILDREN, SHAPES, distance, nearest_first, spanning_tree
 from schemas.records.datanode import Member
 from schemas.records.packets import MAX_ROUTES
-from tests.support.racks import cross_rack_hops
+from tests.support.datanodes.racks import cross_rack_hops
 
 RACKS = ("/r1", "/r2", "/hall/r1", "/hall/r2", "", "/hall")
 

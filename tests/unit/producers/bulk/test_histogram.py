@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.bulk.histogram import BUCKETS, MAX_US, STEPS, Histogram, _bucket_of, _upper_us
+from producers.bulk.histogram import BUCKETS, MAX_US, STEPS, Histogram, bucket_of, upper_us
 
 LATENCIES_MS = st.floats(0, MAX_US / 1000, allow_nan=False)
 
@@ -22,16 +22,16 @@ def test_an_empty_histogram_has_no_latency():
 
 @given(value_us=st.integers(0, MAX_US))
 def test_a_bucket_holds_its_value_and_is_narrow(value_us):
-    bucket = _bucket_of(value_us)
+    bucket = bucket_of(value_us)
     assert 0 <= bucket < BUCKETS
-    upper_us = _upper_us(bucket)
-    assert value_us < upper_us <= value_us + 1 + value_us / STEPS
+    above_us = upper_us(bucket)
+    assert value_us < above_us <= value_us + 1 + value_us / STEPS
 
 
 @given(first=st.integers(0, MAX_US), second=st.integers(0, MAX_US))
 def test_buckets_are_in_the_order_of_their_values(first, second):
     low, high = sorted((first, second))
-    assert _bucket_of(low) <= _bucket_of(high)
+    assert bucket_of(low) <= bucket_of(high)
 
 
 @given(latencies_ms=st.lists(LATENCIES_MS, min_size=1), percent=st.sampled_from([0, 1, 50, 90, 99, 100]))

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from producers.errors import NOT_CONNECTED, NotConnected
-from producers.reads.leaders_group import _is_address
+from producers.reads.leaders_group import is_address
 from producers.reads.node_addresses import NodeAddresses
 from producers.reads.reads import Reads
 from schemas.leader_names import member_name, node_and_address
@@ -198,7 +198,7 @@ def test_given_addresses_are_asked_and_no_broker(cluster):
 
 @pytest.mark.parametrize("told", ["", ":::", "ftp://x", "[::1", "\x00", "a" * 70_000 + ":1"])
 def test_a_strangers_member_is_no_node(told):
-    assert not _is_address(told)
+    assert not is_address(told)
 
 
 @pytest.mark.parametrize(("node", "address"), [("om1", "127.0.0.1:9871"), ("om1", "[::1]:9871"), ("om1", "")])

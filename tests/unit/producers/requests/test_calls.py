@@ -21,7 +21,7 @@ from schemas.result_codes import (
     with_retry_after,
 )
 from schemas.sharding import shard_of
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 ME = bytes(range(16))
 POLICY = Policy(

@@ -25,8 +25,8 @@ from replicated_db.shell.database import ReplicatedDatabase, SubmissionUnknown
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import decode, encode
 from schemas.records.log import Batch, Checkpoint, LeaderClaim, Merge
+from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
-from tests.support.waiting import eventually
 
 FAMILIES = ["owners", "balances", "statements"]
 DEADLINE_S = 30.0

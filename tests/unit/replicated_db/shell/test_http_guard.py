@@ -17,7 +17,7 @@ from aiohttp import web
 
 from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.privilege import ClusterSecret
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 TARGET = "/v1/shards/0/transfer?node=om2&address=h%3A1"
 

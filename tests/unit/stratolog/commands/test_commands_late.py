@@ -12,7 +12,7 @@ from schemas.records.log import LATE_MODE, RequestBatch
 from stratolog.cluster.request_modes import request_types
 from stratolog.commands.debug import _described
 from stratolog.commands.late_replay import Replay
-from tests.support.late_world import CLUSTER, LateWorld
+from tests.support.om.late_world import CLUSTER, LateWorld
 
 
 def late_log() -> LateWorld:

@@ -28,8 +28,8 @@ from stratolog.configuration.settings import Settings
 from stratolog.configuration.settings_values import NodeAddress
 from stratolog.errors import UserError
 from stratolog.local.processes import free_ports
-from tests.support.late_world import PIPELINES
-from tests.support.om_world import request_of
+from tests.support.om.late_world import PIPELINES
+from tests.support.om.om_world import request_of
 
 NAMES = ("om1", "om2", "om3")
 START_MS = 1_750_000_000_000

@@ -23,7 +23,7 @@ from stratolog.drills.core.leader_findings import Read
 from stratolog.drills.core.log_digest import LogDigest, total
 from stratolog.drills.core.log_survey import Claim, Digest, Recorded, VoidRecord
 from stratolog.drills.core.request_findings import Answered, Rejection, Standing
-from tests.support.logbuilder import ordinary_log
+from tests.support.logs.logbuilder import ordinary_log
 
 NODES = ("om1", "om2")
 

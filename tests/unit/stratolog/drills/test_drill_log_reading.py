@@ -14,8 +14,8 @@ from schemas.records.log import RequestBatch
 from spark_streaming.records.core.reading import LogBroken
 from stratolog.drills.core.log_digest import LogDigest, differing, row_hash, slot_of, total, unsigned
 from stratolog.drills.core.log_survey import LogEntry, Survey
-from tests.support import logbuilder
-from tests.support.logbuilder import LogBuilder, digest, ordinary_log, total_hex
+from tests.support.logs import logbuilder
+from tests.support.logs.logbuilder import LogBuilder, digest, ordinary_log, total_hex
 
 
 def entries(log: LogBuilder) -> list[LogEntry]:

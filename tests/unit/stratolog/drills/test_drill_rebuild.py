@@ -26,7 +26,7 @@ from stratolog.drills.core.report import CouldNotRun
 from stratolog.drills.kit.rebuild import TakenCheckpoint, bases_for, checkpoints_of
 from stratolog.drills.point_in_time import Moment, time_of
 from stratolog.errors import EXIT_OK
-from tests.support.logbuilder import ordinary_log
+from tests.support.logs.logbuilder import ordinary_log
 
 SHARDS = 2
 

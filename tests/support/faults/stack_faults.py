@@ -1,6 +1,6 @@
 """What the fault tests share: journals of acknowledged writes, raw requests and answers, taps on topics, damage.
 
-What belongs here: the means to inject a fault into a running :class:`~tests.support.stack.TestStack` and to say afterwards, from
+What belongs here: the means to inject a fault into a running :class:`~tests.support.local.stack.TestStack` and to say afterwards, from
 the outside, what was acknowledged and what each replica holds. What the log says is in ``judged_log``.
 """
 
@@ -39,9 +39,9 @@ from schemas.sharding import shard_of
 from schemas.topics import MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from stratolog.local.processes import wait_until
 from stratolog.local.spawning import node_command, node_environment
-from tests.support.judged_log import JudgedLog, read_log, unsigned
-from tests.support.logbuilder import digest, signed
-from tests.support.stack import TestStack
+from tests.support.local.stack import TestStack
+from tests.support.logs.judged_log import JudgedLog, read_log, unsigned
+from tests.support.logs.logbuilder import digest, signed
 
 PATIENCE_S = 60.0
 PACE_S = 0.03

@@ -19,7 +19,7 @@ from schemas.codecs.codec import decode
 from schemas.column_families import RETRY_TABLE
 from schemas.records.log import Batch, Delete, DigestBase, LogRecord, Merge, Put
 from schemas.topics import OM_LOG
-from tests.support.logbuilder import MASK, Rows, merged, row_hash, slot_of
+from tests.support.logs.logbuilder import MASK, Rows, merged, row_hash, slot_of
 
 READ_RECORDS = 5_000
 

@@ -15,7 +15,7 @@ from schemas.codecs.block_rows import block_key, encode_block_row
 from schemas.column_families import BLOCK_TABLE, CONTAINER_TABLE, DN_COLUMN_FAMILIES
 from schemas.records.datanode import BlockReport, BlockRow, ContainerDigest
 from schemas.records.log import Merge
-from tests.support.logbuilder import CLUSTER, At, LogBuilder
+from tests.support.logs.logbuilder import CLUSTER, At, LogBuilder
 
 MEMBERS = ("dn1", "dn2", "dn3")
 CELL = 512

@@ -15,7 +15,7 @@ from schemas.datanode_states import CLOSED, IN_SERVICE, OPEN
 from schemas.records.datanode import ContainerReport, Heartbeat, Member, PipelineReport, PipelineRow
 from schemas.records.messages import CreatePipeline
 from schemas.records.rows import DatanodeRow
-from tests.support.dict_transaction import DictTables, DictTransaction
+from tests.support.om.dict_transaction import DictTables, DictTransaction
 
 TIMEOUT_MS = 10_000
 MIN_FREE_BYTES = 100

@@ -1,6 +1,6 @@
 """Stream servers with real block files and a pipeline port that takes everything: for tests and measurements of the wire.
 
-    python -m tests.support.streams NAME FOLDER FSYNC
+    python -m tests.support.datanodes.streams NAME FOLDER FSYNC
 
 serves one until it is killed; the first line that it prints is its port."""
 
@@ -45,7 +45,7 @@ CLUSTER = "test"
 CONTAINER, PARTITION = 7, 3
 CELL = 64 * 1024
 TIMEOUT_S = 30.0
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _CHECKSUM = Struct(">I")
 
 
@@ -142,7 +142,7 @@ class NodeProcess:
         self.name = name
         self.folder = folder / name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.streams", name, str(folder), fsync],
+            [sys.executable, "-m", "tests.support.datanodes.streams", name, str(folder), fsync],
             stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         assert self.process.stdout is not None

@@ -6,7 +6,7 @@ from om_processors.errors import OMError
 from om_processors.execution.execute import execute
 from om_processors.namespace.context import ALLOW_ALL, Authorizer, Contexts, PreExecuteContext, Result
 from schemas.records.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, Request, RequestBody
-from tests.support.dict_transaction import DictTables, DictTransaction, Write
+from tests.support.om.dict_transaction import DictTables, DictTransaction, Write
 
 BLOCK_SIZE_BYTES = 100
 PIPELINES = ("pipeline-0", "pipeline-1", "pipeline-2")

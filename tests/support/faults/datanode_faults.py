@@ -17,9 +17,9 @@ from confluent_kafka import Producer
 from schemas.codecs.codec import encode
 from schemas.records.log import LeaderClaim
 from schemas.topics import DN_LOG
-from tests.support.datanodes import Block, Datanodes
+from tests.support.datanodes.datanodes import Block, Datanodes
+from tests.support.local.waiting import eventually
 from tests.support.sdk.key_world import KeyWorld, block_of
-from tests.support.waiting import eventually
 
 CLIENT = "client"
 """What the SDK calls itself to datanodes."""

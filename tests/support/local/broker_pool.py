@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 
 from schemas.topics import LEADER_GROUP
 from stratolog.local.processes import wait_until
-from tests.support.stack import LocalKafka
+from tests.support.local.stack import LocalKafka
 
 CLEARED_WITHIN_S = 30.0
 """Members of a group that were killed are in it until their session ends."""

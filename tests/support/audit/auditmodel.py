@@ -19,7 +19,7 @@ from spark_streaming.records.core.reading import GenesisFacts, Header
 from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport, ReportPlace
 from spark_streaming.verdicts.core.shard_state import KeptBarrier
 from spark_streaming.verdicts.state import report_from, report_value
-from tests.support.logbuilder import row_hash, slot_of
+from tests.support.logs.logbuilder import row_hash, slot_of
 
 
 def changes(batch: Batch, families: Sequence[str] = OM_COLUMN_FAMILIES) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""A process that writes blocks until it is killed, and says what it was told is stored: ``python -m tests.support.block_writing FOLDER FSYNC SEED``.
+"""A process that writes blocks until it is killed, and says what it was told is stored: ``python -m tests.support.datanodes.block_writing FOLDER FSYNC SEED``.
 
 Each line of its output is ``local id, length``: a flush (under ``packet``, a write) up to there has returned. Blocks are written in random
 order, in packets of random sizes, each stream going on a little before where the last one ended. The bytes of a block are its own

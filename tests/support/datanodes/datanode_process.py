@@ -8,7 +8,7 @@ from pathlib import Path
 
 from datanode_processors import node
 from datanode_processors.config import DatanodeConfig
-from tests.support.secret import SECRET
+from tests.support.local.secret import SECRET
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])

@@ -30,8 +30,8 @@ from schemas.records.datanode import (
     SalvageBlock,
     WatchBlock,
 )
-from tests.support.checksums import checksums_of
-from tests.support.dict_transaction import DictTables
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.om.dict_transaction import DictTables
 
 CELL = 4096
 PARTITION, CONTAINER, BLOCK = 3, 256 + 3, 7

@@ -32,7 +32,7 @@ from stratolog.local.stack import topic_plan
 from stratolog.local.topics import ensure_topics
 from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.readiness import has_usable_pipeline, is_led
-from tests.support.pausing import pause
+from tests.support.local.pausing import pause
 
 DEFAULT_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.1

@@ -56,10 +56,10 @@ from schemas.topics import (
     UNCOMPRESSED,
 )
 from stratolog.local.processes import Process, free_ports, log_tail, spawn, wait_until
-from tests.support.checksums import checksums_of
-from tests.support.pausing import pause
-from tests.support.stack import LocalKafka
-from tests.support.streams import Client
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.datanodes.streams import Client
+from tests.support.local.pausing import pause
+from tests.support.local.stack import LocalKafka
 
 CLUSTER = "test"
 TIMEOUT_S = 60.0
@@ -71,7 +71,7 @@ POLL_S = 0.05
 WATCHDOG_MS = 1_500
 LOG_LINES = 40
 PROCESS = Path(__file__).with_name("datanode_process.py")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @cache
