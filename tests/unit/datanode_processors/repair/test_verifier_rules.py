@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -54,7 +54,7 @@ class World:
             self.node.store, node="dn1", cluster="test", note=lambda text, **_: self.notes.append(text),
             fatal=self.fatal.append, changed=lambda: self.changes.append(None),
         )  # fmt: skip
-        self.verifier._pipelines[PARTITION] = self.replica
+        self.verifier._pipelines[PARTITION] = cast(Any, self.replica)
 
     def members(self, *nodes: Node) -> None:
         members = [Member(datanode=one.name, address=one.address, http_address="", rack="/r") for one in nodes]
@@ -243,6 +243,13 @@ def test_there_is_room_for_what_was_left_out_once_half_of_the_list_is_free(
     assert not world.verifier._has_room()
 
 
+@pytest.fixture
+def sleepy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rests does so until it is woken."""
+    monkeypatch.setattr(module, "IDLE_WAIT_S", 600.0)
+
+
+@pytest.mark.usefixtures("sleepy")
 def test_threads_end_when_they_are_told(world: World) -> None:
     world.verifier.start()
     threads = world.verifier._threads
@@ -253,6 +260,17 @@ def test_threads_end_when_they_are_told(world: World) -> None:
     assert world.verifier._next_to_verify() is None
     assert world.verifier._next_to_fetch() is None
     assert not world.fatal
+
+
+@pytest.mark.usefixtures("sleepy")
+@pytest.mark.parametrize("ask", ["add", "verify", "close_container"])
+def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    for name in ("_verify", "_close", "_look_through"):
+        monkeypatch.setattr(world.verifier, name, lambda *_: world.changes.append(None))
+    world.verifier.start()
+    eventually(lambda: len(world.verifier._lock._waiters) == 4, timeout_s=WAIT_S)
+    getattr(world.verifier, ask)(world.replica, *({"verify": [KEY], "close_container": [CONTAINER]}.get(ask, [])))
+    eventually(lambda: world.changes, timeout_s=WAIT_S)
 
 
 @pytest.mark.parametrize("stopping", [False, True])
@@ -388,6 +406,7 @@ def test_a_repair_ends_when_what_is_committed_now_is_right(
     assert (PLACE in world.verifier._repairs) == (not told)
 
 
+@pytest.mark.usefixtures("sleepy")
 def test_a_repair_without_success_is_noted_and_tried_again(world: World) -> None:
     world.members(world.node)
     world.verifier.start()
