@@ -12,6 +12,8 @@ a file as diffs. Each is to be read: a test is missing, or the mutant is equival
 from __future__ import annotations
 
 import argparse
+import compileall
+import contextlib
 import difflib
 import json
 import os
@@ -33,7 +35,9 @@ from cosmic_ray.plugins import get_operator
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 300.0
+FIRST_TIMEOUT_S = 900.0
+TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 3.0
+"""Tests that take longer than so many times what they take without a mutant, and so long in addition, hang."""
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{turned}" for turned in (
         "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt",
@@ -89,47 +93,71 @@ def tests_of(module: str) -> list[list[str]]:
     return [first] if first[-1] == package else [first, [package]]
 
 
-def survives(tree: Path, module: str, *, room_only: bool) -> bool:
-    """Return whether all tests of a module pass in ``tree``; one that hangs does not."""
-    for paths in tests_of(module)[: 1 if room_only else None]:
-        command = [sys.executable, "-m", "pytest", *paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider"]
-        with subprocess.Popen(
-            command, cwd=tree, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path[1:]).replace(str(ROOT), str(tree)), "PYTHONDONTWRITEBYTECODE": "1"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, start_new_session=True,
-        ) as tests:  # fmt: skip
-            try:
-                code = tests.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                code = 1
-            finally:  # what the tests left behind goes with them
-                try:
-                    os.killpg(tests.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-        if code != 0:
+def passes(tree: Path, paths: list[str], timeout_s: float) -> bool:
+    """Return whether tests pass in ``tree``; if they hang they do not."""
+    # Bytecode is there already: what is written would have the mutant in it, under a time that the next one may have, too.
+    path = os.pathsep.join(sys.path[1:]).replace(str(ROOT), str(tree))
+    with subprocess.Popen(
+        [sys.executable, "-m", "pytest", *paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider"],
+        cwd=tree, env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as tests:  # fmt: skip
+        try:
+            return tests.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
             return False
-    return True
+        finally:  # what the tests left behind goes with them
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(tests.pid, signal.SIGKILL)
+
+
+class Trials:
+    """Mutants in a copy of the tree, one at a time."""
+
+    def __init__(self, folder: str, *, room_only: bool) -> None:
+        self._tree = Path(folder) / "tree"
+        self._room_only = room_only
+        self._timeouts_s: dict[str, float] = {}
+        shutil.copytree(
+            ROOT,
+            self._tree,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".git", ".venv", "build", ".stratolog", ".*_cache"),
+        )
+        compileall.compile_dir(self._tree, quiet=2)
+
+    def check(self, module: str) -> None:
+        """Run the tests of a module without a mutant, as a measure for those with one; ends the program if they fail."""
+        for paths in self._runs(module):
+            if paths[-1] not in self._timeouts_s:
+                began_s = time.monotonic()
+                if not passes(self._tree, paths, FIRST_TIMEOUT_S):
+                    sys.exit(f"error: the tests of {module} fail without a mutant")
+                self._timeouts_s[paths[-1]] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
+
+    def survives(self, module: str, text: str) -> bool:
+        """Return whether all tests pass with ``text`` as the module's."""
+        place = self._tree / module
+        place.write_text(text)
+        try:
+            return all(passes(self._tree, paths, self._timeouts_s[paths[-1]]) for paths in self._runs(module))
+        finally:
+            shutil.copy2(ROOT / module, place)
+
+    def _runs(self, module: str) -> list[list[str]]:
+        return tests_of(module)[: 1 if self._room_only else None]
 
 
 def modules_below(target: str) -> list[str]:
+    """Return the modules of a target; ends the program if there are none."""
     path = ROOT / target
     found = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    if not found:
+        sys.exit(f"error: {target} has no modules")
     return [str(module.relative_to(ROOT)) for module in found]
 
 
-def copied(folder: str) -> Path:
-    """Copy what the tests need into a folder of their own."""
-    tree = Path(folder) / "tree"
-    shutil.copytree(
-        ROOT,
-        tree,
-        symlinks=True,
-        ignore=shutil.ignore_patterns(".git", ".venv", "build", ".stratolog", "*_cache", "__pycache__"),
-    )
-    return tree
-
-
-def judge(target: str, options: argparse.Namespace, tree: Path) -> dict[str, object]:
+def judge(target: str, options: argparse.Namespace, trials: Trials) -> dict[str, object]:
     """Try a target's mutants, all or as many as are asked for, and return the figures."""
     began_s = time.monotonic()
     every = [(module, mutant) for module in modules_below(target) for mutant in mutants_of((ROOT / module).read_text())]
@@ -139,11 +167,8 @@ def judge(target: str, options: argparse.Namespace, tree: Path) -> dict[str, obj
         original, mutated = (ROOT / module).read_text(), mutant.text()
         if not is_another(mutated, original):
             continue
-        (tree / module).write_text(mutated)
-        try:
-            survived = survives(tree, module, room_only=options.room_only)
-        finally:
-            (tree / module).write_text(original)
+        trials.check(module)
+        survived = trials.survives(module, mutated)
         tried += 1
         killed += not survived
         print(f"{'SURVIVED' if survived else 'killed  '} {module}:{mutant.line} {mutant.operator}", flush=True)
@@ -168,12 +193,9 @@ def main() -> None:
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        tree = copied(folder)
+        trials = Trials(folder, room_only=options.room_only)
         for target in options.targets:
-            one_a_room = {str(Path(module).parent): module for module in modules_below(target)}
-            if not one_a_room or not all(survives(tree, module, room_only=True) for module in one_a_room.values()):
-                sys.exit(f"error: {target}: no module, or its tests fail without a mutant")
-            print(json.dumps(judge(target, options, tree)), flush=True)
+            print(json.dumps(judge(target, options, trials)), flush=True)
 
 
 if __name__ == "__main__":
