@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -99,13 +100,10 @@ def test_a_text_has_a_length_and_is_cut_in_the_error() -> None:
 def test_a_block_has_a_length() -> None:
     check_put_block(put(0))
     for length in (-1, MAX_BLOCK_BYTES + 1):
-        request = put(0)
-        request.length = length
-        assert f"length {length} is not in" in check_refused(check_put_block, request)
-    request = put(0)
-    request.length = MAX_BLOCK_BYTES
+        assert f"length {length} is not in" in check_refused(check_put_block, replace(put(0), length=length))
+    request = replace(put(0), length=MAX_BLOCK_BYTES)
     assert "is not in" not in check_refused(check_put_block, request), "the length is legal, its checksums are missing"
-    request.bytes_per_checksum = 0
+    request = replace(request, bytes_per_checksum=0)
     assert check_refused(check_put_block, request).startswith(f"block {CONTAINER}/{LOCAL}: ")
 
 
@@ -177,8 +175,7 @@ def test_what_answers_say() -> None:
     assert (answer.bcs_id, answer.log_offset) == (world.index, -1)
     closing = CloseContainer(partition=PARTITION, container_id=CONTAINER)
     assert world.ask(closing).detail == f"container {CONTAINER} is closed"
-    closing.container_id = CONTAINER + 1
-    assert refused(world.ask(closing)) == codes.INVALID_REQUEST
+    assert refused(world.ask(replace(closing, container_id=CONTAINER + 1))) == codes.INVALID_REQUEST
     assert world.ask(ClosePipeline(partition=PARTITION, generation=1)).detail == f"pipeline-{PARTITION} is closed"
     error = world.ask(put(1, partition=9, container_id=256 + 9))
     assert (error.datanode, error.offset, error.hint) == ("dn1", UNKNOWN_OFFSET, "")

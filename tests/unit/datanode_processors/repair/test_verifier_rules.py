@@ -269,7 +269,8 @@ def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: 
         monkeypatch.setattr(world.verifier, name, lambda *_: world.changes.append(None))
     world.verifier.start()
     eventually(lambda: len(world.verifier._lock._waiters) == 4, timeout_s=WAIT_S)
-    getattr(world.verifier, ask)(world.replica, *({"verify": [KEY], "close_container": [CONTAINER]}.get(ask, [])))
+    of: dict[str, list[Any]] = {"add": [], "verify": [KEY], "close_container": [CONTAINER]}
+    getattr(world.verifier, ask)(world.replica, *of[ask])
     eventually(lambda: world.changes, timeout_s=WAIT_S)
 
 

@@ -69,7 +69,7 @@ def test_one_that_was_sent_again_does_not_hide_those_behind_it():
     ids=str,
 )  # fmt: skip
 def test_a_policy_just_in_range_is_taken(limits):
-    assert Policy(**limits)
+    assert Policy(**limits) == replace(Policy(), **limits)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -45,11 +46,11 @@ def submitted(pipeline: RequestEngine, *volumes: str) -> SimpleQueue[Any]:
 
 
 def settings(**changes: Any) -> RequestSettings:
-    return RequestSettings(**({"bootstrap_servers": "b:1", "caller": "me", "policy": Policy()} | changes))
+    return replace(RequestSettings(bootstrap_servers="b:1", caller="me", policy=Policy()), **changes)
 
 
 def made(**changes: Any) -> RequestSettings:
-    given = {
+    given: dict[str, Any] = {
         "caller": "me", "deadline_ms": 5, "max_in_flight": 6, "max_linger_ms": 7.5, "connect_timeout_ms": 8,
     } | changes  # fmt: skip
     return make_settings(given.pop("bootstrap_servers", "b:1"), **given)
@@ -70,8 +71,8 @@ def test_arguments_become_settings() -> None:
     assert (found.max_linger_ms, found.connect_timeout_ms) == (7.5, 8)
     assert made(caller=None).caller == default_caller()
     assert made().secret is None
-    for least in ({"deadline_ms": 1}, {"max_in_flight": 1}, {"max_linger_ms": 0}, {"connect_timeout_ms": 1}):
-        assert made(**least)
+    assert (made(deadline_ms=1).policy.deadline_ms, made(max_in_flight=1).policy.max_in_flight) == (1, 1)
+    assert (made(max_linger_ms=0).max_linger_ms, made(connect_timeout_ms=1).connect_timeout_ms) == (0, 1)
 
 
 @pytest.mark.parametrize(
