@@ -90,8 +90,8 @@ def conditions(tree: ast.AST) -> Iterator[ast.expr]:
 def skipped_spans(source: Source) -> list[tuple[Position, Position]]:
     """Return the spans in which no mutant is made.
 
-    They are annotations, docstrings, ``__all__``, arguments of log messages, what is below ``if TYPE_CHECKING``, and constants of a
-    module that are times (``…_S``, ``…_MS``): how long something waits is a choice, and no test here is timed.
+    They are annotations, docstrings, ``__all__``, decorators of classes (whether a record has slots, say), arguments of log messages,
+    what is below ``if TYPE_CHECKING``, and constants of a module that are times (``…_S``, ``…_MS``): how long something waits is a choice, and no test here is timed.
     """
     spans = [((line, 0), (line + 1, 0)) for line in type_checking_lines(source)]
     for node in ast.walk(source.tree):
@@ -107,6 +107,8 @@ def parts_without_mutants(node: ast.AST) -> Iterator[ast.AST]:
         yield node.returns
     if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or is_logging(node)):
         yield node
+    if isinstance(node, ast.ClassDef):
+        yield from node.decorator_list
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = [target.id for target in targets if isinstance(target, ast.Name)]

@@ -20,14 +20,16 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
@@ -35,6 +37,7 @@ from cosmic_ray.plugins import get_operator
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
 
 ROOT = Path(__file__).parents[2]
+POLL_S = 0.05
 FIRST_TIMEOUT_S = 900.0
 TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 3.0
 """Tests that take longer than so many times what they take without a mutant, and so long in addition, hang."""
@@ -58,6 +61,13 @@ PROPERTIES = {
 }  # fmt: skip
 """Rooms of which some unit tests are properties."""
 NOT_SLOW = ("-m", "not slow and not integration", "-k", "not the_judge_of_the_campaign")
+
+
+WARM = (
+    "hypothesis.stateful", "confluent_kafka.admin", "httpx", "fastavro", "typer", "rich.console", "psutil", "xdist.scheduler", "rocksdict",
+    "prometheus_client", "faust", "aiohttp",
+)  # fmt: skip
+"""Libraries that take longer to import than most tests to run: imported once, before the processes of the tests are forked."""
 
 
 def mutants_of(text: str) -> Iterator[Mutant]:
@@ -93,22 +103,40 @@ def tests_of(module: str) -> list[list[str]]:
     return [first] if first[-1] == package else [first, [package]]
 
 
+def run_tests(tree: Path, paths: list[str]) -> NoReturn:
+    """Run tests in ``tree``, in a process of their own that has the libraries already, and end it."""
+    code = 1
+    try:
+        os.setsid()
+        os.chdir(tree)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nowhere, descriptor)
+        sys.path[:] = [str(tree) if entry in {"", str(ROOT)} else entry for entry in sys.path]
+        os.environ["PYTHONPATH"] = str(tree)
+        # Bytecode is there already: what is written would have the mutant in it, under a time that the next one may have, too.
+        sys.dont_write_bytecode = True
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        code = int(pytest.main([*paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider"]))
+    finally:
+        os._exit(code)
+
+
 def passes(tree: Path, paths: list[str], timeout_s: float) -> bool:
     """Return whether tests pass in ``tree``; if they hang they do not."""
-    # Bytecode is there already: what is written would have the mutant in it, under a time that the next one may have, too.
-    path = os.pathsep.join(sys.path[1:]).replace(str(ROOT), str(tree))
-    with subprocess.Popen(
-        [sys.executable, "-m", "pytest", *paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider"],
-        cwd=tree, env=os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    ) as tests:  # fmt: skip
-        try:
-            return tests.wait(timeout_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:  # what the tests left behind goes with them
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(tests.pid, signal.SIGKILL)
+    child, deadline = os.fork(), time.monotonic() + timeout_s
+    if not child:
+        run_tests(tree, paths)
+    ended = status = 0
+    while not ended and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError):  # what the tests left behind goes with them
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        os.waitpid(child, 0)
+    return bool(ended) and os.waitstatus_to_exitcode(status) == 0
 
 
 class Trials:
@@ -192,6 +220,8 @@ def main() -> None:
     parser.add_argument("--survivors", type=Path, default=Path("survivors.diff"), help="file that gets their diffs")
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
     options = parser.parse_args()
+    for library in WARM:
+        import_module(library)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trials = Trials(folder, room_only=options.room_only)
         for target in options.targets:

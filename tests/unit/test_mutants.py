@@ -84,6 +84,11 @@ def test_what_says_nothing_of_the_code_is_skipped(text: str, skipped: dict[str, 
     assert {part: within((1, text.index(part)), spans) for part in skipped} == skipped
 
 
+def test_the_decorators_of_a_class_are_skipped() -> None:
+    spans = skipped_spans(Source("@dataclass(slots=True)\nclass A:\n    b: int = 1\n\n@cache(1)\ndef f(): ...\n"))
+    assert [within(position, spans) for position in ((1, 18), (3, 13), (5, 7))] == [True, False, False]
+
+
 def test_a_mutant_is_python_and_means_something_else() -> None:
     assert is_another("x = 2", "x = 1")
     assert not is_another("x  =  1", "x = 1")
