@@ -33,6 +33,7 @@ import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
+from hypothesis import HealthCheck, Phase, settings
 
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
 
@@ -90,17 +91,16 @@ def tests_of(module: str) -> list[list[str]]:
     room, stem = Path(module).parent, Path(module).stem
     while not (ROOT / "tests/unit" / room).is_dir():
         room = room.parent
-    folder = ROOT / "tests/unit" / room
-    named = sorted(str(path.relative_to(ROOT)) for path in folder.glob(f"**/test_*{stem}*.py"))
+    # Files, not their folder: pytest would put those that are named in its own order.
+    files = sorted((ROOT / "tests/unit" / room).rglob("test_*.py"), key=lambda path: (stem not in path.stem, path))
     properties = [
         f"tests/properties/{name}"
         for below, names in PROPERTIES.items()
         for name in names
         if module.startswith(f"{below}/")
     ]
-    first = [*named, f"tests/unit/{room}", *properties]
-    package = f"tests/unit/{Path(module).parts[0]}"
-    return [first] if first[-1] == package else [first, [package]]
+    first = [*(str(path.relative_to(ROOT)) for path in files), *properties]
+    return [first] if len(room.parts) == 1 else [first, [f"tests/unit/{room.parts[0]}"]]
 
 
 def run_tests(tree: Path, paths: list[str]) -> NoReturn:
@@ -118,7 +118,14 @@ def run_tests(tree: Path, paths: list[str]) -> NoReturn:
         sys.dont_write_bytecode = True
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
-        code = int(pytest.main([*paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider"]))
+        # That an example fails is enough: shrinking it would take longer than all else.
+        phases = [Phase.explicit, Phase.generate]
+        settings.register_profile(
+            "mutants", deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=phases, database=None
+        )
+        code = int(
+            pytest.main([*paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"])
+        )
     finally:
         os._exit(code)
 
@@ -145,7 +152,7 @@ class Trials:
     def __init__(self, folder: str, *, room_only: bool) -> None:
         self._tree = Path(folder) / "tree"
         self._room_only = room_only
-        self._timeouts_s: dict[str, float] = {}
+        self._timeouts_s: dict[frozenset[str], float] = {}
         shutil.copytree(
             ROOT,
             self._tree,
@@ -157,18 +164,18 @@ class Trials:
     def check(self, module: str) -> None:
         """Run the tests of a module without a mutant, as a measure for those with one; ends the program if they fail."""
         for paths in self._runs(module):
-            if paths[-1] not in self._timeouts_s:
+            if frozenset(paths) not in self._timeouts_s:
                 began_s = time.monotonic()
                 if not passes(self._tree, paths, FIRST_TIMEOUT_S):
                     sys.exit(f"error: the tests of {module} fail without a mutant")
-                self._timeouts_s[paths[-1]] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
+                self._timeouts_s[frozenset(paths)] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
 
     def survives(self, module: str, text: str) -> bool:
         """Return whether all tests pass with ``text`` as the module's."""
         place = self._tree / module
         place.write_text(text)
         try:
-            return all(passes(self._tree, paths, self._timeouts_s[paths[-1]]) for paths in self._runs(module))
+            return all(passes(self._tree, paths, self._timeouts_s[frozenset(paths)]) for paths in self._runs(module))
         finally:
             shutil.copy2(ROOT / module, place)
 
