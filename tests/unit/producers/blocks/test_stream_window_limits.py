@@ -234,3 +234,13 @@ def test_an_empty_block_is_watched_by_its_entry():
     committed(found, 0, 4)
     found.watch(0)
     assert found.watched_bcs_id == 4
+
+
+def test_a_packet_of_a_cells_size_that_lies_across_two_cells_is_in_both_checksums():
+    found = window(packet_bytes=2 * CELL_BYTES)
+    data = content(CELL_BYTES + 10)
+    for part in (data[:10], data[10:]):
+        found.write(memoryview(part), keep=True)
+        found.seal()
+    assert [len(packet.data) for packet in found._held] == [10, CELL_BYTES]
+    assert found.checksums(len(data)) == cells_of(data)
