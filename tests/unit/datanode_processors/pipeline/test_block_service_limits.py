@@ -13,6 +13,7 @@ from datanode_processors.pipeline.core.block_service import (
     CLOSED,
     MAX_BLOCK_BYTES,
     MAX_CHUNK_BYTES,
+    MAX_DELETED_BLOCKS,
     MAX_MEMBERS,
     OPEN,
     PARTITIONS,
@@ -68,6 +69,10 @@ def test_ids_have_63_bits() -> None:
     for container, local_id in ((-PARTITIONS, 1), (LAST_ID + 1, 1), (0, 0), (0, -1), (0, LAST_ID + 1)):
         assert "63 bits" in check_refused(check_block, container % PARTITIONS, container, local_id)
     assert check_refused(check_block, 3, 256 + 4, 1) == "container 260 belongs to partition 4, not 3"
+
+
+def test_limits_are_those_that_clients_and_the_object_manager_count_on() -> None:
+    assert (MAX_DELETED_BLOCKS, MAX_CHUNK_BYTES, MAX_BLOCK_BYTES) == (1000, 4 << 20, 1 << 40)
 
 
 def test_keys_are_as_they_are_on_disk() -> None:
