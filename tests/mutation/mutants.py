@@ -1,6 +1,7 @@
 """The pure part of the mutation run: which lines are not worth a mutant, and three operators of our own.
 
-Everything here works on source text through the standard library's ``ast``; positions are (line, column in characters), lines from 1.
+Everything here works on source text through the standard library's ``ast``. Positions are (line, column in characters);
+lines count from 1.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def call_dropped(source: Source) -> Iterator[Mutant]:
 
 
 def if_inverted(source: Source) -> Iterator[Mutant]:
-    """Yield a mutant for each condition of an if, a while, a conditional expression or a comprehension: the contrary."""
+    """Yield a mutant for each condition of an if, a while, a conditional expression or a comprehension."""
     skipped = set(type_checking_lines(source))
     for test in conditions(source.tree):
         if test.lineno not in skipped:
@@ -90,8 +91,9 @@ def conditions(tree: ast.AST) -> Iterator[ast.expr]:
 def skipped_spans(source: Source) -> list[tuple[Position, Position]]:
     """Return the spans in which no mutant is made.
 
-    They are annotations, docstrings, ``__all__``, decorators of classes (whether a record has slots, say), arguments of log messages,
-    what is below ``if TYPE_CHECKING``, and constants of a module that are times (``…_S``, ``…_MS``): how long something waits is a choice, and no test here is timed.
+    They are annotations, docstrings, ``__all__``, decorators of classes (whether a record has slots, say), log messages,
+    what is below ``if TYPE_CHECKING``, and constants of a module that are times (``…_S``, ``…_MS``): how long something
+    waits is a choice, and no test is timed.
     """
     spans = [((line, 0), (line + 1, 0)) for line in type_checking_lines(source)]
     for node in ast.walk(source.tree):
@@ -145,7 +147,7 @@ def within(position: Position, spans: list[tuple[Position, Position]]) -> bool:
 
 
 def is_another(mutated: str, original: str) -> bool:
-    """Return whether a mutant's text is Python and means something else; a ``continue`` outside of a loop, say, is not."""
+    """Return whether a mutant's text is Python and means something else: a ``continue`` outside of a loop does not."""
     try:
         compile(mutated, "mutant", "exec")
     except SyntaxError:

@@ -3,10 +3,11 @@
     python -m tests.mutation.run producers --sample 25 --seed 1                 what `make mutants` does
     python -m tests.mutation.run datanode_processors/repair/verifier.py         all mutants of one module
 
-The tree is copied once, and one mutant at a time is written into the copy. The tests of its room run first
-(``datanode_processors/repair/x.py``: ``tests/unit/datanode_processors/repair``, a file named after the module before the others), then
-those of the whole package. A mutant that makes them hang is killed, too. One line a mutant, one JSON object a target; survivors go into
-a file as diffs. Each is to be read: a test is missing, or the mutant is equivalent.
+The tree is copied once, and one mutant at a time is written into the copy. The tests of its room run first, then those
+of the whole package. The room of ``datanode_processors/repair/x.py`` is ``tests/unit/datanode_processors/repair``; its
+files named after the module run before the others. A mutant that makes the tests hang is killed, too. There is one line
+a mutant, and one JSON object a target; survivors go into a file as diffs. Each is to be read: either a test is missing,
+or the mutant is equivalent.
 """
 
 from __future__ import annotations
@@ -62,13 +63,11 @@ PROPERTIES = {
 }  # fmt: skip
 """Rooms of which some unit tests are properties."""
 NOT_SLOW = ("-m", "not slow and not integration", "-k", "not the_judge_of_the_campaign")
-
-
 WARM = (
     "hypothesis.stateful", "confluent_kafka.admin", "httpx", "fastavro", "typer", "rich.console", "psutil", "xdist.scheduler", "rocksdict",
     "prometheus_client", "faust", "aiohttp",
 )  # fmt: skip
-"""Libraries that take longer to import than most tests to run: imported once, before the processes of the tests are forked."""
+"""Libraries that take longer to import than most tests to run. They are imported once; the tests' processes are forks."""
 
 
 def mutants_of(text: str) -> Iterator[Mutant]:
@@ -114,7 +113,7 @@ def run_tests(tree: Path, paths: list[str]) -> NoReturn:
             os.dup2(nowhere, descriptor)
         sys.path[:] = [str(tree) if entry in {"", str(ROOT)} else entry for entry in sys.path]
         os.environ["PYTHONPATH"] = str(tree)
-        # Bytecode is there already: what is written would have the mutant in it, under a time that the next one may have, too.
+        # Bytecode is there already. What is written now would have the mutant in it, and the next one may have its time.
         sys.dont_write_bytecode = True
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
@@ -162,7 +161,7 @@ class Trials:
         compileall.compile_dir(self._tree, quiet=2)
 
     def check(self, module: str) -> None:
-        """Run the tests of a module without a mutant, as a measure for those with one; ends the program if they fail."""
+        """Run the tests of a module without a mutant, as a measure; ends the program if they fail."""
         for paths in self._runs(module):
             if frozenset(paths) not in self._timeouts_s:
                 began_s = time.monotonic()

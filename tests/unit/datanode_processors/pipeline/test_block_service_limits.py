@@ -1,4 +1,4 @@
-"""The limits of a pipeline's requests: the last number that is taken, the first that is not, and what an answer says."""
+"""The limits of a pipeline's requests: the last number that is taken, the first that is not; what an answer says."""
 
 from __future__ import annotations
 

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import MAX_CHUNK_BYTES
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
+from replicated_db.shell.leader_loop import QUIET_MS
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.codecs.codec import decode
@@ -29,6 +32,7 @@ from schemas.records.datanode import (
     OpenPipeline,
     PutBlock,
     WatchBlock,
+    WriteChunk,
 )
 from schemas.records.log import Tick
 from tests.support.replicated.kit import START_MS
@@ -155,6 +159,25 @@ def test_the_first_member_leads_at_once_and_opens_the_pipeline(world: World) -> 
     assert not pipeline.is_closed()
     pipeline.proposals.submit(ClosePipeline(partition=PARTITION, generation=1)).result(WAIT_S)
     assert pipeline.is_closed()
+
+
+def test_a_chunk_of_the_largest_size_goes_through_the_log(world: World) -> None:
+    data = bytes(MAX_CHUNK_BYTES)
+    chunk = WriteChunk(
+        partition=PARTITION, container_id=CONTAINER, local_id=LOCAL, offset=0, data=data, checksum=crc32c(data)
+    )
+    pipeline = world.leader()
+    assert pipeline.proposals.submit(chunk).result(WAIT_S).bcs_id == pipeline.replica.position.index
+
+
+def test_a_look_has_the_follower_go_on_where_the_leaders_thread_stands_still(world: World) -> None:
+    pipeline = world.member("dn2")
+    said: list[bool] = []
+    pipeline.loop.follower_may_rest = said.append
+    pipeline.loop._let_rest(True)
+    world.clock.advance(QUIET_MS + 1)
+    pipeline.look()
+    assert said == [True, False]
 
 
 def test_a_pipeline_is_opened_once_and_again_as_a_later_generation(world: World) -> None:
