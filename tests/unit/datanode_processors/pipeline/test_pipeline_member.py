@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,7 +252,7 @@ def test_nobody_claims_who_was_stopped_or_is_flagged_or_leads_already(world: Wor
     stopped.look()
     assert stopped._thread is None
     flagged = world.member("dn2")
-    evidence: Any = type("Evidence", (), {"index": 5})()
+    evidence: Any = SimpleNamespace(index=5)
     flagged.replica.evidence = evidence
     world.look(flagged, 3 * WATCHDOG_MS)
     assert flagged._thread is None
@@ -343,6 +344,25 @@ def test_a_watch_waits_for_what_may_still_come_and_has_it_verified(world: World)
     ahead.join(WAIT_S / 2)
     assert answers[1].satisfied
     assert answers[1].length == 2000
+
+
+@pytest.mark.parametrize("by_index", [False, True])
+def test_a_watch_has_what_is_committed_verified_as_long_as_there_is_time(
+    world: World, monkeypatch: pytest.MonkeyPatch, by_index: bool
+) -> None:
+    pipeline, index = committed(world)
+    pipeline._wanted = lambda _, key: pipeline.verified(key, 1000)
+    monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: 5.0))
+    assert not pipeline.watch(watch(1000, bcs_id=index, timeout_ms=0)).satisfied
+    assert pipeline.watch(watch(1000, bcs_id=index if by_index else 0, timeout_ms=1)).satisfied
+
+
+def test_a_divergence_is_reported_before_a_damaged_block(world: World) -> None:
+    pipeline = world.member("dn2")
+    evidence: Any = SimpleNamespace(index=5)
+    pipeline.replica.evidence = evidence
+    pipeline.failed(KEY, "bytes are missing")
+    assert pipeline.report().fault == "divergence at index 5"
 
 
 def test_a_watch_ends_at_once_when_the_entry_is_not_the_one_that_was_promised(world: World) -> None:
