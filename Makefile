@@ -33,12 +33,15 @@ START ?= 1
 FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brokers node-partition broker-partition \
 	full-disk log-corruption sst-bit-flip wal-truncation mixed
 TIMES ?= 10
+# Variables of `make mutants`: packages, folders or modules, how many mutants of each (0: all); SEED.
+PACKAGE ?= replicated_db om_processors producers datanode_processors spark_streaming
+SAMPLE ?= 25
 
 MAKEFLAGS += --no-print-directory
 # Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode model linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode model mutants linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +51,7 @@ help: ## list the targets
 	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
 	@echo "  make linearizability HISTORIES=50 SEED=7"
 	@echo "  make chaos FAULT=leader-kill TIMES=100   one kind of fault, a hundred times"
+	@echo "  make mutants PACKAGE=producers/files SAMPLE=50 SEED=3"
 
 check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
 	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' not found: install Python 3.11 or newer (or set PYTHON=...)" >&2; exit 1; }
@@ -110,6 +114,10 @@ linearizability: install ## HISTORIES histories of a real stack under faults, ch
 chaos: install ## faults on a real stack by count, everything compared at the end (FAULT, TIMES): one JSON line a fault
 	$(foreach fault,$(FAULT),$(BIN)/python -m tests.chaos.run --fault $(fault) --times $(TIMES) &&) true
 
+mutants: install ## do the fast tests notice? SAMPLE mutants of each PACKAGE; survivors are written to survivors.diff (SEED)
+	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[mutation]'
+	nice $(BIN)/python -m tests.mutation.run $(PACKAGE) --sample $(SAMPLE) --seed $(SEED)
+
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000
 	$(BIN)/python -m benchmarks.failover --kills 20
@@ -142,6 +150,6 @@ lock: check-tools ## resolve requirements-dev.lock anew (Python 3.11)
 		cp "$$folder/lock" $(LOCK)
 
 clean: ## remove what tools and tests leave behind (not .venv, not the cached jars)
-	rm -rf build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf build dist survivors.diff .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 	find . -maxdepth 1 -name '*.egg-info' -exec rm -rf {} +

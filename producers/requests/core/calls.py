@@ -149,6 +149,8 @@ class Calls:
         self._jitter = jitter
         self._secret = secret
         self._calls: dict[int, Call] = {}
+        self._again: set[int] = set()
+        """Those of them that were refused or sent again; only the others are due in the order of the table."""
         self._next_id = 1
         self._lowest = 1
 
@@ -237,13 +239,18 @@ class Calls:
         if response.status != OK and remedy(response.status) is Remedy.RETRY:
             self._refused(call, response, now_ms)
             return None
-        del self._calls[call.call_id]
+        self._end(call)
         if response.index > self.positions.get(response.shard, -1):
             self.positions[response.shard] = response.index
         return call
 
+    def _end(self, call: Call) -> None:
+        del self._calls[call.call_id]
+        self._again.discard(call.call_id)
+
     def _refused(self, call: Call, response: Response, now_ms: float) -> None:
         policy = self.policy
+        self._again.add(call.call_id)
         wait_ms: float = min(policy.refusal_ms * 2 ** min(call.refusals, MAX_DOUBLINGS), policy.refusal_max_ms)
         call.refusals += 1
         call.refusal = response
@@ -260,17 +267,20 @@ class Calls:
         """Return what is due: each call to send again is counted as sent now, each expired one is gone."""
         resend: list[Call] = []
         expired: list[Call] = []
+        others = len(self._again)
         for call in self._calls.values():
+            is_first = call.call_id not in self._again
+            others -= not is_first
             if call.due_ms > now_ms:
-                if call.sendings == 1 and call.refusals == 0:
-                    break  # First sendings are due in the order of the table: none behind it is due.
+                if is_first and not others:
+                    break  # None behind it is due.
                 continue
             if now_ms >= call.deadline_ms:
                 expired.append(call)
             elif len(resend) < RESENDS_PER_STEP:
                 resend.append(call)
         for call in expired:
-            del self._calls[call.call_id]
+            self._end(call)
         for call in resend:
             self._resent(call, now_ms)
         return CallStep(resend=resend, expired=expired)
@@ -278,6 +288,7 @@ class Calls:
     def _resent(self, call: Call, now_ms: float) -> None:
         policy = self.policy
         wait_ms = min(policy.silence_ms * 2 ** min(call.sendings, MAX_DOUBLINGS), policy.silence_max_ms)
+        self._again.add(call.call_id)
         call.sendings += 1
         call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
 
@@ -285,6 +296,7 @@ class Calls:
         """Forget all calls in flight and return them."""
         calls = list(self._calls.values())
         self._calls.clear()
+        self._again.clear()
         return calls
 
 
