@@ -1,8 +1,8 @@
 """A replicated database on a log. It replicates the result of executing a request, not the request.
 
-What belongs here: column families, merge operators, batches, digests, terms, the reading rule, apply, the
-leader. Nothing here knows of volumes or keys: a service brings its column families, its merge operators and a
-function that turns a proposal into operations.
+What belongs here: column families, merge operators, batches, digests, terms, the reading rule, apply, the leader.
+Nothing here knows of volumes or keys: a service brings its column families, its merge operators and a function that
+turns a proposal into operations.
 
 How to use it
     1. Open a store with the service's :class:`~replicated_db.core.tables.column_families.Families`.

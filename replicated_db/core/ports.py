@@ -49,7 +49,7 @@ class Store(StoreView, Protocol):
         """Write all rows atomically. Every read that begins afterwards sees them."""
 
     def page(self, cf: str, start: bytes, limit: int) -> RowPage:
-        """Return up to ``limit`` rows from ``start`` on, passing over few removed rows: for walks that can continue."""
+        """Return up to ``limit`` rows from ``start`` on. It stops after many removed rows: for walks that ask again."""
 
     def sync(self) -> None:
         """Make everything written so far survive a loss of power; without this call the last writes may not."""
@@ -124,8 +124,7 @@ class Log(Protocol):
         """Return up to ``limit`` entries from ``offset`` on, in order; empty if none arrives within ``wait_s``.
 
         Raises OffsetOutOfRange if ``offset`` is below the first one kept or beyond the end, BrokenLog if the next
-        record
-        fails its checksum.
+        record fails its checksum.
         """
 
     def appender(self) -> Appender:

@@ -1,14 +1,12 @@
 """Claiming a shard: read the log to its end, append a claim, and read the claim back from the log as valid.
 
 Rules:
-    - A delivery report proves nothing: the claim must be read from the log.
+    - A delivery report proves nothing: the claim must be read from the log, with everything before it applied.
     - What this replica has applied is compared with the log before the claim and after it. If the log lost its tail in
       between, the records read from that tail must not stand. A leader whose chain is not the log's would write a
-      record
-      that stops every replica for good.
+      record that stops every replica for good.
     - The thread announces each wait for the brokers (``on_turn``), so that a silent broker does not look like a stall
-      of
-      this node.
+      of this node.
 """
 
 from __future__ import annotations

@@ -173,8 +173,7 @@ class ReplicatedDatabase:
         """Open a replica and begin to follow its log.
 
         ``store`` makes the store for the families. Raises ValueError for illegal families, StoreFailure if the store
-        does
-        not open, AheadOfLog if the log is not the one that this replica has read.
+        does not open, AheadOfLog if the log is not the one that this replica has read.
         """
         declared = families(column_families, merge_operators)
         replica = Replica(identity, declared, store(declared), threading.RLock())
@@ -211,8 +210,7 @@ class ReplicatedDatabase:
         """Submit operations to be applied as one.
 
         The future gives their managed index once they are effective and applied. Their hashes need not be filled in
-        (see
-        :meth:`put`, :meth:`delete`, :meth:`merge`). While another replica leads, a submission waits until this one
+        (see :meth:`put`, :meth:`delete`, :meth:`merge`). While another replica leads, a submission waits until this one
         leads. Raises Refused, whose message names the input, if an operation is illegal; nothing has happened then.
         """
         self._check_alive()

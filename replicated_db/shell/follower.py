@@ -1,5 +1,4 @@
-"""The follower: a Faust app that offers every record of a log topic to the replicas of this process (design, section
-5).
+"""The follower: a Faust app that offers every record of a log topic to this process's replicas (design, section 5).
 
 Rules:
     - A replica's position lives in RocksDB with the data, never in the consumer group. The group id is fresh for each
@@ -7,7 +6,7 @@ Rules:
       to the replica's position. There is no offset reset.
     - Applying is idempotent by offset. Records of a claim that leads in this process are left to the leader's thread,
       which has them decoded already. The follower does not even fetch them (:func:`rest_while_leading`). When that
-      leader stops leading, the follower reads from the log the records that it has left unapplied.
+      leader stops leading, the follower reads from the log the records that the leader left unapplied.
     - Faust acknowledges on exception. So a failure to apply ends the process before Faust hears of it.
     - A process with replicas of only some partitions fetches those alone (``FollowerTransport.follow``).
 """
@@ -78,9 +77,8 @@ def make_app(
     The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
     nothing that changes anything. With ``follows``, only these (topic, partition) pairs are fetched, until
     ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
-    partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how
-    long a
-    broker may gather records while they flow.
+    partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
+    a broker may gather records while they flow.
     """
     app = faust.App(
         name,
@@ -142,7 +140,7 @@ def place_group(
         answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
     except KafkaException as error:
         raise LogUnavailable(f"group {group}: {error}") from error
-    # The brokers return a refused partition; they raise no error for it.
+    # A refused partition is in the answer; nothing is raised for it.
     if refused := [p for p in answer.topic_partitions if p.error is not None]:
         raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
 
@@ -183,8 +181,8 @@ class Follower:
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
-        # The log is not acknowledged. The position is the replica's, and Faust would take records left out while a
-        # leader is at work for gaps.
+        # The log is not acknowledged: the position is the replica's. Faust would see gaps, because records are left out
+        # while a leader is at work.
         log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw", acks=False)
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
         transport: Any = app.transport
@@ -266,8 +264,7 @@ class Follower:
         """Take a member's report and act on what it settles.
 
         A healthy member's report says so in its headers and is not decoded. Any other record on the topic is skipped:
-        no
-        record there may end a node.
+        no record there may end a node.
         """
         if headers.get("kind") == NO_REPLICA_REPORT:
             return

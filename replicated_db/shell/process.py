@@ -32,8 +32,7 @@ A worker whose consumer is just joining its group takes minutes.
 """
 
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
-"""Thresholds of Python's cyclic collector. At the defaults it took a third of the leader's time
-(docs/performance.md)."""
+"""Thresholds of Python's cyclic collector. The defaults cost a third of the leader's time (docs/performance.md)."""
 
 KEPT_BYTES = 64 * 1024 * 1024
 """Freed memory at the end of an allocator's arena that the allocator keeps for the next request."""
@@ -132,8 +131,7 @@ def keep_freed_memory() -> None:
 
     Call it before there are threads. By default glibc gives such a buffer back to the kernel when it is freed, and the
     kernel clears and maps the next one page by page: for 4 MiB that takes longer than filling it. With few arenas
-    little
-    is kept. With another C library nothing changes.
+    little is kept. With another C library nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

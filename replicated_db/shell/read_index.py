@@ -1,4 +1,4 @@
-"""Read indexes: what a reader asks of a shard's leader before it answers linearizably.
+"""Read indexes: what a replica asks of a shard's leader, to answer a reader linearizably.
 
 A read index is a record that the leader appended after the question. A replica that has applied that record may answer.
 Many askers share one record: the batch that is sealed next, or a Tick.

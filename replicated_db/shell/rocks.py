@@ -5,8 +5,8 @@ the position is in the same write as the data. So a replica that loses the tail 
 that refuses to open is damaged before the tail: it is rebuilt from the log, never opened in a weaker mode.
 
 A column family is made when its first row is written. Every family that exists is opened, known or not. So a database
-has only families that its log's feature level has, and software below that level can open it. Software that knows fewer
-families can open it too.
+has no family that its log's feature level does not have. Older software can open it, even software that knows fewer
+families.
 
 Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its blocks by BLOCK_CACHE_BYTES.
 """
@@ -135,8 +135,9 @@ class RocksView:
 
 
 class RocksSnapshot:
-    """The state of all families at one moment. Exact only if taken under the apply lock: each family has its own
-    moment.
+    """The state of all families at one moment.
+
+    It is exact only if taken under the apply lock, because each family has its own moment.
 
     A snapshot holds an iterator of each family, which RocksDB pins to the state at its making. (Iterating over
     rocksdict's own ``Snapshot``, 0.3.29, reads the present state.) For one thread at a time; iterations may be

@@ -1,5 +1,4 @@
-"""Checks before a process takes part in a log: settings of brokers and topics, the topics' ids, a replica against the
-log.
+"""Checks before a process takes part in a log: brokers' and topics' settings, topics' ids, a replica against the log.
 
 Each refusal names the setting (or the shard and offset) and its right value.
 """

@@ -1,8 +1,8 @@
 """Apply: what a counting batch does to a replica, planned against the rows actually found (design, sections 3 and 5).
 
 Rules:
-    - Bytes are applied as they are; nothing is decoded except the operands of merges. Leader, follower and recovery run
-      this same code.
+    - Bytes are applied as they are; nothing is decoded, except by merges. Leader, follower and recovery run this same
+      code.
     - An operation sees the earlier operations of its batch; retry rows follow the operations.
     - The digest subtracts the row actually found and adds the row actually written, never what the batch claims.
     - A claim (``prev``, ``next``) that differs from the row found is evidence; the plan goes on all the same.

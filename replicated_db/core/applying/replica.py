@@ -115,9 +115,8 @@ class Replica:
     ) -> None:  # fmt: skip
         """Restore the replica from its store; raises StoreFailure if the store cannot be read.
 
-        An ``executor`` makes late validation possible. ``writing`` is a lock; it is needed if :meth:`flush_behind`
-        has a
-        thread of its own.
+        An ``executor`` makes late validation possible. ``writing`` is a lock; it is needed if :meth:`flush_behind` has
+        a thread of its own.
         """
         self.identity = identity
         self.families = families
@@ -359,7 +358,7 @@ class Replica:
     def settle(self, by_hand: bytes | None = None) -> None:
         """Take the flag away: the contradiction has been settled in this replica's favour.
 
-        An operator who settles it by hand passes as ``by_hand`` the bytes to keep of it.
+        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED.
         """
         with self.lock:
             writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]

@@ -86,8 +86,7 @@ def judge_call(
     """Judge a call by the rows that ``get`` reads, for a batch of ``timestamp_ms``.
 
     ``prepared`` is the checkpoint of a Prepare that is in force for this call. ``now_ms`` is the time that a batch
-    opened
-    now would have: a call that is expired by this time is refused as expired, whatever the shard's state.
+    opened now would have: a call that is expired by this time is refused as expired, whatever the shard's state.
     """
     client_id = call.client_id
     if not client_id:

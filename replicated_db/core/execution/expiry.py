@@ -1,4 +1,4 @@
-"""Removal of retry rows by age: each new batch removes the rows of the oldest ones (design, section 4, "Exactly once").
+"""Removal of retry rows by age: a new batch removes the oldest batches' rows (design, section 4, "Exactly once").
 
 Rules:
     - A batch removes the rows of at most MAX_EXPIRIES_PER_BATCH old batches.

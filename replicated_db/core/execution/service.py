@@ -70,7 +70,7 @@ class Proposal:
     answered_below: int = 0
 
     def fault(self) -> str | None:
-        """Say why no record can hold this proposal's result; None if one can. Such a proposal is answered unlogged."""
+        """Say why no record can hold this proposal's result; None if one can. It is then answered without one."""
         client, call, hashed = self.client_id, self.call_id, self.request_hash
         if not client:
             return None

@@ -29,8 +29,7 @@ OPERATION_OVERHEAD_BYTES = 48
 """Estimated size of an operation in a batch beyond its key and value."""
 
 Settled = Callable[[], DigestSlots | None] | None
-"""Returns the leader's digests as of the batch's beginning, in a DigestBase's form; None while batches are in
-flight."""
+"""Returns the leader's digests at the batch's beginning, in a DigestBase's form; None while batches are in flight."""
 
 
 class Transaction:

@@ -1,8 +1,7 @@
 """The records of one claim: numbered and chained at their append, then in flight, then effective.
 
 A record becomes effective when its report is error-free, every earlier one is effective, and its offset directly
-follows
-the previous own record's. If the offset does not, the log in between is read first: while
+follows the previous own record's. If other offsets lie between, the log is read there first: while
 :attr:`RecordsInFlight.must_read` is set, nothing more becomes effective. After a failed append, or one whose outcome is
 unknown, nothing more is appended: :class:`Deposed`.
 """

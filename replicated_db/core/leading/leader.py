@@ -4,8 +4,7 @@ Rules (design, sections 3 and 4):
     1. Execution is serial, against the overlay: read-your-writes needs no locks, admission is exact, a request is one
        transition.
     2. Every answer that depends on state, errors included, is in its batch and leaves only when that batch is effective
-       and applied. Only two kinds of answer leave at once: hits on applied retry rows, and the refusals of a prepared
-       shard.
+       and applied. Hits on applied retry rows, and the refusals of a prepared shard, leave at once.
     3. A record is effective when it is known to count (``in_flight``).
     4. After any failed or unknown append nothing more is appended under the nonce: :class:`Deposed` is raised. The
        shell then drops this object and reads the log to learn the truth.
@@ -47,8 +46,7 @@ from schemas.records.log import Barrier, CountingRecord, Genesis, LeaderClaim, T
 
 __all__ = [
     "Append", "Deposed", "Effective", "Executed", "Leader", "LeaderLimits", "LeaderPhase", "Proposal", "Refusal",
-    "Reply",
-    "Service", "Wait", "claim_for",
+    "Reply", "Service", "Wait", "claim_for",
 ]  # fmt: skip
 
 
@@ -200,10 +198,9 @@ class Leader:
         """Put a proposal into the batch being built, by the mode of its request type.
 
         Returns None if the proposal is in, or waits for another one's answer. Returns a Reply if that may leave at
-        once.
-        Returns a Wait if the proposal has not been taken: do what the Wait says, then offer the proposal again. A
-        proposal that begins a batch waits until everything before it has settled, because it may have to compare what
-        the rows have become. Raises StopProcess if the store fails, Deposed after a failed append.
+        once. Returns a Wait if the proposal has not been taken: do what the Wait says, then offer the proposal again.
+        A proposal that begins a batch waits until everything before it has settled, because it may have to compare
+        what the rows have become. Raises StopProcess if the store fails, Deposed after a failed append.
         """
         state = self.state
         builder: BatchBuilder = self._operations

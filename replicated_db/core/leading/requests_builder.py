@@ -1,5 +1,4 @@
-"""Batches of requests: each proposal is logged as it is, and every replica executes it (late validation; design,
-section 6).
+"""Late validation's batches (design, section 6): each proposal is logged as it is, for every replica to execute.
 
 The leader only runs the gateway and preExecute. It does not know what a request will do until its record is applied. So
 it remembers, by its key, each call that is being built or in flight and will have a retry row: the same request, sent

@@ -45,10 +45,8 @@ class Position:
 
     ``offset`` is that record's offset (-1 before the first), ``record_hash`` the XXH3-128 of its value. ``topic_id``
     names the incarnation of the topic. ``term`` and ``nonce`` are the current claim's, ``seq`` is the number of its
-    last
-    counted record, ``leader`` and ``address`` are the claim's node. ``index`` and ``timestamp_ms`` are those of the
-    last
-    effective batch.
+    last counted record, ``leader`` and ``address`` are the claim's node. ``index`` and ``timestamp_ms`` are those of
+    the last effective batch.
     """
 
     topic_id: str = ""

@@ -4,8 +4,7 @@ A replica that finds a false claim flags itself and publishes the evidence. Then
     - A majority has the *same* own hash at the same operation: the leader that wrote the batch is wrong. That leader
       flags itself and steps down; the others take their flags away.
     - A majority is past that index without evidence: the flagged replica is wrong. It stays flagged until it is
-      repaired
-      or rebuilt.
+      repaired or rebuilt.
     - Otherwise nobody moves until an operator has the oracle decide (a DigestBase).
 """
 

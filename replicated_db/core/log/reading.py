@@ -8,8 +8,7 @@ Rules, the same for every reader. The order of the partition alone decides:
     4. A claim above current + 1, or another record above the current term, proves that a claim was missed: stop.
     5. A counting record whose prev_chain, first index or index contradicts what precedes it: stop.
 
-``judge`` returns or raises for every record, and is pure; ``advance`` gives the position after a record that took
-effect.
+``judge`` is total and pure; ``advance`` gives the position after a record that took effect.
 """
 
 from __future__ import annotations

@@ -19,10 +19,8 @@ the others stay paused, in Faust and in aiokafka below it, until :meth:`Follower
 resumed at the group's offset.
 
 A partition whose leader is at work in this process *rests* (:meth:`FollowerTransport.rest`): the leader's thread
-applies
-every record that a fetch could bring. When the partition is woken, it is fetched from the position that the replica
-then
-has (``next_offset``).
+applies every record that a fetch could bring. When the partition is woken, it is fetched from the position that the
+replica then has (``next_offset``).
 
 With ``placed``, the topics may grow while the transport runs. Partitions from that number on were added after the group
 got its offsets, so the group has none for them, and they are read from their beginning.
@@ -156,10 +154,10 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def turn(self, tp: TP, offset: int | None, *, look: bool) -> None:
-        """Rest or wake a partition, as the transport says when this runs. A partition that wakes is fetched from
-        ``offset``.
+        """Rest or wake a partition, as the transport says when this runs.
 
-        With ``look``, a broker is asked about a partition that is not assigned yet, so that the group is assigned it.
+        A woken partition is fetched from ``offset`` on. With ``look``, a broker is asked about a partition that is not
+        assigned yet, so that the group is assigned it.
         """
         await self.call_thread(self._turn, TopicPartition(*tp), offset, look)
 
@@ -169,8 +167,7 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             # The assignment will ask the transport.
             if look:
                 # The partition was added a moment ago, and somebody waits for this follower: do not wait for the
-                # regular
-                # refresh of metadata.
+                # regular refresh of metadata.
                 consumer._client.force_metadata_update()
         elif transport.rests(tp):
             consumer.pause(tp)
@@ -263,8 +260,7 @@ class FollowerTransport(aiokafka.Transport):
         self._follows = None if follows is None else set(follows)
         self._resting: set[tuple[str, int]] = set()
         self.next_offset: Callable[[TP | TopicPartition], int | None] = lambda _: None
-        """Returns the offset from which a partition is wanted; None if the group's will do. Set before the app
-        starts."""
+        """Returns the offset from which a partition is wanted, None if the group's will do. Set it before the start."""
         self._placed = placed
 
     def follows(self, tp: TP | TopicPartition) -> bool:
@@ -299,7 +295,7 @@ class FollowerTransport(aiokafka.Transport):
             self._run(consumer.turn(TP(topic, partition)))
 
     def _consumer(self) -> Any:
-        """Return Faust's consumer; None before it runs. Later the assignment will ask this transport."""
+        """Return Faust's consumer; None before it runs. A later assignment will ask this transport."""
         app: Any = self.app
         # Check in this order: the loop of an app that has not started yet would be that of the calling thread.
         return app._consumer if app._consumer is not None and app.loop.is_running() else None

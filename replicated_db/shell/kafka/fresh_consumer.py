@@ -2,8 +2,7 @@
 
 A broker that is cut off from the other brokers, but not from its clients, still takes itself for the leader of its
 partitions: it answers every fetch with nothing. That is no error. librdkafka asks the broker that it last used who
-leads
-which partition, so such a consumer would stay with this broker until the others reach it again. The only sign is
+leads which partition, so such a consumer would stay with this broker until the others reach it again. The only sign is
 silence. A new consumer begins with a broker chosen at random.
 """
 

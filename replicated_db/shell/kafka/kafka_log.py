@@ -2,8 +2,7 @@
 
 Reading assigns the partition explicitly (no group, no offset reset). Appending uses one idempotent producer per claim.
 A closed appender purges its queue, so that nothing leaves later under an abandoned nonce. The safety of the log rests
-on
-the reading rule, never on the producer.
+on the reading rule, never on the producer.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
         "auto.offset.reset": "error",
         # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The other
         # readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction are
-        # judged
-        # like any record: claims decide, not Kafka.
+        # judged like any record: claims decide, not Kafka.
         "isolation.level": "read_uncommitted",
         # This check is off by default; without it a record damaged on disk would be handed over as it is.
         "check.crcs": True,

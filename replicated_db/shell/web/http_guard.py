@@ -1,9 +1,8 @@
 """The guard of a process's HTTP server.
 
 It refuses calls of foreign web pages, and calls that change something without a proof of the cluster's secret. A
-browser
-on a machine that reaches a node does what any page says: a form that posts, a script that fetches, a name that resolves
-to the node's address (DNS rebinding). Rules, for every path:
+browser on a machine that reaches a node does what any page says: a form that posts, a script that fetches, a name that
+resolves to the node's address (DNS rebinding). Rules, for every path:
 
 1. ``Host`` is an address, localhost, this machine's name or one that the settings give (``http_hosts``). So a page
    cannot use a name of its own.

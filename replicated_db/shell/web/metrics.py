@@ -1,9 +1,8 @@
 """Metrics of a process in Prometheus' text format, made with Prometheus' own library.
 
 They are the process's own figures, and processor time, memory, file descriptors, the collector's runs and the version
-of
-Python. Figures are read when somebody asks. So nothing is counted twice, and the figure of a pipeline or peer that is
-gone is no longer shown.
+of Python. Figures are read when somebody asks. So nothing is counted twice, and the figure of a pipeline or peer that
+is gone is no longer shown.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Rules:
     - Scans run neither on the event loop, which would stand still, nor on its executor, on which followers fill gaps
-      and
-      nodes hand over.
+      and nodes hand over.
     - THREADS scans of a kind run at once. More may wait, up to the kind's limit of running and waiting scans. A further
       scan is refused with :class:`ScansBusy`.
     - The thread that reads a snapshot closes it. The asker may be gone by then: a scan that has begun runs to its end.
