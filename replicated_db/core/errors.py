@@ -12,15 +12,15 @@ class Refused(ValueError):
 
 
 class DigestsDiffer(Refused):
-    """A digest base is not what its shard's leader holds."""
+    """A digest base differs from the digests that its shard's leader holds."""
 
 
 class NotSettled(Refused):
-    """What is asked for needs every earlier batch to be effective and applied; ask again."""
+    """The request needs every earlier batch to be effective and applied, and one is not; ask again."""
 
 
 class StopProcess(Exception):
-    """The replica must not go on; an operator has to look. The log is never skipped past."""
+    """The replica must not go on; an operator has to look. A replica never skips part of the log."""
 
 
 class AheadOfLog(StopProcess):
@@ -35,10 +35,14 @@ class BrokenLog(StopProcess):
 
 
 def corrupt_record(topic: str, partition: int, offset: int, said: str) -> BrokenLog:
-    """Return the error for a record that fails its checksum: damaged at rest on the broker that serves it, or on the way."""
+    """Return the error for a record that fails its checksum.
+
+    The record is damaged on the disk of the broker that serves it, or on the way from there.
+    """
     return BrokenLog(
-        f"{topic}/{partition}: the record at offset {offset} fails its checksum ({said}). Nothing of it was applied. If the broker's disk "
-        "is at fault, stop that broker, remove the partition's directory and start it again: it copies the others' replica"
+        f"{topic}/{partition}: the record at offset {offset} fails its checksum ({said}). Nothing of it was applied. "
+        "If the broker's disk is at fault, stop that broker, remove the partition's directory and start it again: "
+        "it copies the others' replica"
     )
 
 
@@ -51,4 +55,4 @@ class UpgradeNeeded(StopProcess):
 
 
 class StoreFailure(StopProcess):
-    """The local store failed; it is never written around."""
+    """The local store failed. Nothing goes on without it."""

@@ -1,7 +1,7 @@
-"""What the core needs from outside: a store, a log, a clock, identities. Each has an in-memory twin (``memory``).
+"""What the core needs from outside: a store, a log, a clock, identities. Each port has an in-memory twin (``memory``).
 
-A twin passes the same tests as the real adapter (``tests/**/test_ports_*``). A port's methods raise only what they
-say here, so that nothing above ever sees an exception of RocksDB's or Kafka's.
+A twin passes the same tests as the real adapter (``tests/**/test_ports_*``). A port's methods raise only the errors
+named here, so code above a port never sees an exception of RocksDB's or Kafka's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Write = tuple[str, bytes, bytes | None]
 
 
 class StoreView(Protocol):
-    """A state of the store that can be read."""
+    """A readable state of the store."""
 
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's value, or None if it is absent."""
@@ -33,7 +33,10 @@ class StoreSnapshot(StoreView, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPage:
-    """Rows of one family in key order. ``more``: there may be others behind them, also if ``rows`` is empty: ask again a little later."""
+    """Rows of one family in key order.
+
+    ``more``: there may be rows behind these, even if ``rows`` is empty; ask again a little later.
+    """
 
     rows: Sequence[tuple[bytes, bytes]]
     more: bool
@@ -43,16 +46,16 @@ class Store(StoreView, Protocol):
     """A key-value store with column families. Every method raises StoreFailure if the store fails."""
 
     def write(self, writes: Iterable[Write]) -> None:
-        """Write all rows atomically; visible to every read that begins afterwards."""
+        """Write all rows atomically. Every read that begins afterwards sees them."""
 
     def page(self, cf: str, start: bytes, limit: int) -> RowPage:
-        """Return up to ``limit`` rows from ``start`` on, without going past many removed rows: for walks that may come again."""
+        """Return up to ``limit`` rows from ``start`` on. It stops after many removed rows: for walks that ask again."""
 
     def sync(self) -> None:
-        """Have all that is written survive a loss of power; without it the last writes may not."""
+        """Make everything written so far survive a loss of power; without this call the last writes may not."""
 
     def snapshot(self) -> StoreSnapshot:
-        """Return a snapshot of all families; exact only if nobody writes meanwhile (hold the apply lock)."""
+        """Return a snapshot of all families. It is exact only if nobody writes meanwhile (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:
         """Create a checkpoint of everything written so far; replaces one of the same name."""
@@ -81,24 +84,24 @@ class DeliveryReport:
 
 
 class Appender(Protocol):
-    """Appends under one claim, in order, several in flight. One appender serves one claim and is then closed."""
+    """Appends records under one claim, in order, several in flight. It serves one claim and is then closed."""
 
     def append(self, token: int, value: bytes) -> None:
         """Hand over a record; its report carries ``token``. Never blocks; raises AppendRefused if the queue is full."""
 
     def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
-        """Return the reports that have come, waiting at most ``wait_s`` seconds for the first."""
+        """Return the reports that have arrived; wait at most ``wait_s`` seconds for the first."""
 
     def close(self) -> None:
         """Give up what is in flight; its outcome stays unknown."""
 
 
 class AppendRefused(Exception):
-    """The appender takes no more; nothing was appended."""
+    """The appender's queue is full; nothing was appended."""
 
 
 ANSWER_WAIT_S = 10.0
-"""How long a log may take to answer before LogUnavailable, unless the caller says how long."""
+"""How long a log may take to answer before it raises LogUnavailable, unless the caller gives a time."""
 
 
 class LogBounds(NamedTuple):
@@ -112,15 +115,16 @@ class Log(Protocol):
     """One shard's log: a partition. Methods raise LogUnavailable while the brokers cannot answer."""
 
     def topic_id(self) -> str:
-        """Return the identity of the topic's incarnation; a recreated topic has another."""
+        """Return the id of the topic's incarnation; a recreated topic has another id."""
 
     def bounds(self) -> LogBounds:
         """Return where the log begins and ends, as the broker that answers knows it."""
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
-        """Return up to ``limit`` entries from ``offset`` on, in order; empty if none comes within ``wait_s``.
+        """Return up to ``limit`` entries from ``offset`` on, in order; empty if none arrives within ``wait_s``.
 
-        Raises OffsetOutOfRange if ``offset`` is below the first kept or beyond the end, BrokenLog if the next record fails its checksum.
+        Raises OffsetOutOfRange if ``offset`` is below the first one kept or beyond the end, BrokenLog if the next
+        record fails its checksum.
         """
 
     def appender(self) -> Appender:

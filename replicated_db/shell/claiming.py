@@ -1,10 +1,12 @@
-"""Claiming a shard: read to the end of the log, append a claim, read it back as valid with everything before it applied.
+"""Claiming a shard: read the log to its end, append a claim, and read the claim back from the log as valid.
 
 Rules:
-    - A delivery report proves nothing: the claim must be read from the log.
-    - Before and after, what this replica has applied is compared with what the log holds: if the log lost its tail meanwhile, what was
-      read of that tail must not stand. A leader whose chain is not the log's would write a record that stops every replica for good.
-    - Whoever waits for the brokers says so (``on_turn``): a silent broker is no stall of this node.
+    - A delivery report proves nothing: the claim must be read from the log, with everything before it applied.
+    - What this replica has applied is compared with the log before the claim and after it. If the log lost its tail in
+      between, the records read from that tail must not stand. A leader whose chain is not the log's would write a
+      record that stops every replica for good.
+    - The thread announces each wait for the brokers (``on_turn``), so that a silent broker does not look like a stall
+      of this node.
 """
 
 from __future__ import annotations
@@ -31,23 +33,25 @@ READ_WAIT_S = 20.0
 READ_STEP_S = 1.0
 READ_LIMIT = 500
 MAX_CLOCK_SKEW_MS = 60_000
-"""A candidate whose wall clock is further than this from the broker's append time does not lead."""
+"""A candidate does not lead if its wall clock is further than this from the broker's append time."""
 
 REMEMBERED_CLAIMS = 64
 
 
 class UnfitToLead(Exception):
-    """The node must not lead for now; claiming again at once would only disturb the others."""
+    """The node must not lead for now. To claim again at once would only disturb the other nodes."""
 
 
 class Claimer:
-    """Claims one shard, time and again, and reads its log on the thread that leads it.
+    """Claims one shard, any number of times, and reads its log on the thread that leads the shard.
 
-    ``on_turn`` is told for how many seconds the thread may be silent now, ``on_offered`` what offering a record to the replica did.
+    ``on_turn`` is called with the number of seconds for which the thread may be silent from now on, ``on_offered`` with
+    the outcome of each record offered to the replica.
     """
 
     def __init__(
-        self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *, clock: Clock, ids: Ids, address: str,
+        self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *,
+        clock: Clock, ids: Ids, address: str,
         on_turn: Callable[[float], None], on_offered: Callable[[Offered], None],
     ) -> None:  # fmt: skip
         self.replica = replica
@@ -62,13 +66,17 @@ class Claimer:
         self._claims: deque[bytes] = deque(maxlen=REMEMBERED_CLAIMS)
 
     def has_claimed(self, nonce: bytes) -> bool:
-        """Whether a claim is one of this claimer's own: of the last REMEMBERED_CLAIMS since the process started. On any thread."""
+        """Whether ``nonce`` is of one of this claimer's last REMEMBERED_CLAIMS claims. For any thread.
+
+        Only claims since the start of the process are known.
+        """
         return nonce in self._claims
 
     def claim(self, appender: Appender, stop: Event) -> Leader | None:
         """Claim the shard; return the leader, or None if another candidate was faster.
 
-        Raises UnfitToLead, LogUnavailable if the brokers do not answer, AheadOfLog if the log is not the one that was read.
+        Raises UnfitToLead, LogUnavailable if the brokers do not answer, AheadOfLog if the log is not the one that this
+        replica has read.
         """
         self.read_to(self._log_end())
         self._compare_with_log(self.replica.position)
@@ -89,22 +97,22 @@ class Claimer:
             raise UnfitToLead(f"this node's clock is over {MAX_CLOCK_SKEW_MS} ms from the broker's; it does not lead")
         if report.offset <= before:
             raise AheadOfLog(f"the claim lies at {report.offset}, but this replica has read up to {before}")
-        # A delivery report proves nothing: the claim must be read from the log as valid, everything before it applied.
+        # The claim must be read from the log as valid, with everything before it applied.
         self.read_to(report.offset + 1)
         leader = Leader(
             self.replica, self._service, self._limits,
             claim_offset=report.offset, claim_time_ms=report.timestamp_ms, elapsed_ms=elapsed_ms,
         )  # fmt: skip
-        # The leader has read the position once; looking again here could see another's claim, applied meanwhile.
+        # The leader read the position once. The position may have moved since, past another candidate's claim.
         if leader.nonce != nonce:
             return None
         self._read_again(anchor, leader, report.offset)
         return leader
 
     def catch_up(self) -> None:
-        """Read what the follower left to this loop while it led (:meth:`leaves_to_leader`).
+        """Read the records that the follower left to this loop while it led (``leaves_to_leader``).
 
-        If the brokers do not answer, the follower reads it instead, before the next record that it applies.
+        If the brokers do not answer, the follower reads them instead, before the next record that it applies.
         """
         with suppress(LogUnavailable):
             self.read_to(self._log_end())
@@ -116,10 +124,11 @@ class Claimer:
         return end
 
     def _read_again(self, position: Position, leader: Leader, claim_offset: int) -> None:
-        """Judge once more what lies between ``position``, the anchor before the claim, and the claim; raises AheadOfLog if it differs.
+        """Judge again the records between ``position``, the anchor before the claim, and the claim.
 
-        If the log lost its tail meanwhile, what this replica had read of that tail must not stand: a leader whose chain is not the
-        log's would write a record that stops every replica for good.
+        Raises AheadOfLog if another chain comes out. If the log lost its tail meanwhile, the records that this replica
+        read from that tail must not stand: a leader whose chain is not the log's would write a record that stops every
+        replica for good.
         """
         self._compare_with_log(position)
         while (following := position.offset + 1) <= claim_offset:
@@ -152,7 +161,7 @@ class Claimer:
             )
 
     def _read_some(self, offset: int, limit: int) -> Sequence[Entry]:
-        """Return what the log has from ``offset`` on, empty after READ_WAIT_S without a record; the loop turns meanwhile."""
+        """Return records from ``offset`` on, none after READ_WAIT_S without one. The loop beats meanwhile."""
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
         entries = self._read_step(offset, limit)
         while not entries and self._clock.elapsed_ms() < deadline_ms:
@@ -166,7 +175,10 @@ class Claimer:
         return entries
 
     def read_to(self, end: int) -> None:
-        """Offer everything below offset ``end`` to the replica; raises LogUnavailable after READ_WAIT_S without a record."""
+        """Offer every record below offset ``end`` to the replica.
+
+        Raises LogUnavailable after READ_WAIT_S without a record.
+        """
         deadline_ms = self._clock.elapsed_ms() + READ_WAIT_S * 1000
         while (following := self.replica.read_offset + 1) < end:
             entries = self._read_step(following, min(READ_LIMIT, end - following))

@@ -1,8 +1,8 @@
 """A replicated database for a service: column families and merge operators in, ``submit`` and reads out.
 
-One object is one replica of one shard. It follows the log on a thread of its own; between :meth:`ReplicatedDatabase.lead` and
-:meth:`ReplicatedDatabase.resign` that thread asks to lead instead. What is submitted has a retry row like any request, so it is
-executed once even if the leadership changes under it.
+One object is one replica of one shard. It follows the log on a thread of its own. Between
+:meth:`ReplicatedDatabase.lead` and :meth:`ReplicatedDatabase.resign` that thread asks to lead instead. A submission has
+a retry row like any request, so it is executed once even if the leadership changes meanwhile.
 
     database = ReplicatedDatabase.open(identity, ["stock"], [ADD_INT64], store=..., log=..., replicas=["a", "b", "c"])
     database.lead()
@@ -37,7 +37,7 @@ from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.records.log import Checkpoint, Delete, Merge, Operation, Put, RequestPosition
 
 MAX_PENDING = 10_000
-"""How many submissions may be unanswered; one more is refused."""
+"""How many submissions may be unanswered. A further one is refused."""
 
 FOLLOW_WAIT_S = 0.05
 READ_LIMIT = 500
@@ -70,7 +70,7 @@ class _Submissions:
     def add(self, operations: Sequence[Operation]) -> Future[int]:
         """Queue operations; raises Refused if too many submissions are pending, or the database is closed."""
         future: Future[int] = Future()
-        # Not to be cancelled: settling a cancelled future would raise on the database's thread.
+        # Running futures cannot be cancelled: settling a cancelled one would raise on the database's thread.
         future.set_running_or_notify_cancel()
         with self._lock:
             if self._closed:
@@ -88,7 +88,7 @@ class _Submissions:
         return future
 
     def reopen(self, hint: RequestPosition | None) -> _Submissions:  # noqa: ARG002 - the intake of LeaderLoop
-        """Queue everything pending once more: a new claim begins, retry rows absorb what was done."""
+        """Queue every pending submission again for a new claim; retry rows absorb those already executed."""
         with self._lock:
             self._queue = queue.SimpleQueue()
             for submission in self._pending.values():
@@ -100,7 +100,7 @@ class _Submissions:
         return take_queued(self._queue, limit, wait_s)
 
     def close(self) -> None:
-        """End of a claim; what is pending stays so."""
+        """Do nothing at the end of a claim: pending submissions stay pending."""
 
     def reply(self, replies: Sequence[Reply]) -> None:
         """Resolve the futures of answered submissions."""
@@ -119,12 +119,12 @@ class _Submissions:
                 future.set_exception(Refused(text.decode()))
 
     def publish(self, replica: Replica, outcome: Offered) -> None:  # noqa: ARG002 - a port's signature
-        """Digests are not reported anywhere; release a scrub's snapshot."""
+        """Release a scrub's snapshot. Nobody receives digests."""
         if outcome.snapshot is not None:
             outcome.snapshot.close()
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:  # noqa: ARG002
-        """Execute the operations; they have been checked when they were submitted."""
+        """Execute the operations, which were checked when they were submitted."""
         for operation in proposal.body:
             transaction.submit(operation)
         return Executed(response=b"i%d" % transaction.index, keep=True)
@@ -134,7 +134,7 @@ class _Submissions:
         return (b"e" if refusal is Refusal.EXPIRED else b"r") + f"{refusal.value}: {message}".encode()
 
     def abandon(self) -> None:
-        """Fail everything pending: the database closes."""
+        """Fail every pending submission, because the database closes."""
         with self._lock:
             pending, self._pending = self._pending, {}
             self._closed = True
@@ -172,8 +172,8 @@ class ReplicatedDatabase:
     ) -> ReplicatedDatabase:  # fmt: skip
         """Open a replica and begin to follow its log.
 
-        ``store`` makes the store for the families. Raises ValueError for illegal families, StoreFailure if the store does not
-        open, AheadOfLog if the log is not the one that this replica has read.
+        ``store`` makes the store for the families. Raises ValueError for illegal families, StoreFailure if the store
+        does not open, AheadOfLog if the log is not the one that this replica has read.
         """
         declared = families(column_families, merge_operators)
         replica = Replica(identity, declared, store(declared), threading.RLock())
@@ -194,11 +194,11 @@ class ReplicatedDatabase:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
-        """Ask to lead: claim the shard, and again whenever the leadership is lost, until :meth:`resign`."""
+        """Ask to lead: claim the shard, and claim again whenever the leadership is lost, until :meth:`resign`."""
         self._following.clear()
 
     def resign(self) -> None:
-        """Stop leading after what is in flight; go on following."""
+        """Settle what is in flight, stop leading, and go on following."""
         self._following.set()
 
     @property
@@ -207,10 +207,11 @@ class ReplicatedDatabase:
         return self._loop.leading
 
     def submit(self, operations: Sequence[Operation]) -> Future[int]:
-        """Submit operations to be applied as one; the future gives their managed index once they are effective and applied.
+        """Submit operations to be applied as one.
 
-        Hashes need not be filled in (see :meth:`put`, :meth:`delete`, :meth:`merge`). What is submitted while another replica leads
-        waits until this one does. Raises Refused, naming it, for an operation that is not legal; nothing has happened then.
+        The future gives their managed index once they are effective and applied. Their hashes need not be filled in
+        (see :meth:`put`, :meth:`delete`, :meth:`merge`). While another replica leads, a submission waits until this one
+        leads. Raises Refused, whose message names the input, if an operation is illegal; nothing has happened then.
         """
         self._check_alive()
         trial = Transaction(self.replica.families, Overlay(self.replica.store), 0)
@@ -236,23 +237,23 @@ class ReplicatedDatabase:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def get(self, cf: str, key: bytes) -> bytes | None:
-        """Return a row as this replica has it now."""
+        """Return a row's value as this replica has it now."""
         self._check_alive()
         return self.replica.store.get(cf, key)
 
     def iterate(self, cf: str, start: bytes = b"", stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate in key order over [start, stop) as this replica has it now."""
+        """Iterate in key order over [start, stop), over the rows as this replica has them now."""
         self._check_alive()
         return self.replica.store.iterate(cf, start, stop)
 
     def snapshot(self) -> tuple[Position, StoreSnapshot]:
-        """Return a position and a snapshot of every family at it; close the snapshot."""
+        """Return a position and a snapshot of every family at that position. Close the snapshot."""
         self._check_alive()
         position, _, snapshot = self.replica.snapshot()
         return position, snapshot
 
     def close(self) -> None:
-        """Drain, stop and close the store; what is still pending fails with OutcomeUnknown."""
+        """Drain, stop and close the store. Submissions still pending fail with SubmissionUnknown."""
         self._closing.set()
         self._following.set()
         self._thread.join()
@@ -274,7 +275,7 @@ class ReplicatedDatabase:
                     self._closing.wait(FOLLOW_WAIT_S)
                 except UnfitToLead:
                     self._closing.wait(FOLLOW_WAIT_S)
-        except BaseException as error:  # kept for the caller: every later call raises it
+        except BaseException as error:  # kept for callers: every later call raises it
             self._failure = error
             self._submissions.abandon()
 

@@ -1,12 +1,14 @@
 """The follower: a Faust app that offers every record of a log topic to this process's replicas (design, section 5).
 
 Rules:
-    - Its position lives in RocksDB with the data, never in the group: the group id is fresh for each process start, its offsets are set before
-      the worker starts and never committed, a rebalance goes back to the replica's; there is no offset reset.
-    - Idempotent by offset. Records of a claim that leads in this process are left to the leader's thread, which has them decoded, and are not
-      even fetched (:func:`rest_while_leading`); once it leads no more, what it had left undone is read from the log.
-    - Faust acknowledges on exception, so any failure to apply ends the process before Faust hears of it.
-    - A process that holds replicas of some partitions only fetches those alone (``FollowerTransport.follow``).
+    - A replica's position lives in RocksDB with the data, never in the consumer group. The group id is fresh for each
+      process start. The group's offsets are set before the worker starts and never committed, and a rebalance goes back
+      to the replica's position. There is no offset reset.
+    - Applying is idempotent by offset. Records of a claim that leads in this process are left to the leader's thread,
+      which has them decoded already. The follower does not even fetch them (:func:`rest_while_leading`). When that
+      leader stops leading, the follower reads from the log the records that the leader left unapplied.
+    - Faust acknowledges on exception. So a failure to apply ends the process before Faust hears of it.
+    - A process with replicas of only some partitions fetches those alone (``FollowerTransport.follow``).
 """
 
 from __future__ import annotations
@@ -40,29 +42,29 @@ from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 FILL_WAIT_S = 1.0
 FILL_PAUSE_S = 0.5
-"""Between two attempts to fill a gap when the brokers do not give what lies in it."""
+"""Pause between two attempts to fill a gap while the brokers do not serve its records."""
 PARTITION = re.compile(r"[0-9]{1,9}")
 """A partition's number in a report's key."""
 
 NO_REPLICA_REPORT = b"blocks"
-"""Kind (a header) of reports that are on the same topic, and say nothing of rows."""
+"""Kind (a header) of those reports on the same topic that say nothing about rows."""
 EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What a follower listens to: the log, the members' reports, and who it is itself."""
+    """What a follower listens to, the log and the members' reports, and its own name."""
 
     node: str
     log_topic: str
     audit_topic: str
     members: frozenset[str] = frozenset()
-    """Members of a shard whose log does not say yet who they are."""
+    """Members of a shard whose log does not name them yet."""
 
 
 IDLE_FOR_GOOD_S = 10 * 365 * 86_400.0
-"""So long a follower may have nothing to fetch."""
+"""How long a follower may have nothing to fetch."""
 
 
 def make_app(
@@ -70,11 +72,13 @@ def make_app(
     follows: Iterable[tuple[str, int]] | None = None, placed: int | None = None, flowing_wait_ms: int = FLOWING_WAIT_MS,
     guard: HttpGuard | None = None,
 ) -> faust.App:  # fmt: skip
-    """Return the Faust app of this process; ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
+    """Return the Faust app of this process. ``name`` is its group id, fresh for each start; ``fatal`` ends the process.
 
-    Its web server listens on ``host``:``port``, and hears what ``guard`` lets by; without one, nothing that changes anything. With ``follows``, only these (topic, partition) are fetched, until
-    ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: for so many partitions of each the group is placed, those that
-    are added later are read from their beginning. ``flowing_wait_ms`` is how long a broker may gather records while they flow.
+    The app's web server listens on ``host``:``port`` and serves what ``guard`` lets through. Without a guard it serves
+    nothing that changes anything. With ``follows``, only these (topic, partition) pairs are fetched, until
+    ``FollowerTransport.follow`` names more. With ``placed``, the topics may grow: the group has offsets for this many
+    partitions of each topic, and partitions added later are read from their beginning. ``flowing_wait_ms`` is how long
+    a broker may gather records while they flow.
     """
     app = faust.App(
         name,
@@ -90,12 +94,13 @@ def make_app(
         topic_disable_leader=True,
         topic_allow_declare=False,
         consumer_auto_offset_reset="none",
-        # A leader that is cut off from the others answers each fetch, with nothing: only another broker tells who leads now.
+        # A leader broker that is cut off from the others answers each fetch with nothing. Only another broker can name
+        # the present leader.
         consumer_metadata_max_age_ms=SILENT_BROKER_MS,
         consumer_max_fetch_size=MAX_MESSAGE_BYTES,
         stream_wait_empty=False,
         broker_commit_interval=60.0,
-        # A follower that follows nothing yet fetches nothing: it would leave the group for that, and not come back.
+        # A follower without partitions fetches nothing. At the poll interval's end it would leave the group for good.
         broker_max_poll_interval=IDLE_FOR_GOOD_S,
     )
     app.web = NodeWeb(app)
@@ -109,9 +114,10 @@ def place_group(
     bootstrap_servers: str, group: str, *, log_topic: str, audit_topic: str, replicas: Mapping[int, Replica],
     partitions: int,
 ) -> None:  # fmt: skip
-    """Set the fresh group's offsets: the log right behind each replica's position, reports from their end on.
+    """Set the fresh group's offsets: the log directly after each replica's position, reports at their end.
 
-    Partitions of the log without a replica are placed at their beginning. Raises LogUnavailable if the brokers do not take it.
+    Partitions of the log without a replica are placed at their beginning. Raises LogUnavailable if the brokers do not
+    accept the offsets.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     others = [TopicPartition(log_topic, shard) for shard in range(partitions) if shard not in replicas]
@@ -125,7 +131,7 @@ def place_group(
         )
         places = [TopicPartition(p.topic, p.partition, future.result().offset) for p, future in ends.items()]
         places += [TopicPartition(log_topic, shard, replica.read_offset + 1) for shard, replica in replicas.items()]
-        # A partition that has no leader for now comes back without an error and without an offset.
+        # For a partition without a leader the brokers return neither an error nor an offset.
         if lost := [place for place in places if place.offset < 0]:
             raise LogUnavailable(
                 f"group {group}: the brokers do not know the end of {lost[0].topic}/{lost[0].partition}"
@@ -134,13 +140,13 @@ def place_group(
         answer = admin.alter_consumer_group_offsets(wanted, request_timeout=ADMIN_TIMEOUT_S)[group].result()
     except KafkaException as error:
         raise LogUnavailable(f"group {group}: {error}") from error
-    # A refused partition is returned, not raised.
+    # A refused partition is in the answer; nothing is raised for it.
     if refused := [p for p in answer.topic_partitions if p.error is not None]:
         raise LogUnavailable(f"group {group}: {refused[0].topic}/{refused[0].partition}: {refused[0].error.str()}")
 
 
 def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
-    """Have the follower of an app fetch nothing of a log while the loop that leads it here appends: its thread applies all that comes."""
+    """Let the app's follower not fetch a log while ``loop`` appends to it: the loop's thread applies every record."""
     transport: Any = app.transport
     shard = loop.replica.identity.shard
 
@@ -154,7 +160,7 @@ def rest_while_leading(app: faust.App, topic: str, loop: LeaderLoop) -> None:
 
 
 class Follower:
-    """Applies the log, and listens to the other members' reports. The mappings may grow while it runs."""
+    """Applies the log, and listens to the other members' reports. The mappings may grow during its life."""
 
     def __init__(
         self, feed: Feed, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop], logs: Mapping[int, Log],
@@ -175,7 +181,8 @@ class Follower:
 
     def attach(self, app: faust.App) -> None:
         """Subscribe the app to the log and to the reports."""
-        # Not acknowledged: the position is the replica's, and what is left out while a leader is at work would be gaps to Faust.
+        # The log is not acknowledged: the position is the replica's. Faust would see gaps, because records are left out
+        # while a leader is at work.
         log = app.topic(self._feed.log_topic, value_serializer="raw", key_serializer="raw", acks=False)
         audit = app.topic(self._feed.audit_topic, value_serializer="raw", key_serializer="raw")
         transport: Any = app.transport
@@ -193,7 +200,7 @@ class Follower:
                 self._guard(self.on_report, message.key, dict(message.headers or ()), message.value)
 
     def _next_offset(self, tp: Any) -> int | None:
-        """Return from where on a partition is wanted: behind what its replica has read; None for reports."""
+        """Return the offset from which a partition is wanted: after the last one its replica read; None for reports."""
         replica = self._replicas.get(tp.partition) if tp.topic == self._feed.log_topic else None
         return None if replica is None else replica.read_offset + 1
 
@@ -204,8 +211,9 @@ class Follower:
             self._fatal(error)
 
     async def take(self, shard: int, offset: int, value: bytes) -> None:
-        """Take a record as it comes: leave it to this node's leader, or apply it, behind what that leader has left undone."""
-        # Asked once: the leader may resign at any moment, and then what it left is to be read before this record is applied.
+        """Leave a record to this node's leader, or apply it after any records that this leader left unapplied."""
+        # Ask only once. The leader may resign at any moment; then what it left must be read before this record is
+        # applied.
         if self.leaves_to_leader(shard, value):
             return
         if self.has_gap(shard, offset):
@@ -213,19 +221,22 @@ class Follower:
         self._guard(self.apply, shard, offset, value)
 
     def leaves_to_leader(self, shard: int, value: bytes) -> bool:
-        """Say whether a record is the business of this node's leader; if not, :meth:`fill` what lies before it, and :meth:`apply` it."""
+        """Whether this node's leader applies a record. If not, :meth:`fill` the gap before it and :meth:`apply` it."""
         return self._loops[shard].leaves_to_leader(value)
 
     def apply(self, shard: int, offset: int, value: bytes) -> None:
-        """Offer a record of the log, with everything before it offered."""
+        """Offer a record of the log. Everything before it must have been offered."""
         self._publish(shard, offset, self._replicas[shard].offer(offset, value))
 
     def has_gap(self, shard: int, offset: int) -> bool:
-        """Say whether records before ``offset`` have not been offered: a leader of this node's did not get to them."""
+        """Whether records before ``offset`` have not been offered, because this node's leader left them unapplied."""
         return offset > self._replicas[shard].read_offset + 1
 
     def fill(self, shard: int, end: int) -> None:
-        """Offer what lies before ``end`` and was left to this node's leader. Runs beside the event loop: brokers may be slow."""
+        """Offer the records before ``end`` that were left to this node's leader.
+
+        It runs beside the event loop, because brokers may be slow.
+        """
         replica = self._replicas[shard]
         patience = EndPatience()
         while (following := replica.read_offset + 1) < end:
@@ -250,9 +261,10 @@ class Follower:
             self._note(f"shard {shard}, offset {offset}: {outcome.reading.value}", shard=shard, offset=offset)
 
     def on_report(self, key: bytes | None, headers: Mapping[str, bytes], value: bytes | None) -> None:
-        """Take a member's report and settle what it settles. One of a healthy member says so in its headers: it is not decoded.
+        """Take a member's report and act on what it settles.
 
-        Whatever else is on the topic is skipped: no record there may end a node.
+        A healthy member's report says so in its headers and is not decoded. Any other record on the topic is skipped:
+        no record there may end a node.
         """
         if headers.get("kind") == NO_REPLICA_REPORT:
             return

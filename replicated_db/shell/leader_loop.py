@@ -1,7 +1,8 @@
-"""The shell around :class:`~replicated_db.core.leading.leader.Leader`: claims a shard and serves it, on the thread that calls it.
+"""The shell around :class:`~replicated_db.core.leading.leader.Leader`: claims a shard and serves it.
 
-One loop does everything for its shard: it takes proposals, seals batches, appends, polls reports, applies, replies. Batches adapt by
-themselves: an idle leader seals what it has at once; a busy one lets requests queue while a few batches are in flight.
+One loop does everything for its shard, on the thread that calls it: it takes proposals, seals batches, appends, polls
+reports, applies, replies. Batch sizes adapt by themselves: an idle leader seals what it has at once; a busy one lets
+requests queue while a few batches are in flight.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ IDLE_WAIT_S = 0.01
 
 REPORT_WAIT_S = 0.002
 PIPELINE_BATCH = 100
-"""With a batch in flight, another is sealed only once it holds this many requests (or is full)."""
+"""While a batch is in flight, the next one is sealed only once it holds this many requests (or is full)."""
 
 QUIET_MS = 2_000
-"""A leader that has appended nothing for so long would not notice another one's claim."""
+"""After this long without an append the follower fetches again: the leader would not notice another one's claim."""
 
 
 class Intake(Protocol):
     """Where proposals come from."""
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
-        """Return up to ``limit`` proposals, waiting at most ``wait_s`` seconds for the first."""
+        """Return up to ``limit`` proposals; wait at most ``wait_s`` seconds for the first."""
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Release what the intake has opened."""
 
 
 def take_queued(waiting: queue.SimpleQueue[Proposal], limit: int, wait_s: float) -> list[Proposal]:
-    """Return up to ``limit`` proposals of a queue, waiting at most ``wait_s`` seconds for the first: ``Intake.take``."""
+    """Do what ``Intake.take`` does, with a queue: wait at most ``wait_s`` seconds for the first proposal."""
     taken: list[Proposal] = []
     with suppress(queue.Empty):
         taken.append(waiting.get(timeout=wait_s) if wait_s else waiting.get_nowait())
@@ -67,18 +68,18 @@ class Publisher(Protocol):
     """Where reports go."""
 
     def publish(self, replica: Replica, outcome: Offered) -> None:
-        """Publish what applying a record asks for: digests at a barrier, evidence."""
+        """Publish what the outcome of a record asks for: digests at a barrier, evidence."""
 
 
 class Outbox(Publisher, Protocol):
     """Where answers and reports go."""
 
     def reply(self, replies: Sequence[Reply]) -> None:
-        """Send answers; they are effective and applied."""
+        """Send answers. Their batches are effective and applied."""
 
 
 class LeaderLoop:
-    """Leads one shard, for one claim after another. ``lead`` runs on the shard's thread; ``read_index`` on any."""
+    """Leads one shard, for one claim after another. Call ``lead`` on the shard's thread, ``read_index`` on any."""
 
     def __init__(
         self, replica: Replica, log: Log, service: Service, limits: LeaderLimits, *,
@@ -107,36 +108,41 @@ class LeaderLoop:
         self._held: Sequence[Proposal] = ()
         self.leading = False
         self.on_rest: Callable[[bool], None] = lambda _: None
-        """Told True when this loop appends, so that it applies all that comes and finds what others append before its own next record;
-        False when it has appended nothing for QUIET_MS, stands still, or leads no more. On the shard's thread, and on that of :meth:`look`."""
+        """Called on the shard's thread and on that of :meth:`look`.
+
+        True while the leader applies every record itself, so the follower need not fetch: each own append shows the
+        leader what others appended before it. False when the leader has appended nothing for QUIET_MS, stands still, or
+        leads no more.
+        """
         self._rests = False
         self._appended_ms = 0
         self.times_led = 0
-        """Claims that were won and served: one whose requests cannot be read helps nobody."""
+        """Claims that were won and then served. A claim does not count if the intake could not be opened."""
         self.batches = 0
         self.requests = 0
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
     def read_index(self) -> Future[ReadIndex]:
-        """Ask for a read index; many askers share one Tick. The future fails with NotLeading."""
+        """Ask for a read index. Many askers share one Tick. The future fails with NotLeading."""
         return self._read_indexes.ask()
 
     def leaves_to_leader(self, value: bytes) -> bool:
-        """Whether the follower of this node should leave a record to this loop: it is one of the claim that leads here.
+        """Whether this node's follower should leave a record to this loop, because the claim that leads here wrote it.
 
-        The loop has it decoded already and applies it as soon as it is effective; doing it twice would halve the node's speed.
+        The loop has the record decoded already and applies it as soon as it is effective. To do both twice would halve
+        the node's speed.
         """
         return self.leading and has_nonce(value, self._nonce)
 
     def has_claimed(self, nonce: bytes) -> bool:
-        """Whether a claim is one of this loop's own: of the last REMEMBERED_CLAIMS since the process started."""
+        """Whether ``nonce`` is of one of this loop's last REMEMBERED_CLAIMS claims since the process started."""
         return self._claimer.has_claimed(nonce)
 
     def beat(self, wait_s: float = 0.0) -> None:
-        """Say that the thread of this loop is getting on; it may be silent for ``wait_s`` now, because it asks the brokers something.
+        """Say that this loop's thread is alive. For ``wait_s`` from now it may be silent, because it asks the brokers.
 
-        A broker that is silent is no stall of this node, which the other shards would suffer from, too.
+        A silent broker is no stall of this node. If it counted as one, the node's other shards would suffer too.
         """
         self._turned_ms = self._clock.elapsed_ms() + round(wait_s * 1000)
 
@@ -144,11 +150,11 @@ class LeaderLoop:
         self.beat(wait_s)
 
     def turned_ago_ms(self) -> int:
-        """Return how long ago the loop turned last: what a watchdog looks at."""
+        """Return how long ago the loop last turned. A watchdog looks at this."""
         return max(0, self._clock.elapsed_ms() - self._turned_ms)
 
     def look(self) -> None:
-        """Have the follower go on if the thread of this loop stands still. Call now and then, from another thread."""
+        """Wake the follower if this loop's thread stands still. Call it now and then, from another thread."""
         if self._rests and self.turned_ago_ms() > QUIET_MS:
             self.on_rest(False)
 
@@ -220,7 +226,7 @@ class LeaderLoop:
             self.on_rest(rests)
 
     def _fill(self, leader: Leader, appender: Appender, intake: Intake, *, busy: bool) -> None:
-        """Execute what has queued; seal unless it pays to wait for more."""
+        """Execute the queued proposals; seal unless it pays to wait for more."""
         room = self._limits.max_batch_requests - leader.building
         waiting = busy or leader.building > 0
         proposals = self._held or intake.take(room, 0 if waiting else IDLE_WAIT_S)
@@ -235,7 +241,10 @@ class LeaderLoop:
             self._poll(leader, appender, REPORT_WAIT_S)
 
     def _offer(self, leader: Leader, appender: Appender, proposals: Sequence[Proposal], elapsed_ms: int) -> int:
-        """Have the leader take proposals; return how many it took, and hold back the others until what is in flight has settled."""
+        """Offer proposals to the leader; return how many it took.
+
+        The others are held back until what is in flight has settled.
+        """
         at_once: list[Reply] = []
         taken = len(proposals)
         for number, proposal in enumerate(proposals):
@@ -253,7 +262,7 @@ class LeaderLoop:
         return taken
 
     def _drain(self, leader: Leader, appender: Appender) -> bool:
-        """Seal and settle what was taken; return whether nothing is left."""
+        """Seal and settle the proposals taken; return whether nothing is left."""
         self._append(appender, leader.seal())
         self._poll(leader, appender, REPORT_WAIT_S)
         return leader.in_flight == 0
@@ -285,7 +294,7 @@ class LeaderLoop:
         self._append(appender, [leader.barrier(self._clock.elapsed_ms())])
         if not self._read_indexes.are_asked or leader.in_flight > self._limits.max_in_flight:
             return
-        # First take the askers, then append: the record must have been produced after the question came.
+        # Take the askers before appending: the record must have been produced after their question arrived.
         asked = self._read_indexes.take()
         appends: list[Append | None] = [*leader.seal()] or [leader.tick()]
         self._read_indexes.wait_for(leader.seq, asked)

@@ -1,8 +1,9 @@
 """What a node logs, and in which form: JSON lines for programs, plain text for a person at a terminal.
 
-A JSON line has ``time`` (UTC), ``level``, ``logger``, ``node``, ``message``, and what the event is about: ``shard``, and with it the
-``term`` and ``index`` at which the replica stands; further fields are the event's own. Every line is one object; a traceback is its
-field ``traceback``. Write-audit lines are a log of their own (``write_audit``).
+A JSON line has ``time`` (UTC), ``level``, ``logger``, ``node`` and ``message``. If the event concerns a shard, it also
+has ``shard``, and the ``term`` and ``index`` at which the shard's replica stands. Further fields are the event's own.
+Every line is one object; a traceback is its field ``traceback``. Write-audit lines are a log of their own
+(``write_audit``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger("stratolog.node")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one JSON object on one line."""
 
     def __init__(self, node: str) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class JsonLines(logging.Formatter):
 
 
 def configure(node: str, level: str, log_format: str, stream: TextIO = sys.stderr) -> None:
-    """Have the process log to ``stream``; ``auto`` is plain on a terminal and JSON elsewhere."""
+    """Make the process log to ``stream``; ``auto`` is plain on a terminal and JSON elsewhere."""
     handler = logging.StreamHandler(stream)
     if log_format == PLAIN or (log_format == AUTO and stream.isatty()):
         handler.setFormatter(logging.Formatter(f"%(asctime)s {node} %(levelname)s %(name)s: %(message)s"))
@@ -57,7 +58,7 @@ def configure(node: str, level: str, log_format: str, stream: TextIO = sys.stder
 
 
 class Notes:
-    """Logs of one node, with the shard's term and index where a shard is named."""
+    """The log of one node. It adds the shard's term and index where a shard is named."""
 
     def __init__(self, replicas: Mapping[int, Replica]) -> None:
         self._replicas = replicas

@@ -1,6 +1,7 @@
-"""The life of a process that hosts replicas: how it waits for the brokers, calms the collector, and ends.
+"""The life of a process that hosts replicas: how it waits for the brokers, tunes the collector, and ends.
 
-A StopProcess anywhere ends the process with EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+A StopProcess anywhere ends the process with EXIT_FATAL and logs its message. The Kafka log is the truth, and a restart
+begins from it.
 """
 
 from __future__ import annotations
@@ -22,28 +23,31 @@ EXIT_FATAL = 70
 
 BROKER_WAIT_S = 60.0
 END_WAIT_S = 2.0
-"""How long the end of a background thread is waited for."""
+"""How long to wait for the end of a background thread."""
 
 STOP_WAIT_S = 10.0
-"""How long Faust's worker may take to stop once the node has handed over. One whose consumer is just joining its group takes minutes."""
+"""How long Faust's worker may take to stop after the node has handed over.
+
+A worker whose consumer is just joining its group takes minutes.
+"""
 
 COLLECTOR_THRESHOLDS = (50_000, 20, 50)
-"""Of Python's cyclic collector: at the default, a third of the leader's time went into it (docs/performance.md)."""
+"""Thresholds of Python's cyclic collector. The defaults cost a third of the leader's time (docs/performance.md)."""
 
 KEPT_BYTES = 64 * 1024 * 1024
-"""Freed memory at the end of an allocator's arena that is kept for the next request."""
+"""Freed memory at the end of an allocator's arena that the allocator keeps for the next request."""
 ARENAS = 2
 _ALLOCATED_BY_MMAP_BYTES = 32 * 1024 * 1024
 """Larger requests get pages of their own; glibc takes no higher limit."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-"""Of glibc's ``mallopt``."""
+"""Parameters of glibc's ``mallopt``."""
 
 T = TypeVar("T")
 
 log = logging.getLogger("stratolog.node")
 
 _closing = threading.Event()
-"""Set once the stores are about to be closed: what fails from then on fails because of that."""
+"""Set once the stores are about to be closed: errors from then on are consequences of closing."""
 
 
 def closing() -> None:
@@ -65,9 +69,9 @@ def fatal(error: BaseException) -> None:
 
 
 def end_soon(close: Callable[[], None]) -> threading.Timer:
-    """Have the process end after STOP_WAIT_S, by ``close`` and at once, if its worker has not stopped by then: cancel the timer that is returned.
+    """End the process after STOP_WAIT_S, by ``close`` and at once, if its worker has not stopped by then.
 
-    To be called when everything has been handed over.
+    Call it when everything has been handed over. To call it off, cancel the timer that is returned.
     """
 
     def end() -> None:
@@ -83,7 +87,7 @@ def end_soon(close: Callable[[], None]) -> threading.Timer:
 
 
 class Background:
-    """A thread of a process from :meth:`start` to :meth:`close`. What :meth:`run` raises meanwhile is ``fatal``."""
+    """A thread that runs from :meth:`start` to :meth:`close`. An error of :meth:`run` meanwhile is ``fatal``."""
 
     def __init__(self, name: str, fatal: Callable[[BaseException], None]) -> None:
         self._fatal = fatal
@@ -91,11 +95,11 @@ class Background:
         self._thread = threading.Thread(target=self._guarded, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Set ``_stop``, and wait a moment for the end."""
+        """Set ``_stop``, and wait END_WAIT_S at most for the thread to end."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(END_WAIT_S)
@@ -115,7 +119,7 @@ class Background:
 def calm_collector() -> None:
     """Collect cycles seldom: a full collection walks every request in flight, and requests form no cycles.
 
-    What exists now lives as long as the process, so it is left out for good.
+    Objects that exist now live as long as the process, so the collector leaves them out for good.
     """
     gc.collect()
     gc.freeze()
@@ -123,10 +127,11 @@ def calm_collector() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what was freed, for a process that takes and frees buffers of megabytes. Call before there are threads.
+    """Make the allocator keep freed memory, for a process that takes and frees buffers of megabytes.
 
-    By default glibc gives such a buffer back to the kernel when it is freed, and the next one is cleared and mapped page by page: for
-    4 MiB that takes longer than filling it. With few arenas little is kept. Another C library goes on as it does.
+    Call it before there are threads. By default glibc gives such a buffer back to the kernel when it is freed, and the
+    kernel clears and maps the next one page by page: for 4 MiB that takes longer than filling it. With few arenas
+    little is kept. With another C library nothing changes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -136,7 +141,7 @@ def keep_freed_memory() -> None:
 
 
 def when_brokers_answer(ask: Callable[[], T]) -> T:
-    """Ask until the brokers answer, for at most BROKER_WAIT_S; raises LogUnavailable."""
+    """Ask until the brokers answer, for at most BROKER_WAIT_S. Raises LogUnavailable if they do not."""
     deadline = time.monotonic() + BROKER_WAIT_S
     while True:
         try:

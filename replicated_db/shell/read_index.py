@@ -1,5 +1,6 @@
-"""Read indexes: who asks a leader may answer linearizably once it has applied a record that the leader appended after the question.
+"""Read indexes: what a replica asks of a shard's leader, to answer a reader linearizably.
 
+A read index is a record that the leader appended after the question. A replica that has applied that record may answer.
 Many askers share one record: the batch that is sealed next, or a Tick.
 """
 
@@ -18,25 +19,28 @@ MAX_WAITING_TICKS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadIndex:
-    """A record of the leader's own, effective after a reader asked: who has applied it may answer linearizably."""
+    """A leader's record, appended after a reader's question.
+
+    A replica that has applied the record may answer the reader linearizably.
+    """
 
     offset: int
     record_hash: bytes
 
 
 class NotLeading(Exception):
-    """The shard is not led here (any more); ask another node."""
+    """The shard is not led here (any more). Ask another node."""
 
 
 class _Asked(NamedTuple):
-    """Askers that wait until the record ``seq`` of the claim is effective."""
+    """Askers that wait until the claim's record ``seq`` is effective."""
 
     seq: int
     futures: list[Future[ReadIndex]]
 
 
 class ReadIndexes:
-    """Askers of one shard. :meth:`ask` on any thread, the rest on the shard's."""
+    """Askers of one shard. Call :meth:`ask` on any thread, the other methods on the shard's."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
@@ -46,9 +50,9 @@ class ReadIndexes:
         self._waiting: deque[_Asked] = deque()
 
     def ask(self) -> Future[ReadIndex]:
-        """Ask for a read index. The future fails with NotLeading."""
+        """Ask for a read index. The future fails with NotLeading if this node does not lead, or stops leading."""
         future: Future[ReadIndex] = Future()
-        # An asker that gives up must not be able to cancel it: settling a cancelled future raises, on the shard's thread.
+        # An asker that gives up must not cancel the future: settling a cancelled one raises on the shard's thread.
         future.set_running_or_notify_cancel()
         with self._lock:
             if not self._open or len(self._asking) >= MAX_WAITING_TICKS:
@@ -59,7 +63,7 @@ class ReadIndexes:
 
     @property
     def are_asked(self) -> bool:
-        """Whether anybody asks for a record that is still to be appended."""
+        """Whether anybody waits for a record that is still to be appended."""
         return bool(self._asking)
 
     def open(self) -> None:
@@ -68,7 +72,7 @@ class ReadIndexes:
             self._open = True
 
     def close(self) -> None:
-        """Take no more questions, and answer those that are open with NotLeading."""
+        """Take no more questions, and fail the open ones with NotLeading."""
         with self._lock:
             self._open = False
             waiting = [*self._asking, *(future for asked in self._waiting for future in asked.futures)]
@@ -78,18 +82,18 @@ class ReadIndexes:
             future.set_exception(NotLeading(f"shard {self._shard} lost its leader"))
 
     def take(self) -> list[Future[ReadIndex]]:
-        """Return those who ask; they are to :meth:`wait_for` a record that is produced afterwards."""
+        """Return those who ask. The caller lets them :meth:`wait_for` a record that is appended afterwards."""
         with self._lock:
             asked = list(self._asking)
             self._asking.clear()
         return asked
 
     def wait_for(self, seq: int, asked: list[Future[ReadIndex]]) -> None:
-        """Answer these askers once the record ``seq`` is effective."""
+        """Answer these askers once the claim's record ``seq`` is effective."""
         self._waiting.append(_Asked(seq, asked))
 
     def on_effective(self, effective: Effective) -> None:
-        """Answer those who waited for a record, or for an earlier one."""
+        """Answer the askers that waited for this record or for an earlier one."""
         seq = effective.record.seq
         while self._waiting and self._waiting[0].seq <= seq:
             index = ReadIndex(offset=effective.offset, record_hash=effective.record_hash)

@@ -1,7 +1,7 @@
-"""Audit reports of a process's replicas, and whatever else it sends beside the log: one producer for all of it.
+"""Audit reports of a process's replicas, and all other records that it sends beside the log, through one producer.
 
-Losing any of these loses nothing: a report that is missed makes a verdict ``unknown``.
-It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
+A lost record does no harm: a report that is missed makes a verdict ``unknown``. All the same, all brokers in sync must
+acknowledge it. A broker that is cut off from the others must not take a record and lose it (decision 0026).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from schemas.topics import MAX_MESSAGE_BYTES, SILENT_BROKER_MS
 
 QUEUE_MAX_MESSAGES = 200_000
 SCRUB_PAUSE_S = 0.001
-"""A scan pauses so long after each few hundred rows: it shares the interpreter with the leader."""
+"""How long a scan pauses after each few hundred rows, because it shares the interpreter with the leader."""
 
 
 Headers = list[tuple[str, str | bytes | None]]
 
 
 class AuditReports:
-    """Reports of every replica of a process, to ``topic``; safe to use from several threads.
+    """Reports of every replica of a process, to ``topic``. Safe to use from several threads.
 
-    ``fatal`` is told when a scrub finds that the store cannot be read: it ends the process.
+    ``fatal`` is called when a scrub finds that the store cannot be read; it ends the process.
     """
 
     def __init__(
         self, bootstrap_servers: str, topic: str, clock: Clock, log: Callable[[str], None],
         fatal: Callable[[BaseException], None], observe: Callable[[Replica, Offered], None] | None = None,
     ) -> None:  # fmt: skip
-        """``observe`` is told every counting record that this process applies, on the thread that applies it."""
+        """``observe`` is called with every counting record that this process applies, on the thread that applies it."""
         self._topic = topic
         self._fatal = fatal
         self._clock = clock
@@ -56,13 +56,14 @@ class AuditReports:
         self._producer = Producer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                # A broker that is cut off from the others would take everything, and lose it.
+                # A broker that is cut off from the others would acknowledge everything and lose it.
                 "acks": "all",
                 "linger.ms": 0,
                 "message.max.bytes": MAX_MESSAGE_BYTES,
                 "queue.buffering.max.messages": QUEUE_MAX_MESSAGES,
                 "delivery.report.only.error": True,
-                # The topic may grow; librdkafka refuses partitions that it has not heard of, and asks each five minutes by default.
+                # The topic may grow. librdkafka refuses partitions that it does not know, and by default asks about new
+                # ones every five minutes.
                 "topic.metadata.refresh.interval.ms": SILENT_BROKER_MS,
                 "reconnect.backoff.max.ms": 1000,
                 "socket.timeout.ms": SILENT_BROKER_MS,
@@ -70,7 +71,7 @@ class AuditReports:
         )
 
     def publish(self, replica: Replica, outcome: Offered) -> None:
-        """Publish evidence at once, digests at a barrier, and a scan's digests when a scrub has been scanned."""
+        """Publish evidence at once, digests at a barrier, and a scrub's digests when its scan has ended."""
         if self._observe is not None:
             self._observe(replica, outcome)
         if outcome.evidence is not None:
@@ -81,7 +82,7 @@ class AuditReports:
             self._start_scrub(replica, outcome.position, outcome.snapshot)
 
     def _start_scrub(self, replica: Replica, position: Position, snapshot: StoreSnapshot) -> None:
-        """Scan in the background, one scan of a shard at a time; one that is left out is `unknown` to the audit."""
+        """Scan in the background, one scan per shard at a time. A scrub left out is `unknown` to the audit."""
         shard = replica.identity.shard
         with self._lock:
             busy = shard in self._scrubbing or self._closed
@@ -98,7 +99,7 @@ class AuditReports:
             self._report(replica, "scrubbed", position, digests, replica.evidence)
         except StoreFailure as error:
             self._fatal(StoreFailure(f"shard {replica.identity.shard}: scrub at {position.offset}: {error}"))
-        except Exception as error:  # the scan's failure is an answer too: no report, hence `unknown`
+        except Exception as error:  # a failed scan means no report, and the audit says `unknown`
             self._log(f"scrub of shard {replica.identity.shard} failed: {error}")
         finally:
             snapshot.close()
@@ -111,12 +112,12 @@ class AuditReports:
         offset = -1 if basis == "evidence" else position.offset
         report = audit_report(replica.identity, basis, offset, position, digests, evidence, self._clock.wall_ms())
         identity = replica.identity
-        # Members need not decode what has no evidence in it.
+        # Members need not decode a report without evidence.
         headers: Headers = [("kind", basis.encode()), ("flagged", b"0" if evidence is None else b"1")]
         self.send(self._topic, encode(report), f"{identity.shard}/{identity.node}".encode(), identity.shard, headers)
 
     def send(self, topic: str, value: bytes, key: bytes, partition: int, headers: Headers | None = None) -> None:
-        """Send one record, to partition ``partition`` (-1: by its key); what cannot be sent is noted."""
+        """Send one record to ``partition`` (-1: by its key). A record that cannot be sent is noted in the log."""
         try:
             self._producer.produce(topic, value, key, partition, headers=headers or [])
             self._producer.poll(0)
@@ -124,7 +125,7 @@ class AuditReports:
             self._log(f"{topic}: not sent: {error}")
 
     def close(self) -> None:
-        """Send what is queued, for at most five seconds."""
+        """Send the records that are queued, for at most five seconds."""
         with self._lock:
             self._closed = True
         self._scrubber.shutdown(wait=False, cancel_futures=True)

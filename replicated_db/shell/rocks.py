@@ -1,11 +1,12 @@
 """The store on RocksDB (rocksdict, raw mode): one database per shard and node.
 
-Durability: the write-ahead log is on and not synced, recovery is point-in-time. The Kafka log is the truth and the position is
-in the same write as the data, so a replica that loses the tail of its WAL replays it. A database that refuses to open is
-damaged before that tail: it is rebuilt from the log, never opened in a weaker mode.
+Durability: the write-ahead log (WAL) is on and not synced, recovery is point-in-time. The Kafka log is the truth, and
+the position is in the same write as the data. So a replica that loses the tail of its WAL replays that tail. A database
+that refuses to open is damaged before the tail: it is rebuilt from the log, never opened in a weaker mode.
 
-A column family is made when its first row is written, and every family that is there is opened, known or not. So a database has none
-that its log's feature level does not have (software below that level opens it), and software that knows fewer opens it all the same.
+A column family is made when its first row is written. Every family that exists is opened, known or not. So a database
+has no family that its log's feature level does not have. Older software can open it, even software that knows fewer
+families.
 
 Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its blocks by BLOCK_CACHE_BYTES.
 """
@@ -46,22 +47,28 @@ MAX_WAL_BYTES = 128 * 1024 * 1024
 MAX_OPEN_FILES = 256
 BLOOM_BITS_PER_KEY = 10
 MAX_CHECKPOINTS = 4
-"""Checkpoints of one database that are kept."""
+"""How many checkpoints of one database are kept."""
 
 MAX_SKIPPED_KEYS = 20_000
-"""Removed rows that one page goes past. The interpreter's lock is held meanwhile: 600,000 of them took a second, and all threads waited."""
+"""Most removed rows that one page passes over.
+
+The interpreter's lock is held meanwhile: passing over 600,000 removed rows took a second, and all threads waited.
+"""
 
 COMPACTION_WAIT_S = 5.0
-"""How long closing waits for a compaction; after that the database is left as after a crash, which loses nothing."""
+"""How long closing waits for a compaction. After that the database is left as after a crash, which loses nothing."""
 
 INCOMPLETE = "Result incomplete"
-"""What RocksDB says of an iterator that has gone past too many."""
+"""RocksDB's word for an iterator that has passed over too many keys."""
 
 DEAD_SHARE = 0.5
-"""A file so much of which is removals is compacted soon: whoever looks for the first row behind them would go past them again and again."""
+"""A file with at least this share of removals is compacted soon.
+
+Otherwise every search for the first row behind the removals would pass over them again.
+"""
 
 MEMTABLE_BLOOM_SHARE = 0.05
-"""Share of a write buffer that its own filter takes: two reads of three ask for a row that is not there yet."""
+"""Share of a write buffer that its own filter takes. Two of three reads ask for a row that does not exist yet."""
 
 
 def _options(cache: Cache) -> Options:
@@ -82,8 +89,9 @@ def _options(cache: Cache) -> Options:
     table.set_block_cache(cache)
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
     table.set_cache_index_and_filter_blocks(True)
-    # In parts: the index and the filter of a large file, each in one block, do not fit into a shard of the cache (512 KiB), and every read
-    # would fetch them from the file (docs/performance.md, "Filters that no shard of the cache held").
+    # Partitioned: the index and the filter of a large file, each in one block, do not fit into a shard of the cache
+    # (512 KiB), and every read would fetch them from the file (docs/performance.md, "Filters that no shard of the cache
+    # held").
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)
@@ -107,7 +115,7 @@ class RocksView:
         return value
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate in key order over [start, stop); the state is that of the first step."""
+        """Iterate in key order over [start, stop), over the rows as they are at the first step."""
         try:
             if self._tables[cf] is None:
                 return
@@ -127,10 +135,13 @@ class RocksView:
 
 
 class RocksSnapshot:
-    """One moment's state of all families; exact only if taken under the apply lock (each family has its own moment).
+    """The state of all families at one moment.
 
-    It holds an iterator of each family, which RocksDB pins to the state in which it was made. (Iterating over rocksdict's own
-    ``Snapshot``, 0.3.29, reads the present state.) For one thread at a time; iterations may be interleaved.
+    It is exact only if taken under the apply lock, because each family has its own moment.
+
+    A snapshot holds an iterator of each family, which RocksDB pins to the state at its making. (Iterating over
+    rocksdict's own ``Snapshot``, 0.3.29, reads the present state.) For one thread at a time; iterations may be
+    interleaved.
     """
 
     def __init__(self, tables: Mapping[str, Any]) -> None:
@@ -169,7 +180,7 @@ class RocksSnapshot:
 
 
 class RocksReader(RocksView):
-    """A database that nobody has open, opened to be read. Raises StoreFailure if it does not open."""
+    """A database opened for reading while nobody else has it open. Raises StoreFailure if it does not open."""
 
     def __init__(self, path: Path, families: Iterable[str]) -> None:
         cache = Cache(BLOCK_CACHE_BYTES)
@@ -216,10 +227,10 @@ class RocksStore(RocksView):
             ) from error
 
     def _make(self, cf: str) -> Any:
-        """Make a family, for the first row that is written to it; a crash before that row leaves it empty."""
+        """Make a family for the first row written to it. A crash before that row leaves the family empty."""
         if self._tables[cf] is None:
             self._db.create_column_family(cf, _options(self._block_cache))
-            # Readers on other threads go through a whole mapping: the old one or the new one.
+            # Readers on other threads see a whole mapping: the old one or the new one.
             self._tables = {**self._tables, cf: self._db.get_column_family(cf)}
         self._handles[cf] = handle = self._db.get_column_family_handle(cf)
         return handle
@@ -240,7 +251,10 @@ class RocksStore(RocksView):
             raise _failure("write", error) from error
 
     def page(self, cf: str, start: bytes, limit: int) -> RowPage:
-        """Return up to ``limit`` rows from ``start`` on; fewer if MAX_SKIPPED_KEYS removed ones lie between, which are compacted then."""
+        """Return up to ``limit`` rows from ``start`` on; fewer if MAX_SKIPPED_KEYS removed rows lie between.
+
+        Such removed rows are then compacted away.
+        """
         rows: list[tuple[bytes, bytes]] = []
         try:
             table = self._tables[cf]
@@ -262,13 +276,16 @@ class RocksStore(RocksView):
         return RowPage(rows=rows, more=more)
 
     def _have_compacted(self, cf: str, table: Any) -> None:
-        """Have a family's removed rows go away, on a thread of its own (it does not hold the interpreter's lock), one at a time."""
+        """Compact a family's removed rows away, one family at a time.
+
+        A thread of its own does this; it does not hold the interpreter's lock.
+        """
         if self._compaction is None or not self._compaction.is_alive():
             self._compaction = Thread(target=_compact, args=(table,), name=f"compact-{cf}", daemon=True)
             self._compaction.start()
 
     def sync(self) -> None:
-        """Have all that is written survive a loss of power."""
+        """Make everything written so far survive a loss of power."""
         try:
             self._db.flush_wal(True)
         except Exception as error:
@@ -286,9 +303,10 @@ class RocksStore(RocksView):
         return snapshot
 
     def checkpoint(self, name: str) -> None:
-        """Create a checkpoint beside the database, in ``<path>.checkpoints/<name>``; replaces an older one of its name.
+        """Create a checkpoint beside the database, in ``<path>.checkpoints/<name>``. It replaces one of the same name.
 
-        The youngest MAX_CHECKPOINTS are kept: each holds files on the disk that the database itself has long compacted away.
+        The youngest MAX_CHECKPOINTS are kept, because each holds files on the disk that the database itself has long
+        compacted away.
         """
         target = self.path.with_name(self.path.name + ".checkpoints") / name
         try:
@@ -311,7 +329,7 @@ class RocksStore(RocksView):
             self._compaction.join(COMPACTION_WAIT_S)
         tables, self._tables, self._handles = self._tables, {}, {}
         if self._compaction is not None and self._compaction.is_alive():
-            # rocksdict closes nothing that is in use. What is written is in the write-ahead log, and the process ends.
+            # rocksdict cannot close what is in use. Everything written is in the write-ahead log, and the process ends.
             self._db.flush_wal(False)
             return
         for table in tables.values():
@@ -321,14 +339,14 @@ class RocksStore(RocksView):
 
 
 def _families_in(path: Path, options: Options) -> list[str]:
-    """Return the column families of the database in ``path`` but for RocksDB's own; none where there is no database yet."""
+    """Return the column families of the database in ``path`` except RocksDB's own; none if there is no database yet."""
     if not (path / "CURRENT").exists():
         return []
     return [name for name in Rdict.list_cf(str(path), options) if name != "default"]
 
 
 def _gave_up(cursor: Any) -> bool:
-    """Say whether a cursor that is not valid has gone past too many removed rows; raises what else is wrong with it."""
+    """Whether a cursor is invalid because it passed over too many removed rows. Raises its other errors."""
     try:
         cursor.status()
     except Exception as error:
@@ -340,9 +358,9 @@ def _gave_up(cursor: Any) -> bool:
 
 def _compact(table: Any) -> None:
     options = CompactOptions()
-    # Without it files are moved to the last level as they are, with their removals.
+    # By default files are moved to the last level as they are, removals included.
     options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
-    with suppress(Exception):  # the database is being closed; or it fails, and the next write says so
+    with suppress(Exception):  # the database is being closed; or it fails, and the next write reports that
         table.compact_range(None, None, options)
 
 

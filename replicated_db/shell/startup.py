@@ -1,6 +1,6 @@
-"""Checks before a process takes part in a log: the brokers' and topics' settings, the topics' identity, a replica against the log.
+"""Checks before a process takes part in a log: brokers' and topics' settings, topics' ids, a replica against the log.
 
-Each refusal names the setting (or the shard and offset) and what it should be.
+Each refusal names the setting (or the shard and offset) and its right value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 
 ADMIN_TIMEOUT_S = 10.0
 MIN_SESSION_TIMEOUT = "group.min.session.timeout.ms"
-"""The brokers' setting for it; 6,000 unless it is set."""
+"""The brokers' setting for the shortest session time-out; 6,000 by default."""
 
 
 class WrongSetting(StopProcess):
@@ -29,8 +29,9 @@ class WrongSetting(StopProcess):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topics:
-    """What was found: the identity of the log topic, each topic's number of partitions, and the shortest session time-out of a consumer
-    group that all brokers allow.
+    """The topics as found: the log topic's id, and each topic's number of partitions.
+
+    ``min_session_timeout_ms`` is the shortest session time-out of a consumer group that all brokers allow.
     """
 
     log_topic_id: str
@@ -44,12 +45,13 @@ def check_topics(
     others: Sequence[str],
     settings: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Topics:
-    """Check that the topics exist, the brokers' and the log topic's settings, and those of ``settings`` (topic -> wanted).
+    """Check that the topics exist, and check the settings of the brokers, of the log topic and of ``settings``.
 
-    Raises WrongSetting naming the setting, LogUnavailable if the brokers do not answer.
+    ``settings`` maps a topic to its wanted settings. Raises WrongSetting naming the setting, LogUnavailable if the
+    brokers do not answer.
     """
     wanted = {log_topic: LOG_SETTINGS, **(settings or {})}
-    # Notices and worse: at its end librdkafka tells of answers that nobody waits for any more.
+    # Log notices and worse: when it ends, librdkafka reports answers that nobody waits for any more.
     timeout_ms = int(ADMIN_TIMEOUT_S * 1000)
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "socket.timeout.ms": timeout_ms, "log_level": 5})
     try:
@@ -62,7 +64,7 @@ def check_topics(
             except KafkaException as error:
                 raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
-        # librdkafka asks each broker itself for its settings, and takes one of them in a call.
+        # librdkafka asks each broker for that broker's own settings, and takes one broker per call.
         calls = [resources, *([ConfigResource(ResourceType.BROKER, str(broker))] for broker in brokers)]
         configs = {
             (str(resource.restype), resource.name): {entry.name: entry.value for entry in future.result().values()}
@@ -101,9 +103,9 @@ def check_replica(
     replica: Replica, log: Log, note: Callable[[str], None], *,
     now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
 ) -> None:  # fmt: skip
-    """Compare the log's record at the replica's position with the one it has applied.
+    """Compare the log's record at the replica's position with the record that the replica has applied.
 
-    An end at or below the position is waited out for END_BEHIND_WAIT_S. Raises AheadOfLog.
+    While the log's end is at or below the position, this waits, for END_BEHIND_WAIT_S at most. Raises AheadOfLog.
     """
     offset = replica.position.offset
     if offset < 0:

@@ -7,7 +7,7 @@ import time
 
 
 class SystemClock:
-    """CLOCK_BOOTTIME (counts while the machine sleeps) and the wall clock."""
+    """CLOCK_BOOTTIME (it counts on while the machine sleeps) and the wall clock."""
 
     def elapsed_ms(self) -> int:
         """Return milliseconds since boot."""
@@ -19,7 +19,7 @@ class SystemClock:
 
 
 class SystemIds:
-    """Random bits of the operating system."""
+    """Random bits from the operating system."""
 
     def nonce(self) -> bytes:
         """Return 16 random bytes."""

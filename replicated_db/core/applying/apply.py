@@ -1,10 +1,11 @@
 """Apply: what a counting batch does to a replica, planned against the rows actually found (design, sections 3 and 5).
 
 Rules:
-    - Bytes are applied as they are; nothing is decoded, merges aside. Leader, follower and recovery run this same code.
-    - Operations see the earlier ones of their batch; retry rows follow the operations.
+    - Bytes are applied as they are; nothing is decoded, except by merges. Leader, follower and recovery run this same
+      code.
+    - An operation sees the earlier operations of its batch; retry rows follow the operations.
     - The digest subtracts the row actually found and adds the row actually written, never what the batch claims.
-    - A claim (``prev``, ``next``) that differs from what is found is evidence; the plan goes on all the same.
+    - A claim (``prev``, ``next``) that differs from the row found is evidence; the plan goes on all the same.
 
 The plan is pure; ``replica`` writes it.
 """
@@ -29,9 +30,9 @@ from schemas.records.log import Batch, Checkpoint, Delete, Merge, Operation, Put
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalseClaim:
-    """A claim of a batch that this replica's rows contradict; hashes signed, None = absent row.
+    """A claim of a batch that this replica's rows contradict. Hashes are signed; None = absent row.
 
-    ``operation`` is the position in the batch; derived retry rows follow the operations.
+    ``operation`` is the operation's number in the batch; derived retry rows are numbered after the operations.
     """
 
     operation: int
@@ -44,7 +45,7 @@ class FalseClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to write: final rows by (family, key), what to add to each slot's digest, and the false claims found."""
+    """What to write: final rows by (family, key), the change of each slot's digest, and the false claims found."""
 
     checkpoint: str | None
     rows: dict[tuple[str, bytes], bytes | None]
@@ -54,7 +55,7 @@ class Plan:
     false_claims: list[FalseClaim]
 
     def writes(self, batch: Batch) -> list[Write]:
-        """Return the rows to write, with the local rows by which retry rows and floors age."""
+        """Return the rows to write, and the local rows that list when retry rows and floors expire."""
         writes: list[Write] = [(cf, key, value) for (cf, key), value in self.rows.items()]
         if self.retry_keys:
             writes.append((RETRY_EXPIRY, *expiry_row(batch, self.retry_keys)))
@@ -95,7 +96,7 @@ class _Planner:
         self.deltas[slot] = self.deltas.get(slot, 0) + delta
 
     def merge(self, number: int, merge: Merge) -> None:
-        """Combine the row that is really there with the operand."""
+        """Combine the row that this replica really holds with the operand."""
         operator = self.families.operators.get(merge.operator)
         if operator is None:
             raise BrokenLog(f"operation {number}: unknown merge operator {merge.operator!r}: upgrade this node")
@@ -120,8 +121,8 @@ class _Planner:
 def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
     """Plan a counting batch against ``view``.
 
-    Raises BrokenLog for an unknown column family or operator, or a Checkpoint that is not the first operation or has an
-    illegal name (it becomes the name of a directory).
+    Raises BrokenLog for an unknown column family or operator, and for a Checkpoint that is not the first operation or
+    has an illegal name (the name becomes that of a directory).
     """
     planner = _Planner(families, view)
     checkpoint, operations = _split_checkpoint(batch.operations)
@@ -148,7 +149,10 @@ def plan_batch(families: Families, view: StoreView, batch: Batch) -> Plan:
 
 
 def _floors(operations: Sequence[Operation]) -> list[bytes]:
-    """Return the clients whose floor the batch changes: a leader's housekeeping comes before the requests' operations."""
+    """Return the clients whose floor the batch changes.
+
+    A leader's housekeeping precedes the requests' operations, so only the leading operations are looked at.
+    """
     housekeeping = takewhile(lambda operation: getattr(operation, "cf", None) == RETRY, operations)
     return [one.key for one in housekeeping if isinstance(one, Put) and len(one.key) == CLIENT_BYTES]
 

@@ -1,21 +1,21 @@
-"""The last records that took effect on a replica, for readers that wait for one of them."""
+"""The last records that took effect on a replica, for readers that wait for one of these records."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
 MAX_COUNTED = 4096
-"""How many records are remembered."""
+"""How many records a replica remembers."""
 
 
 class CountedRecords:
-    """Hashes of records by offset, since the process started."""
+    """Hashes of the records that took effect since the process started, by offset."""
 
     def __init__(self) -> None:
         self._hashes: OrderedDict[int, bytes] = OrderedDict()
 
     def add(self, offset: int, record_hash: bytes) -> None:
-        """Remember a record; with more than MAX_COUNTED, the oldest one is forgotten."""
+        """Remember a record. Beyond MAX_COUNTED records the oldest one is forgotten."""
         self._hashes[offset] = record_hash
         if len(self._hashes) > MAX_COUNTED:
             self._hashes.popitem(last=False)
@@ -25,7 +25,7 @@ class CountedRecords:
         return self._hashes.get(offset)
 
     def reaches(self, offset: int, read_offset: int) -> bool:
-        """Whether :meth:`hash_at` can tell of ``offset``, with the log read up to ``read_offset``."""
+        """Whether :meth:`hash_at` knows about ``offset``, given that the log has been read up to ``read_offset``."""
         return offset >= next(iter(self._hashes), read_offset + 1)
 
     def __len__(self) -> int:

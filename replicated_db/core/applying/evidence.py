@@ -1,4 +1,4 @@
-"""What a replica says of itself: the evidence that it found, and the report that it publishes."""
+"""What a replica reports of itself: the evidence that it found, and its audit report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from schemas.records.messages import AuditReport, Evidence
 
 
 def evidence_of(claim: FalseClaim, position: Position, index: int) -> Evidence:
-    """Return the evidence that a false claim is; ``position`` is right behind its record, ``index`` the record's first."""
+    """Return a false claim as evidence.
+
+    ``position`` is the one right after the claim's record, ``index`` the first index of that record.
+    """
     return Evidence(
         index=index, offset=position.offset, term=position.term, leader=position.leader, operation=claim.operation,
         cf=claim.cf, key=claim.key, claim=claim.claim, claimed=claim.claimed, own=claim.own,
@@ -18,7 +21,8 @@ def evidence_of(claim: FalseClaim, position: Position, index: int) -> Evidence:
 
 
 def audit_report(
-    identity: Identity, basis: str, barrier_offset: int, position: Position, digests: Digests, evidence: Evidence | None,
+    identity: Identity, basis: str, barrier_offset: int, position: Position, digests: Digests,
+    evidence: Evidence | None,
     now_ms: int,
 ) -> AuditReport:  # fmt: skip
     """Return the audit report of ``digests`` at ``position``; ``now_ms`` is the wall clock."""

@@ -1,4 +1,4 @@
-"""Which replica this is, and whether a log is the one that it belongs to."""
+"""Which replica this is, and whether a log is the one that the replica belongs to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas.records.log import Genesis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a replica is of: cluster, shard, number of shards, its node's name."""
+    """What a replica is a replica of: cluster, shard, number of shards; and its node's name."""
 
     cluster: str
     shard: int
@@ -20,9 +20,9 @@ class Identity:
 
 
 def check_genesis(identity: Identity, families: Families, genesis: Genesis) -> None:
-    """Raise WrongCluster if a log's first record is of another cluster or shard, or of one with other settings."""
-    # A log that an older software began names fewer families: those that were added since have the next positions, so its slots
-    # mean what they did; nothing is written to them below the feature level that brought them.
+    """Raise WrongCluster if a log's first record names another cluster or shard, or other settings."""
+    # A log that older software began names fewer families. Families added since have the next positions, so the log's
+    # slots keep their meaning. Nothing is written to the new families below the feature level that brought them.
     known = list(families.names)[: max(1, len(genesis.column_families))]
     own = (identity.cluster, identity.shard, identity.shards, known)
     logged = (genesis.cluster, genesis.shard, genesis.shards, genesis.column_families)

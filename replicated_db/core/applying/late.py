@@ -1,15 +1,18 @@
 """Late validation: from logged requests to the batch that they amount to (design, section 6).
 
-A RequestBatch holds requests, not results. Every replica executes them in order against its own rows and so derives the Batch that a
-leader-side execution would have logged: the same operations, results and retry rows. What follows (the plan, the digests, the
-rows) is the same code as for a Batch. Rules:
+A RequestBatch holds requests, not results. Every replica executes them in order against its own rows, and so derives
+the Batch that a leader-side execution would have logged: the same operations, results and retry rows. From there on
+(the plan, the digests, the rows) the code is the same as for a Batch. Rules:
 
-    - What decides is in the record or in the replicated rows: its time, its indexes, retry rows. Never a setting or a clock.
-    - Each request is judged and run as a leader does it (``execution.calls``), by the record's time. None may act on the log itself.
-    - Old retry rows go as they do in a Batch, oldest first, at most MAX_EXPIRIES_PER_BATCH batches' rows with each record.
+    - Only the record and the replicated rows decide: the record's time, its indexes, retry rows. Settings and clocks
+      never do.
+    - Each request is judged and run as a leader does it (``execution.calls``), by the record's time. No request may act
+      on the log itself.
+    - Old retry rows are removed as in a Batch: oldest first, with each record the rows of at most
+      MAX_EXPIRIES_PER_BATCH old batches.
 
-The service's part is the :class:`Executor`; the log never says what it makes of a request, so replicas with different executors
-diverge, and only comparing them with each other shows it.
+A service brings its own part as :class:`Executor`. The log never says what an executor makes of a request. So replicas
+with different executors diverge, and only a comparison of the replicas shows it.
 """
 
 from __future__ import annotations
@@ -31,27 +34,28 @@ from replicated_db.core.tables.overlay import Overlay
 from schemas.records.log import Batch, LateRequest, RequestBatch, Result
 
 LOGGED_LIMITS = RunLimits(refusal_bytes=None, shortens=False)
-"""What a logged request may come to. It is part of what the log means: replicas that went by others would diverge."""
+"""Limits of a logged request. They are part of the log's meaning: replicas with different limits would diverge."""
 
 
 class Executor(Protocol):
     """How a service validates and executes a logged request. Pure: equal rows give equal operations and answers.
 
-    A request executed by the leader alone (``Service.execute``) and one that went through ``prepare`` and ``execute`` must lead to
-    the same operations and response.
+    A request must lead to the same operations and response whether the leader executes it alone (``Service.execute``)
+    or it passes through ``prepare`` and ``execute``.
     """
 
     def prepare(self, proposal: Proposal, timestamp_ms: int, index: int, feature_level: int) -> bytes:
-        """Return the request with all that only a leader may choose, in schemas of ``feature_level``; a refusal is part of the bytes.
+        """Return the request with everything that only a leader may choose, in schemas of ``feature_level``.
 
-        An exception says that the request cannot be logged at all: it is answered with Refusal.FAILED, without an index.
+        A refusal is part of the bytes. An exception says that the request cannot be logged at all: it is answered with
+        Refusal.FAILED, without an index.
         """
 
     def execute(self, prepared: bytes, transaction: Transaction, timestamp_ms: int) -> Executed:
         """Execute a prepared request. An exception becomes Refusal.FAILED and changes nothing."""
 
     def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
-        """Encode an answer of the replicated database's own."""
+        """Encode an answer that the replicated database itself gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +69,10 @@ class Derived:
 def derive_batch(
     families: Families, view: StoreView, record: RequestBatch, executor: Executor, state: ShardState
 ) -> Derived:
-    """Execute a counting record against ``view``; ``state`` is how the shard is run at its place in the log.
+    """Execute a counting record against ``view``; ``state`` is how the shard is run at the record's place in the log.
 
-    Raises BrokenLog if its requests are not numbered one by one through its indexes, and StopProcess kinds of the store's.
+    Raises BrokenLog if the record's requests are not numbered one by one through its indexes, and StopProcess kinds
+    that the store raises.
     """
     overlay = Overlay(view)
     overlay.open_layer(1)
@@ -90,7 +95,7 @@ def derive_batch(
 
 
 class _Execution:
-    """Working state of one derivation; the overlay holds what the record's earlier requests have written."""
+    """Working state of one derivation; the overlay holds what the record's earlier requests wrote."""
 
     __slots__ = ("executor", "families", "invalid", "overlay", "record", "state")
 
@@ -105,10 +110,10 @@ class _Execution:
         self.invalid = 0
 
     def expire_retry_rows(self, view: StoreView, operations: BatchOperations) -> None:
-        """Delete the retry rows of the oldest batches that are past their retention and still have theirs."""
+        """Delete the retry rows of the oldest batches that are past their retention and still have retry rows."""
         transaction = Transaction(self.families, self.overlay, self.record.first_index)
         oldest = expired(view, b"", self.record.timestamp_ms - RETENTION_MS)
-        # Replicas forget dead expiry rows at moments of their own.
+        # Each replica forgets dead expiry rows at its own time, so dead ones must not use up the record's share.
         remove_rows(transaction, (batch for batch in oldest if not is_dead(transaction.get, *batch)))
         operations.extend(transaction.commit())
 

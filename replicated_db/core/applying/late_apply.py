@@ -1,11 +1,11 @@
-"""Applying logged requests into the table cache, and flushing it: a replica's half of late validation (design, section 6).
+"""A replica's half of late validation (design, section 6): apply logged requests into the table cache, and flush it.
 
 Rules:
-    - What is applied is in the cache at once: position, index and digests in memory go on, and the leader may answer.
-    - A group holds everything between two swaps and is written as one, position included. So the store is always at a record's
-      end, and after a crash the log is applied again from there, to the same rows and answers.
-    - Groups reach the store in order. Whoever needs the store to be up to date (any other record, a snapshot) waits for the group
-      under way and writes the rest itself.
+    - What is applied is in the cache at once: position, index and digests in memory advance, and the leader may answer.
+    - A group holds everything between two swaps and is written as one, position included. So the store is always at a
+      record's end. After a crash the log is applied again from there, to the same rows and answers.
+    - Groups reach the store in order. A caller that needs an up-to-date store (for any other record, for a snapshot)
+      waits for the group that is being written, and writes the rest itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from replicated_db.core.tables.table_cache import Group, TableCache
 from schemas.records.log import RequestBatch
 
 MAX_CACHED_ROWS = 50_000
-"""Rows in the cache; beyond them applying waits for a flush."""
+"""Rows in the cache. With more, applying waits for a flush."""
 
 
 def _nobody_waits() -> None:
-    """The default of ``LateApply.on_filled``: nobody flushes behind."""
+    """Do nothing. The default of ``LateApply.on_filled``, for a replica without a flusher."""
 
 
 class LateApply:
     """Table cache, executor and counters of one replica.
 
-    ``writing`` covers a group's write: it is taken under the replica's lock and may be kept longer; whoever has it never waits for
-    the lock.
+    ``writing`` is the lock that covers a group's write. It is taken under the replica's lock and may be kept after that
+    one is released. A thread that holds ``writing`` must never wait for the replica's lock.
     """
 
     def __init__(
@@ -59,24 +59,24 @@ class LateApply:
 
     @property
     def unwritten(self) -> bool:
-        """Whether anything that is applied may not be in the store."""
+        """Whether anything applied may be missing in the store."""
         return self._filled or self.cache.writing
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def answer_for(self, nonce: bytes) -> None:
-        """Keep the answers of records of this claim from now on, until they are taken."""
+        """From now on, keep the answers of this claim's records until they are taken."""
         self._nonce = nonce
         self._answers.clear()
 
     def take_answers(self, offset: int) -> list[bytes]:
-        """Return the answers of the record at ``offset``, one for each request; a second time there are none."""
+        """Return the answers of the record at ``offset``, one for each request. They can be taken once only."""
         return self._answers.pop(offset)
 
     # -- applying --------------------------------------------------------------------------------------------------
 
     def plan(self, record: RequestBatch, offset: int, state: ShardState) -> tuple[Derived, Plan]:
-        """Execute a counting record and plan what it writes, against cache and store. Changes nothing.
+        """Execute a counting record against cache and store, and plan what it writes. Changes nothing.
 
         ``state`` is how the shard is run at the record's place in the log.
         """
@@ -86,7 +86,7 @@ class LateApply:
         return derived, plan_batch(self._families, self.cache, derived.batch)
 
     def apply(self, derived: Derived, plan: Plan, more: list[Write], offset: int) -> None:
-        """Put what was planned into the cache, and ``more`` rows with it."""
+        """Put the planned rows into the cache, and ``more`` rows with them."""
         self.cache.put(plan.rows)
         if plan.retry_keys:
             more = [*more, (RETRY_EXPIRY, *expiry_row(derived.batch, plan.retry_keys))]
@@ -103,19 +103,23 @@ class LateApply:
     # -- flushing --------------------------------------------------------------------------------------------------
 
     def flush(self, local: list[Write]) -> None:
-        """Write all that is unwritten, and ``local`` rows (position, digests) with it. Under the lock."""
+        """Write all that is unwritten, and ``local`` rows (position, digests) with it. Call it under the lock."""
         with self._writing:
             group = self._swap(local)
             self.write(group)
         self.end_flush(group)
 
     def begin_flush(self, local: list[Write], writing: ExitStack) -> Group:
-        """Close the current buffer, under the lock; ``writing`` is to be closed once the group is written."""
+        """Close the current buffer. Call it under the lock, and close ``writing`` once the group is written."""
         writing.enter_context(self._writing)
         return self._swap(local)
 
     def write(self, group: Group) -> None:
-        """Write a group. Raises StoreFailure; then nothing is ever written again, for the rows would be missing below it."""
+        """Write a group.
+
+        Raises StoreFailure. After a failure nothing is ever written again, because later groups would lie above
+        missing rows.
+        """
         try:
             self._store.write(group.writes)
         except StoreFailure:
@@ -123,7 +127,7 @@ class LateApply:
             raise
 
     def end_flush(self, group: Group) -> None:
-        """Drop what has been written, under the lock."""
+        """Drop a group that has been written. Call it under the lock."""
         self.cache.drop(group.number)
 
     def _swap(self, local: list[Write]) -> Group:

@@ -1,15 +1,15 @@
-"""A replica of one shard: reads the log by the rule and applies what counts, as one atomic write each.
+"""A replica of one shard: reads the log by the rule and applies each record that counts, as one atomic write.
 
 Rules:
-    - Every record of the partition is offered, in order, without gaps; what was offered before is skipped.
+    - Every record of the partition is offered, in order, without gaps. A record that was offered before is skipped.
     - Data, retry rows, position, chain, index, digests and flag change in one write.
-    - Logged requests (late validation) are applied into a cache first and written in groups (``late_apply``); whoever needs the store
-      itself flushes before.
-    - A replica that finds a false claim flags itself durably and goes on applying; the flag falls when the contradiction is
-      settled (``settle``), or at a DigestBase equal to its own digest.
+    - Logged requests (late validation) are applied into a cache first and written in groups (``late_apply``). A caller
+      that needs the store itself flushes first.
+    - A replica that finds a false claim flags itself durably and goes on applying. The flag is taken away when the
+      contradiction is settled (``settle``), or at a DigestBase equal to the replica's own digest.
 
-The leader offers its own records too, so leader, follower and recovery share one apply. Callers from several threads share
-``lock``; the module itself knows no threads.
+The leader offers its own records too, so leader, follower and recovery share one apply. Callers in several threads
+share ``lock``; this module itself starts no threads.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ from schemas.records.messages import AuditReport, Evidence
 __all__ = ["Identity", "KnownMembers", "Offered", "Replica", "ReplicaSnapshot"]
 
 SCAN_STEP_ROWS = 200
-"""A scrub that shares a process with a leader pauses after so many rows (a fraction of a millisecond)."""
+"""A scrub in the same process as a leader pauses after so many rows (a fraction of a millisecond)."""
 
 MAX_KNOWN_MEMBERS = 64
 """Changes of a shard's members that a replica remembers."""
@@ -72,10 +72,11 @@ MAX_KNOWN_MEMBERS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """What offering a record did.
+    """The outcome of offering a record.
 
-    ``reading`` is None if it had been read before. At a counting barrier ``digests`` is a copy of the incremental digests and,
-    for a scrub, ``snapshot`` what to scan (close it). ``evidence`` is new evidence, to be published at once.
+    ``reading`` is None if the record had been read before. At a counting barrier ``digests`` is a copy of the
+    incremental digests; for a scrub, ``snapshot`` is what to scan (close it). ``evidence`` is new evidence, to be
+    published at once.
     """
 
     reading: Reading | None
@@ -88,7 +89,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownMembers:
-    """Members of a shard: ``names``, as the log says from the record at ``offset`` on."""
+    """Members of a shard: ``names`` holds from the log's record at ``offset`` on."""
 
     offset: int
     names: tuple[str, ...]
@@ -103,7 +104,10 @@ class ReplicaSnapshot(NamedTuple):
 
 
 class Replica:
-    """One shard's state machine over a store. All methods but ``read_only`` ones change state; hold no lock yourself."""
+    """One shard's state machine over a store.
+
+    Its methods take ``lock`` themselves; only :attr:`rows` is for callers that hold it.
+    """
 
     def __init__(
         self, identity: Identity, families: Families, store: Store, lock: AbstractContextManager[Any] | None = None,
@@ -111,7 +115,8 @@ class Replica:
     ) -> None:  # fmt: skip
         """Restore the replica from its store; raises StoreFailure if the store cannot be read.
 
-        An ``executor`` makes late validation possible; ``writing`` is a lock, needed if :meth:`flush_behind` has a thread of its own.
+        An ``executor`` makes late validation possible. ``writing`` is a lock; it is needed if :meth:`flush_behind` has
+        a thread of its own.
         """
         self.identity = identity
         self.families = families
@@ -122,7 +127,7 @@ class Replica:
         self.position = Position() if stored is None else Position.decode(stored)
         anchor = store.get(TRANSACTION_INFO, ANCHOR_KEY) if self.position.seq == 0 else None
         self.anchor = self.position if anchor is None else Position.decode(anchor)
-        """Position after the last counting record, whose prev_chain commits to all before it; a claim commits to nothing."""
+        """Position after the last counting record, whose prev_chain commits to all before it. A claim has none."""
         self.digests = Digests(families)
         for number, name in enumerate(families.names):
             if (sums := store.get(TRANSACTION_INFO, DIGEST_PREFIX + name.encode())) is not None:
@@ -137,7 +142,7 @@ class Replica:
         self.read_offset = self.position.offset
         known = KnownMembers(offset=self.position.offset, names=self.state.replicas)
         self.known_members: tuple[KnownMembers, ...] = (known,) if known.names else ()
-        """Who the members were, in order: at this process's start, and since; the last MAX_KNOWN_MEMBERS."""
+        """Who the members were, in order: at this process's start and since then; the last MAX_KNOWN_MEMBERS."""
         stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
         self._pruning = ExpiryPruning()
@@ -147,13 +152,16 @@ class Replica:
 
     @property
     def rows(self) -> StoreView:
-        """All that is applied, written to the store or not yet. Hold the lock; the store alone may be behind (:meth:`flush`)."""
+        """All that is applied, whether or not it is in the store yet. Hold the lock.
+
+        The store alone may be behind (:meth:`flush`).
+        """
         return self.late.cache
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
     def adopt_topic(self, topic_id: str, record_at_position: bytes | None) -> None:
-        """Check that the log is the one this replica has read, or adopt it if it has read none.
+        """Check that the log is the one that this replica has read. A replica that has read none adopts the log.
 
         ``record_at_position`` is the value at the stored offset, None if the log does not reach that far.
         Raises AheadOfLog if topic, length or record differ.
@@ -171,7 +179,10 @@ class Replica:
             raise AheadOfLog(f"{where}: the log holds another record than the one applied")
 
     def offer(self, offset: int, value: bytes, record: LogRecord | None = None, chain: bytes | None = None) -> Offered:
-        """Offer the record at ``offset``; ``record`` and ``chain`` spare a caller that has just encoded and chained it doing so again.
+        """Offer the record at ``offset``.
+
+        A caller that has just encoded and chained the record passes ``record`` and ``chain``, to save decoding and
+        hashing.
 
         Raises AheadOfLog, BrokenLog or StoreFailure, each of which must stop the process.
         """
@@ -190,18 +201,22 @@ class Replica:
             outcome = self._take(reading, record, offset, value, chain)
             self.records_applied += 1
             self._counted.add(offset, outcome.position.record_hash)
-            # Last: who sees it may ask at once whether the record counted.
+            # This comes last: a reader that sees the new offset may ask at once whether the record counted.
             self.read_offset = offset
             return outcome
 
     def counted(self, offset: int) -> bytes | None:
-        """Return the hash of the counting record at ``offset``, None if it did not count or is over MAX_COUNTED ago."""
+        """Return the hash of the record that took effect at ``offset``.
+
+        None if it did not, or if more than MAX_COUNTED records have taken effect since.
+        """
         return self._counted.hash_at(offset)
 
     def has_counted(self, offset: int, record_hash: bytes) -> bool:
-        """Whether the leader's record at ``offset``, which has been read past here, counted; False if that is too long ago to tell.
+        """Whether the leader's record at ``offset`` counted here; this replica has read past that offset.
 
-        Raises AheadOfLog if it did not: this replica and that leader read different logs.
+        Returns False if that is too long ago to tell. Raises AheadOfLog if the record did not count: this replica and
+        that leader read different logs.
         """
         with self.lock:
             counted, remembered = self.counted(offset), self._counted.reaches(offset, self.read_offset)
@@ -286,13 +301,13 @@ class Replica:
             self.flush()
 
     def flush(self) -> None:
-        """Write what late validation has applied; the store is up to date afterwards."""
+        """Write to the store all that late validation has applied; the store is up to date afterwards."""
         with self.lock:
             if self.late.unwritten:
                 self.late.flush(self._local_rows())
 
     def flush_behind(self) -> None:
-        """As :meth:`flush`, but applying goes on while the group is written: for a thread of its own."""
+        """Do the same as :meth:`flush`, but let applying go on while the group is written. For a thread of its own."""
         with ExitStack() as writing:
             with self.lock:
                 if not self.late.unwritten:
@@ -303,13 +318,13 @@ class Replica:
             self.late.end_flush(group)
 
     def _local_rows(self) -> list[Write]:
-        """Return the replica's own rows as of the last record applied: what a batch writes beside its rows."""
+        """Return the replica's local rows as of the last record applied: those that a batch writes beside its rows."""
         return local_rows(self.families, self.digests, self.position, self.request_position)
 
     # -- the write -------------------------------------------------------------------------------------------------
 
     def _write(self, writes: list[Write], position: Position, *, flags: bool = False) -> None:
-        """Write, with the position. A flag must outlive a loss of power: what it was found by may not come again."""
+        """Write, with the position. A flag must survive a loss of power: the evidence for it may not turn up again."""
         writes.append((TRANSACTION_INFO, POSITION_KEY, position.encode()))
         self.store.write(writes)
         if flags:
@@ -333,7 +348,7 @@ class Replica:
         return evidence
 
     def flag(self, evidence: Evidence) -> None:
-        """Flag this replica durably: the others have shown that it is the wrong one."""
+        """Flag this replica durably: the other replicas have shown that this one is wrong."""
         with self.lock:
             if self.evidence is None:
                 self.store.write([(TRANSACTION_INFO, FLAG_KEY, self._flag_row(evidence))])
@@ -341,7 +356,10 @@ class Replica:
                 self.evidence = evidence
 
     def settle(self, by_hand: bytes | None = None) -> None:
-        """Take the flag away: the contradiction has been settled in this replica's favour. ``by_hand``: by an operator, with what to keep of it."""
+        """Take the flag away: the contradiction has been settled in this replica's favour.
+
+        When an operator settles it by hand, ``by_hand`` is the value to keep under #UNFLAGGED.
+        """
         with self.lock:
             writes: list[Write] = [(TRANSACTION_INFO, FLAG_KEY, None)]
             if by_hand is not None:
@@ -356,11 +374,11 @@ class Replica:
     # -- reads -----------------------------------------------------------------------------------------------------
 
     def scan(self, view: StoreView, pause: Callable[[], None] | None = None) -> Digests:
-        """Return the digest of a full scan of ``view``: the scrub. ``pause`` is called after each SCAN_STEP_ROWS rows."""
+        """Return the digest of a full scan of ``view``: the scrub. Calls ``pause`` after each SCAN_STEP_ROWS rows."""
         return digest_of_rows(self.families, _all_rows(self.families.names, view, pause))
 
     def snapshot(self) -> ReplicaSnapshot:
-        """Return this moment; close its rows."""
+        """Return this moment of the replica. Close its ``rows``."""
         with self.lock:
             self.flush()
             return ReplicaSnapshot(self.position, self.digests.copy(), self.store.snapshot())

@@ -1,4 +1,4 @@
-"""What a replica keeps of its own beside the rows: how the shard is run, by its last control records, and where it stands."""
+"""A replica's own rows: where it stands, and how its shard is run according to the last control records."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ from schemas.records.log import ControlRecord, FeatureLevel, Genesis, Members, M
 STATE_KEYS: Mapping[type[ControlRecord], bytes] = {
     Members: MEMBERS_KEY, FeatureLevel: LEVEL_KEY, Prepared: PREPARED_KEY,
 }  # fmt: skip
-"""Where the last control record of each kind is kept; Mode records are kept by request type (MODE_PREFIX)."""
+"""Key of the last control record of each kind. Mode records have a key per request type (MODE_PREFIX)."""
 
 
 def state_key(record: ControlRecord) -> bytes:
-    """Return where a control record is kept."""
+    """Return the key under which a control record is kept."""
     return MODE_PREFIX + record.request_type.encode() if isinstance(record, Mode) else STATE_KEYS[type(record)]
 
 
 def stored_state(store: StoreView, genesis: Genesis | None) -> ShardState:
-    """Return how a shard is run, by what is stored; raises UpgradeNeeded for a feature level that this software does not know."""
+    """Return how a shard is run, according to what is stored.
+
+    Raises UpgradeNeeded for a feature level that this software does not know.
+    """
     state = ShardState() if genesis is None else state_after(ShardState(), genesis)
     for cls, key in STATE_KEYS.items():
         if (stored := store.get(TRANSACTION_INFO, key)) is not None:
@@ -48,7 +51,7 @@ def stored_state(store: StoreView, genesis: Genesis | None) -> ShardState:
 def local_rows(
     families: Families, digests: Digests, position: Position, request_position: RequestPosition | None
 ) -> list[Write]:
-    """Return a replica's own rows at a position: what a batch writes beside its rows."""
+    """Return a replica's local rows at a position: those that a batch writes beside its rows."""
     rows: list[Write] = [
         (TRANSACTION_INFO, DIGEST_PREFIX + name.encode(), digests.pack(family))
         for family, name in enumerate(families.names)

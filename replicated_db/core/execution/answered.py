@@ -1,10 +1,11 @@
-"""What clients say has been answered, and the early removal of retry rows that it allows (design, section 4, "Exactly once").
+"""Early removal of retry rows, by what clients say has been answered (design, section 4, "Exactly once").
 
 Rules:
-    - Rows go early only together with the floor's rise, in one batch: a late duplicate of a removed call is below the floor.
-    - This is housekeeping: it is done by batches that find nothing in flight, and only once a client is ``calls`` ahead. Under
-      steady load rows go by age (``retry``), at no cost to the requests.
-    - Removal goes in the order of call ids, so what is left of a client's rows is always its latest.
+    - A row is removed early only in the batch that raises the client's floor. So a late duplicate of a removed call is
+      below the floor.
+    - This is housekeeping. A batch does it only if nothing is in flight, and only for a client that is ``calls`` ahead.
+      Under steady load rows are removed by age (``retry``), at no cost to the requests.
+    - Rows are removed in the order of call ids, so the rows that a client has left are always its latest.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.column_families import RETRY
 
 MAX_REMOVALS_PER_BATCH = 256
-"""How many rows one batch removes early at the most."""
+"""Most rows that one batch removes early."""
 
 MAX_CLIENTS = 4096
-"""How many clients are kept in mind; when there are more, all are forgotten, and heard of again with their next requests."""
+"""Most clients that are remembered. Beyond it all are forgotten; each is learned again with its next request."""
 
 
 class AnsweredCalls:
-    """Hears of every request of one claim. ``calls``: how far a client must be ahead of its floor; 0 = no early removal."""
+    """What each client says has been answered, by the requests of one claim.
+
+    ``calls``: how far a client must be ahead of its floor; 0 = no early removal.
+    """
 
     def __init__(self, calls: int) -> None:
         self._calls = calls
@@ -36,7 +40,7 @@ class AnsweredCalls:
         return bool(self._due)
 
     def on_request(self, client_id: bytes, answered_below: int) -> None:
-        """Take note that every call of the client below ``answered_below`` has been answered to it, and will not be repeated."""
+        """Take note that the client has all answers below ``answered_below`` and will not repeat these calls."""
         if not self._calls or answered_below - self._floors.get(client_id, 0) < self._calls:
             return
         if len(self._floors) >= MAX_CLIENTS:
@@ -53,7 +57,7 @@ class AnsweredCalls:
             floor = floor_of(transaction.get, client_id)
             if answered_below > floor:
                 keys = self._keys(transaction, client_id, floor, answered_below, room)
-                if len(keys) == room:  # there may be more
+                if len(keys) == room:  # there may be more rows
                     self._due[client_id] = answered_below
                     answered_below = int.from_bytes(keys[-1][CLIENT_BYTES:], "big") + 1
                 for key in keys:

@@ -1,11 +1,13 @@
-"""One call: judged once (:func:`judge_call`) and run once (:func:`run_call`), by the leader and by who applies logged requests alike.
+"""One call: judged once (:func:`judge_call`) and run once (:func:`run_call`).
 
-A call is a client's request with its ids. What decides is in the rows and in the time of the batch:
+A leader and a replica that applies logged requests use the same code. A call is a client's request with its ids. The
+rows and the time of the batch decide:
 
-    - A call that has a retry row is not run again: the same request gets the recorded answer, another one is refused.
+    - A call that has a retry row is not run again: the same request gets the recorded answer, a different one is
+      refused.
     - An expired call, and one below its client's floor, is refused.
-    - A prepared shard takes no writes. It says so at once: such a refusal takes no index and is in no batch.
-    - A run that raises, or that comes to more than a batch can hold, is answered with a refusal and changes nothing.
+    - A prepared shard takes no writes and refuses them at once: such a refusal takes no index and is in no batch.
+    - A run that raises, or whose result is more than a batch can hold, is answered with a refusal and changes nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ R = TypeVar("R")
 
 
 class ClientCall(Protocol):
-    """What a call is known by; a request without a ``client_id`` is a local one and has no retry row."""
+    """What identifies a call. A request without a ``client_id`` is a local one and has no retry row."""
 
     @property
     def client_id(self) -> bytes:
-        """Who calls: 16 bytes, or none."""
+        """The caller: 16 bytes, or none."""
 
     @property
     def call_id(self) -> bytes:
@@ -43,15 +45,15 @@ class ClientCall(Protocol):
 
     @property
     def request_hash(self) -> bytes:
-        """Hash of the request: the same call again has the same one."""
+        """Hash of the request; a repetition of the call has the same hash."""
 
     @property
     def first_sent_at_ms(self) -> int:
-        """When the client sent it first, by the client's clock."""
+        """When the client first sent the call, by the client's clock."""
 
 
 class CallRuling(Enum):
-    """What is to be done with a call."""
+    """What to do with a call."""
 
     RUN = "run it"
     REPEATED = "answer what its retry row says"
@@ -83,8 +85,8 @@ def judge_call(
 ) -> CallJudgement:
     """Judge a call by the rows that ``get`` reads, for a batch of ``timestamp_ms``.
 
-    ``prepared`` is the checkpoint of a Prepare that is in force for this call, ``now_ms`` the time that a batch would have which was
-    opened now: a call that is expired by it is told so, whatever the shard's state.
+    ``prepared`` is the checkpoint of a Prepare that is in force for this call. ``now_ms`` is the time that a batch
+    opened now would have: a call that is expired by this time is refused as expired, whatever the shard's state.
     """
     client_id = call.client_id
     if not client_id:
@@ -102,7 +104,7 @@ def judge_call(
         return CallJudgement(ruling=CallRuling.REFUSED, refusal=Refusal.EXPIRED, message=f"first sent at {sent_ms} ms")
     if is_below_floor(get, client_id, call_id):
         return ANSWERED
-    # Expired by the clock, but not by the time of its batch, which was opened earlier.
+    # Expired by ``now_ms``, but not by the time of its batch, which was opened earlier.
     return RUN if prepared is None else _refused_as_prepared(prepared)
 
 
@@ -114,20 +116,20 @@ def _refused_as_prepared(checkpoint: str) -> CallJudgement:
 
 
 class CallRunner(Protocol[R_contra]):
-    """What runs calls: a service, or an executor of logged requests. ``request`` is what it knows a call by."""
+    """What runs calls: a service, or an executor of logged requests. ``request`` is the runner's form of a call."""
 
     def execute(self, request: R_contra, transaction: Transaction, timestamp_ms: int, /) -> Executed:
         """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
 
     def refuse(self, request: R_contra, refusal: Refusal, message: str, index: int, /) -> bytes:
-        """Encode an answer of the replicated database's own."""
+        """Encode an answer that the replicated database itself gives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """Bounds of a run, in bytes: of what is kept with its answer, and of the answer if nothing is kept (None: none).
+    """Bounds of a run, in bytes: of what is kept, answer included, and of the answer if nothing is kept (None = none).
 
-    ``shortens``: whether the text of an exception is cut (``service.shortened``).
+    ``shortens``: whether the text of an exception is cut short (``service.shortened``).
     """
 
     kept_bytes: int = MAX_REQUEST_BYTES
@@ -136,7 +138,7 @@ class RunLimits:
 
 
 class RunRefusal(NamedTuple):
-    """Why what a run has come to is not logged."""
+    """Why the result of a run is not logged."""
 
     refusal: Refusal
     message: str
@@ -145,10 +147,11 @@ class RunRefusal(NamedTuple):
 def run_call(
     runner: CallRunner[R], request: R, transaction: Transaction, timestamp_ms: int, limits: RunLimits, first: bool
 ) -> Executed:
-    """Run a call in a transaction: what is to be answered, and whether the transaction is to be kept.
+    """Run a call in a transaction; return the answer, and whether to keep the transaction.
 
-    ``first``: it begins its batch; only such a call may act on the log itself. A control record that it asks for is in the
-    transaction's ``state`` afterwards. Raises StopProcess kinds; what else the runner raises becomes the answer.
+    ``first``: the call is the first of its batch; only such a call may act on the log itself. If it asks for a control
+    record, the transaction's ``state`` afterwards includes that record's effect. Raises StopProcess kinds; any other
+    exception of the runner becomes the answer.
     """
     try:
         executed = runner.execute(request, transaction, timestamp_ms)
@@ -166,7 +169,7 @@ def run_call(
 
 
 def unloggable(executed: Executed, transaction: Transaction, limits: RunLimits, first: bool) -> RunRefusal | None:
-    """Say why what has been made of a request is not logged, None if it is: its kind, its size, its place in the batch."""
+    """Say why the result of a run is not logged, by its kind, its size or its place in the batch; None if it is."""
     response = executed.response
     if type(response) is not bytes:
         return RunRefusal(Refusal.FAILED, f"its response is a {type(response).__name__}")

@@ -1,9 +1,9 @@
-"""Removal of retry rows by age: the rows of the oldest batches go with the batches that are written (design, section 4, "Exactly once").
+"""Removal of retry rows by age: a new batch removes the oldest batches' rows (design, section 4, "Exactly once").
 
 Rules:
-    - A batch removes the rows of at most MAX_EXPIRIES_PER_BATCH old ones.
-    - A leader goes on from where it was, and once nothing is left to remove looks again an interval later.
-    - Who derives a batch from logged requests (``late``) begins at the oldest one each time.
+    - A batch removes the rows of at most MAX_EXPIRIES_PER_BATCH old batches.
+    - A leader goes on from where it was. Once nothing is left to remove, it looks again an interval later.
+    - A replica that derives a batch from logged requests (``late``) begins at the oldest expiry row each time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replicated_db.core.tables.column_families import RETRY
 
 
 def remove_rows(transaction: Transaction, rows: Iterable[ExpiryRow]) -> list[bytes]:
-    """Delete the retry rows that the first of these expiry rows list; return the keys of those."""
+    """Delete the retry rows listed by the first of these expiry rows; return the keys of those expiry rows."""
     removed: list[bytes] = []
     for expiry_key, retry_keys in islice(rows, MAX_EXPIRIES_PER_BATCH):
         for key in removable(transaction.get, expiry_key, retry_keys):
@@ -28,7 +28,7 @@ def remove_rows(transaction: Transaction, rows: Iterable[ExpiryRow]) -> list[byt
 
 
 class Expiry:
-    """How far one claim has got. It looks again ``interval_ms`` of batch time after nothing was left."""
+    """How far one claim has removed rows. Once nothing is left, it looks again after ``interval_ms`` of batch time."""
 
     def __init__(self, interval_ms: int) -> None:
         self._interval_ms = interval_ms
@@ -37,7 +37,7 @@ class Expiry:
         """Batch time from which on there may be rows to remove."""
 
     def remove(self, transaction: Transaction, view: StoreView, timestamp_ms: int) -> None:
-        """Delete rows that are past their retention in a batch of ``timestamp_ms``."""
+        """Delete, in a batch of ``timestamp_ms``, rows that are past their retention."""
         removed = remove_rows(transaction, expired(view, self._after, timestamp_ms - RETENTION_MS))
         if removed:
             self._after = removed[-1]

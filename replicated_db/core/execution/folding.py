@@ -1,11 +1,11 @@
 """Folding: the merges of one row within one batch become a single Merge.
 
-Many requests of a batch change the same counter. One Merge with the combined operand leaves the same row, and spares each
-replica, and each reader of the log, all but one of them (decision 0011). That is sound because
+Many requests of a batch change the same counter. One Merge with the combined operand leaves the same row, and each
+replica and each reader of the log handles one operation instead of many (decision 0011). That is sound because
 
     - operators are associative: ``combine`` of the operands does what they do one after the other;
-    - between two folded merges of a row nothing else touches that row: a Put or Delete of it ends the folding;
-    - operations on other rows neither see nor change it, and whoever executes has seen each step through the overlay.
+    - between two folded merges of a row nothing else touches that row: a Put or Delete of the row ends the folding;
+    - operations on other rows neither see nor change the row, and execution sees each single step through the overlay.
 
 The folded Merge stands where the first one stood, keeps its ``prev`` and takes over the last one's ``next``.
 """
@@ -29,7 +29,7 @@ class BatchOperations:
         self._merges: dict[tuple[str, bytes], int] = {}
 
     def extend(self, operations: Iterable[Put | Delete | Merge]) -> None:
-        """Append a request's operations, each executed on the state that the earlier ones leave."""
+        """Append a request's operations, each of them executed on the state that the earlier ones leave."""
         merges = self._merges
         for operation in operations:
             if type(operation) is Merge:
@@ -40,7 +40,7 @@ class BatchOperations:
             self.operations.append(operation)
 
     def begin_with(self, checkpoint: Checkpoint) -> None:
-        """Put a checkpoint before everything else; raises ValueError once merges are folded by their places."""
+        """Put a checkpoint before everything else. Raises ValueError after the first merge, whose place is recorded."""
         if self._merges:
             raise ValueError("a checkpoint after the first merge of its batch")
         self.operations.insert(0, checkpoint)

@@ -4,16 +4,17 @@ Layouts::
 
     retryTable        client_id (16) + call_id (8, big-endian)  ->  request_hash (16) + response
                       client_id (16)  ->  floor (8) + batch time of its last change, ms (8)
-    retryExpiryTable  batch time ms (8) + last index (8)         ->  the keys of the retry rows of that batch, one after another
-                      batch time ms (8) + last index (8) + "F"   ->  the clients whose floor that batch changed
+    retryExpiryTable  batch time ms (8) + last index (8)         ->  keys of that batch's retry rows, concatenated
+                      batch time ms (8) + last index (8) + "F"   ->  clients whose floor that batch changed
 
-A retry row is derived from each recorded result of a batch, after its operations, with ``prev`` = none; it counts in the
-digest. Rows live at least RETENTION_MS of batch time and go by replicated Deletes. The expiry family is local: it says in
-which order rows age, so that a leader finds the oldest ones without decoding anything.
+A retry row is derived from each recorded result of a batch, after the batch's operations, with ``prev`` = none. It
+counts in the digest. Retry rows live at least RETENTION_MS of batch time and are removed by replicated Deletes. The
+expiry family is local: it holds the order in which rows age, so a leader finds the oldest ones without decoding
+anything.
 
-A *floor* is what lets a row go earlier: calls of its client below it are never executed (any more). It rises to what the client says
-has been answered (``answered_below``), in the batch that removes the rows below it, and goes RETENTION_MS after its last change: what
-had been executed by then has expired.
+A *floor* lets a retry row be removed earlier: calls of its client below the floor are never executed (any more). The
+floor rises to what the client says has been answered (``answered_below``), in the batch that removes the rows below it.
+A floor is removed RETENTION_MS after its last change: every call that had been executed by then has expired.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from replicated_db.core.tables.column_families import RETRY, RETRY_EXPIRY
 from schemas.records.log import Batch, Result
 
 REQUEST_LIFETIME_MS = 5 * 60 * 1000
-"""A request this far or further from the batch time, either way, is REQUEST_EXPIRED: outcome unknown."""
+"""A request whose time is this far or further from the batch time, either way, is REQUEST_EXPIRED: outcome unknown."""
 
 RETENTION_MS = 10 * 60 * 1000
 """Retry rows live at least this long of batch time: twice the lifetime, for requests stamped in the future."""
 
 MAX_EXPIRIES_PER_BATCH = 2
-"""How many old batches' rows a new batch removes at the most: removal keeps up with twice the rate of writing."""
+"""Most old batches whose rows one new batch removes. So removal keeps up with twice the rate of writing."""
 
 BELOW_FLOOR = "its client said that it has been answered"
 """Why a call below its client's floor is refused."""
@@ -49,12 +50,12 @@ Get = Callable[[str, bytes], bytes | None]
 
 
 def retry_key(client_id: bytes, call_id: bytes) -> bytes:
-    """Return the row's key."""
+    """Return a retry row's key."""
     return client_id + call_id
 
 
 def retry_value(result: Result) -> bytes:
-    """Return the row's value."""
+    """Return a retry row's value."""
     return result.request_hash + result.response
 
 
@@ -74,7 +75,7 @@ def floors_row(batch: Batch, clients: list[bytes]) -> tuple[bytes, bytes]:
 
 
 def floor_value(answered_below: int, timestamp_ms: int) -> bytes:
-    """Return a floor's row."""
+    """Return the value of a floor's row."""
     return _FLOOR.pack(answered_below, timestamp_ms)
 
 
@@ -110,14 +111,17 @@ def _lists_floors(expiry_key: bytes) -> bool:
 
 
 def removable(get: Get, expiry_key: bytes, keys: list[bytes]) -> list[bytes]:
-    """Return those of an expiry row's keys that are to be removed: rows that are there, floors that have not changed since."""
+    """Return the keys of an expiry row that are to be removed: rows that exist, floors that have not changed since."""
     if _lists_floors(expiry_key):
         return [key for key in keys if (row := get(RETRY, key)) is not None and row[8:] <= expiry_key[:8]]
     return [key for key in keys if get(RETRY, key) is not None]
 
 
 def is_dead(get: Get, expiry_key: bytes, keys: list[bytes]) -> bool:
-    """Whether nothing of an expiry row is left to remove. Rows of one client go in order, so its last one tells."""
+    """Whether nothing that an expiry row lists is left to remove.
+
+    A client's retry rows are removed in order, so its last one decides.
+    """
     if not _lists_floors(expiry_key):
         last: dict[bytes, bytes] = {}
         for key in keys:
@@ -127,7 +131,7 @@ def is_dead(get: Get, expiry_key: bytes, keys: list[bytes]) -> bool:
 
 
 def prunable(view: StoreView, before_ms: int, after: bytes = b"") -> list[bytes]:
-    """Return the oldest expiry keys behind ``after`` whose rows are gone, at most MAX_EXPIRIES_PER_BATCH."""
+    """Return the oldest expiry keys after ``after`` whose rows are gone, at most MAX_EXPIRIES_PER_BATCH."""
     found: list[bytes] = []
     for key, retry_keys in expired(view, after, before_ms):
         if len(found) == MAX_EXPIRIES_PER_BATCH or not is_dead(view.get, key, retry_keys):
@@ -137,5 +141,5 @@ def prunable(view: StoreView, before_ms: int, after: bytes = b"") -> list[bytes]
 
 
 def is_expired(first_sent_at_ms: int, timestamp_ms: int) -> bool:
-    """Whether a request of ``first_sent_at_ms`` may no longer be executed in a batch of ``timestamp_ms``."""
+    """Whether a request first sent at ``first_sent_at_ms`` may no longer be executed in a batch of ``timestamp_ms``."""
     return abs(timestamp_ms - first_sent_at_ms) >= REQUEST_LIFETIME_MS

@@ -12,19 +12,19 @@ from schemas.records.log import RequestPosition
 from schemas.records.record import record
 
 MAX_REQUEST_BYTES = 1024 * 1024
-"""What one request's operations and answer may take in a batch."""
+"""Most bytes that one request's operations and answer may take in a batch."""
 
 MAX_REFUSAL_BYTES = 64 * 1024
-"""What the answer of a request that keeps nothing may take in a batch: it may quote the request, not repeat it."""
+"""Most bytes of an answer whose request keeps nothing: the answer may quote the request, not repeat it."""
 
 MAX_MESSAGE_CHARACTERS = 1024
-"""How much of an error's text goes into an answer."""
+"""How many characters of an error's text go into an answer."""
 
 _IDS = struct.Struct("16s8s16sq")
 
 
 def shortened(message: str) -> str:
-    """Return an error's text, cut to MAX_MESSAGE_CHARACTERS: it may hold whatever the request held.
+    """Return an error's text, cut to MAX_MESSAGE_CHARACTERS: it may quote any length of the request.
 
     >>> shortened("x" * 2000)[-26:]
     'x… (2,000 characters long)'
@@ -35,7 +35,7 @@ def shortened(message: str) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return what an answer says of an exception."""
+    """Return what an answer says about an exception."""
     return shortened(f"{type(error).__name__}: {error}")
 
 
@@ -51,11 +51,11 @@ class Refusal(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
-    """A request to execute. With a ``client_id`` it has a retry row; without, it is a local one (``submit``).
+    """A request to execute. With a ``client_id`` it has a retry row; without one it is a local request (``submit``).
 
-    ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. One that
-    ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch.
-    Calls below ``answered_below`` have been answered to the client, which will not repeat them.
+    ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. A request
+    with ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch. The
+    client has the answers of its calls below ``answered_below`` and will not repeat them.
     """
 
     client_id: bytes
@@ -70,7 +70,7 @@ class Proposal:
     answered_below: int = 0
 
     def fault(self) -> str | None:
-        """Say why no record can hold this proposal's result, None if one can: then it is answered without one."""
+        """Say why no record can hold this proposal's result; None if one can. It is then answered without one."""
         client, call, hashed = self.client_id, self.call_id, self.request_hash
         if not client:
             return None
@@ -99,7 +99,7 @@ class Service(Protocol):
         """Execute against the transaction. An exception becomes Refusal.FAILED and changes nothing."""
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
-        """Encode an answer of the replicated database's own."""
+        """Encode an answer that the replicated database itself gives."""
 
 
 @record

@@ -1,8 +1,8 @@
-"""How a shard is run, as its log says: members, feature level, prepared or not, modes of requests. Pure.
+"""How a shard is run, according to its log: members, feature level, prepared or not, modes of requests. Pure.
 
-What belongs here: the value that Genesis and the control records (Members, FeatureLevel, Prepared, Mode) lead to, and nothing that a
-service stores. Every reader of the log comes to the same one at the same index; a leader looks further ahead, at what it has
-appended itself.
+What belongs here: the value that Genesis and the control records (Members, FeatureLevel, Prepared, Mode) lead to, and
+nothing that a service stores. Every reader of the log has the same value at the same index. A leader's value is further
+ahead: it includes records that the leader itself has appended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from schemas.records.log import LATE_MODE, FeatureLevel, Genesis, LogRecord, Mem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardState:
-    """``prepared`` is the name of the checkpoint of a Prepare in force, else None; ``late`` are the request types in LATE_MODE."""
+    """How a shard is run at one point of its log.
+
+    ``prepared`` is the name of the checkpoint of a Prepare in force, else None. ``late`` holds the request types in
+    LATE_MODE.
+    """
 
     replicas: tuple[str, ...] = ()
     feature_level: int = features.INITIAL
@@ -28,7 +32,10 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlOperation:
-    """A record to append right before the batch whose first request asks for it: its type, its fields behind ``index``."""
+    """A control record that a request asks for: its type, and its fields after ``index``.
+
+    The record is appended right before the batch whose first request this is.
+    """
 
     record: type[Any]
     fields: dict[str, Any]
@@ -40,12 +47,13 @@ class ControlOperation:
     def effect_on(self, state: ShardState) -> ShardState:
         """Return the state that the record will lead to.
 
-        Raises Unencodable for fields that no record can hold, Refused for a feature level that this software does not know.
+        Raises Unencodable for fields that no record can hold, Refused for a feature level that this software does not
+        know.
         """
         record = self.with_header(term=0, nonce=bytes(16), seq=0, prev_chain=bytes(32), index=0)
         try:
             after = state_after(state, record)
-        except UpgradeNeeded as error:  # asked for, not read: it is the asker's mistake
+        except UpgradeNeeded as error:  # the level was asked for, not read from the log: it is the asker's mistake
             raise Refused(str(error)) from error
         encode_at(record, after.feature_level)
         return after

@@ -1,9 +1,9 @@
 """A transaction: the operations of one proposal, executed against the overlay, kept or dropped as a whole.
 
-Each operation is given the hash of the row that it replaces (``prev``), seen through the earlier operations of its own
-batch, and a Merge that of the row it makes (``next``): this is what lets every reader check the leader and lets
-the log's sum be taken without state (design, section 3). A transaction writes nothing; :meth:`commit` moves its rows
-into the overlay's newest layer.
+Each operation carries the hash of the row that it replaces (``prev``); that row is the one left by the earlier
+operations of the batch. A Merge also carries the hash of the row that it makes (``next``). With these hashes every
+reader can check the leader, and the log's sum needs no state (design, section 3). A transaction writes nothing;
+:meth:`commit` moves its rows into the overlay's newest layer.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEY_BYTES = 16 * 1024
 NO_STATE = ShardState()
 OPERATION_OVERHEAD_BYTES = 48
-"""Estimate of what an operation costs in a batch beyond its key and value."""
+"""Estimated size of an operation in a batch beyond its key and value."""
 
 Settled = Callable[[], DigestSlots | None] | None
-"""Returns the leader's digests as of the batch's beginning, as a DigestBase has them; None while earlier batches are on their way."""
+"""Returns the leader's digests at the batch's beginning, in a DigestBase's form; None while batches are in flight."""
 
 
 class Transaction:
-    """Reads see the batch so far; writes collect operations. Raises Refused for an illegal operation.
+    """Reads see the batch so far; writes collect operations. An illegal operation raises Refused.
 
-    ``state`` is how the shard is run as of this point, what is in flight included.
+    ``state`` is how the shard is run as of this point, records in flight included.
     """
 
     __slots__ = (
-        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "settled", "size_bytes",
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "settled",
+        "size_bytes",
         "state",
     )  # fmt: skip
 
@@ -57,7 +58,7 @@ class Transaction:
 
     @property
     def feature_level(self) -> int:
-        """What may be written (``schemas.features``)."""
+        """The level that limits what may be written (``schemas.features``)."""
         return self.state.feature_level
 
     def get(self, cf: str, key: bytes) -> bytes | None:
@@ -118,10 +119,11 @@ class Transaction:
         self.checkpoint_name = name
 
     def digest_base(self, slots: list[int], sums: list[int], basis: str, *, forced: bool = False) -> None:
-        """Ask for a DigestBase right before this batch, whose first request this must be.
+        """Ask for a DigestBase right before this batch. This request must be the batch's first.
 
-        One that is not what the leader holds would flag every replica that agrees with it, and no flagged one may lead. Raises
-        DigestsDiffer for it unless it is ``forced``, NotSettled while earlier batches are on their way.
+        A base that differs from the leader's digests would flag every replica that agrees with the leader, and no
+        flagged replica may lead. So such a base raises DigestsDiffer unless it is ``forced``. Raises NotSettled while
+        earlier batches are in flight.
         """
         if len(slots) != len(sums) or slots != sorted(set(slots)):
             raise Refused(f"{len(slots)} slots and {len(sums)} sums: slots must ascend, one sum each")
@@ -133,7 +135,10 @@ class Transaction:
         self._control(DigestBase, slots=slots, sums=sums, basis=basis)
 
     def control(self, record: type[ControlRecord], **fields: Any) -> None:
-        """Ask for a control record right before this batch, whose first request this must be; ``fields`` behind its index."""
+        """Ask for a control record right before this batch; ``fields`` are the record's, after its index.
+
+        This request must be the batch's first.
+        """
         self._control(record, **fields)
 
     def _control(self, record: type[Any], **fields: Any) -> None:
@@ -142,7 +147,7 @@ class Transaction:
         self.control_operation = ControlOperation(record=record, fields=fields)
 
     def submit(self, operation: Operation) -> None:
-        """Execute an operation given as a record; its hashes are computed afresh, whatever it claims."""
+        """Execute an operation given as a record. Its hashes are computed afresh, whatever the record claims."""
         if isinstance(operation, Put):
             self.put(operation.cf, operation.key, operation.value)
         elif isinstance(operation, Delete):

@@ -1,6 +1,7 @@
-"""What a leader asks of those who put proposals into the log: two builders behind one interface.
+"""The interface of the two builders, which put a leader's proposals into the log.
 
-A builder has at most one batch open. Sealed, that is one record or two, of which the last says what to do once it has been applied.
+A builder has at most one batch open. Sealing it gives one record or two; the last one says what to do once it has been
+applied.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from replicated_db.core.leading.phases import LeaderEvent, LeaderPhase
 from schemas.records.log import CountingRecord
 
 Header = dict[str, Any]
-"""The four fields that every record but a claim begins with."""
+"""The four fields with which every record but a claim begins."""
 
 OnApplied = Callable[[int], list[Reply]]
-"""Told the offset of a record that is effective and has been applied; returns what is to be answered now."""
+"""Called with the offset of a record that is effective and applied; returns the replies that may leave now."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedRecord:
-    """A record to append: how it is made of its header, and whom to tell that it has been applied if it holds a batch."""
+    """A record to append: how to make it from its header, and, if it holds a batch, what to call once it is applied."""
 
     make: Callable[[Header], CountingRecord]
     on_applied: OnApplied | None = None
@@ -39,7 +40,7 @@ class OpenBatch(Protocol):
 
     @property
     def requests(self) -> int:
-        """Number of requests in it so far; each has an index."""
+        """Number of requests in the batch so far; each has an index."""
 
 
 class BatchBuilder(Protocol):
@@ -48,7 +49,7 @@ class BatchBuilder(Protocol):
     phase: LeaderPhase
     """The leader's phase while this builder has a batch open."""
     event: LeaderEvent
-    """What happens when a proposal is put into a batch of this kind."""
+    """The event of putting a proposal into a batch of this kind."""
 
     @property
     def batch(self) -> OpenBatch | None:
@@ -56,15 +57,16 @@ class BatchBuilder(Protocol):
 
     @property
     def get(self) -> Get:
-        """How rows are read as the next proposal will find them: what a call is judged by."""
+        """How to read rows as the next proposal will find them; a call is judged by these rows."""
 
     def take(
         self, proposal: Proposal, judgement: CallJudgement, state: ShardState, index: int, timestamp_ms: int
     ) -> Reply | None:
-        """Put a proposal that has been judged into the batch; return a reply only if it may leave at once.
+        """Put a judged proposal into the batch; return a reply only if it may leave at once.
 
-        ``index`` is the proposal's if it is given one, ``timestamp_ms`` the time of the batch, ``state`` how the shard is run before it.
+        ``index`` is the proposal's index if it is given one, ``timestamp_ms`` the time of the batch, ``state`` how the
+        shard is run before the batch.
         """
 
     def seal(self) -> list[SealedRecord]:
-        """Close the batch; return what to append, in order, nothing if there is nothing in it."""
+        """Close the batch; return what to append, in order. An empty batch gives an empty list."""

@@ -1,8 +1,9 @@
-"""The records of one claim: numbered and chained when they are appended, in flight, effective once they are known to count.
+"""The records of one claim: numbered and chained at their append, then in flight, then effective.
 
-A record is effective when its report is error-free, every earlier one is effective and it lies directly behind the previous own
-one. Otherwise what lies between is read first: while :attr:`RecordsInFlight.must_read` is set, nothing more becomes effective.
-After a failed append, or one whose outcome is unknown, nothing more is appended: :class:`Deposed`.
+A record becomes effective when its report is error-free, every earlier one is effective, and its offset directly
+follows the previous own record's. If other offsets lie between, the log is read there first: while
+:attr:`RecordsInFlight.must_read` is set, nothing more becomes effective. After a failed append, or one whose outcome is
+unknown, nothing more is appended: :class:`Deposed`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from schemas.records.log import CountingRecord
 
 
 class Deposed(Exception):
-    """Nothing more may be appended under this claim; outcomes in flight are to be learned from the log."""
+    """Nothing more may be appended under this claim. The log tells what became of the records in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effective:
-    """What became effective and applied: replies to send, ticks to answer, and what applying it said."""
+    """A record that became effective and was applied: replies to send, and the outcome of applying the record."""
 
     offset: int
     record: CountingRecord
@@ -56,7 +57,7 @@ class _InFlight:
 
 
 class RecordsInFlight:
-    """What has been appended under a claim that lies at ``claim_offset``, the last record that ``replica`` has read."""
+    """The records appended under the claim at ``claim_offset``, the last record that ``replica`` has read."""
 
     def __init__(self, replica: Replica, claim_offset: int) -> None:
         position = replica.position
@@ -79,15 +80,15 @@ class RecordsInFlight:
 
     @property
     def settled(self) -> bool:
-        """Whether no batch is in flight; other records may be."""
+        """Whether no batch is in flight. Other records may be."""
         return all(entry.on_applied is None for entry in self._in_flight)
 
     def header(self) -> Header:
-        """Return the four fields that every record but a claim begins with, for the next record."""
+        """Return the next record's header: the four fields with which every record but a claim begins."""
         return {"term": self.term, "nonce": self.nonce, "seq": self.seq + 1, "prev_chain": self.chain}
 
     def append(self, record: CountingRecord, feature_level: int, on_applied: OnApplied | None = None) -> Append:
-        """Encode a record with the next :meth:`header`, and wait for its report. Raises Deposed after a failure."""
+        """Encode a record that has the next :meth:`header`, and await its report. Raises Deposed after a failure."""
         if self.deposed is not None:
             raise Deposed(self.deposed)
         value = encode_at(record, feature_level)
@@ -99,7 +100,7 @@ class RecordsInFlight:
         return Append(token=self.seq, value=value)
 
     def on_report(self, report: DeliveryReport) -> list[Effective]:
-        """Take a delivery report; return what became effective by it, in order.
+        """Take a delivery report; return the records that it makes effective, in order.
 
         Raises Deposed as soon as an append failed or its outcome is unknown, even if earlier ones are still in flight;
         AheadOfLog if offsets run backwards.
@@ -117,7 +118,7 @@ class RecordsInFlight:
 
     @property
     def must_read(self) -> int | None:
-        """Offset up to which (inclusive) the log must be offered to the replica before going on; None if it need not."""
+        """Offset up to which (inclusive) the log must be offered to the replica first; None if nothing must be read."""
         entry = self._must_read
         return None if entry is None or entry.report is None else entry.report.offset
 
@@ -141,7 +142,7 @@ class RecordsInFlight:
         return effective
 
     def _settle(self, entry: _InFlight, offset: int) -> Effective:
-        """Apply a record that lies behind everything offered so far, and release its replies."""
+        """Apply a record that lies after everything offered so far, and release its replies."""
         outcome = self._replica.offer(offset, entry.value, entry.record, entry.chain)
         position = self._replica.position
         record_hash = xxh3_128_digest(entry.value)

@@ -3,15 +3,16 @@
 Rules (design, sections 3 and 4):
     1. Execution is serial, against the overlay: read-your-writes needs no locks, admission is exact, a request is one
        transition.
-    2. Every answer that depends on state, errors included, is in its batch and leaves only when that batch is effective and
-       applied. At once go only hits on applied retry rows, and what a prepared shard refuses.
+    2. Every answer that depends on state, errors included, is in its batch and leaves only when that batch is effective
+       and applied. Hits on applied retry rows, and the refusals of a prepared shard, leave at once.
     3. A record is effective when it is known to count (``in_flight``).
-    4. After any failed or unknown append nothing more is appended under the nonce: :class:`Deposed` is raised, the shell
-       drops this object and reads the log to learn the truth.
+    4. After any failed or unknown append nothing more is appended under the nonce: :class:`Deposed` is raised. The
+       shell then drops this object and reads the log to learn the truth.
     5. Batch time = max(previous effective batch's, append time of the claim + time elapsed since).
 
-A leader judges each proposal once (``execution.calls``) and hands it to one of two builders (``builder``), which put it into the log
-as operations or as it is. What is legal when says the table in ``phases``. A leader object lives for one claim.
+A leader judges each proposal once (``execution.calls``) and hands it to one of two builders (``builder``). One executes
+proposals and logs the operations, the other logs the proposals as they are. The table in ``phases`` says what is legal
+when. A leader object lives for one claim.
 """
 
 from __future__ import annotations
@@ -44,18 +45,19 @@ from schemas import features
 from schemas.records.log import Barrier, CountingRecord, Genesis, LeaderClaim, Tick
 
 __all__ = [
-    "Append", "Deposed", "Effective", "Executed", "Leader", "LeaderLimits", "LeaderPhase", "Proposal", "Refusal", "Reply", "Service",
-    "Wait", "claim_for",
+    "Append", "Deposed", "Effective", "Executed", "Leader", "LeaderLimits", "LeaderPhase", "Proposal", "Refusal",
+    "Reply", "Service", "Wait", "claim_for",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderLimits:
-    """Bounds of a leader. A batch closes at any of its limits; one request is bounded by itself.
+    """Bounds of a leader. A batch closes at any of its limits; one request has a limit of its own.
 
-    Only a leader that stood still, or waits long for acknowledgements, meets ``max_batch_age_ms``: what comes after that would have come
-    long before, by the time of its batch. Retry rows of a client go early once it is ``early_removal_calls`` calls ahead of them (``answered``; 0 = never).
-    A ``scrub_interval_ms`` of 0 means no scrub but the one that begins each claim.
+    A batch reaches ``max_batch_age_ms`` only if the leader stood still or waits long for acknowledgements. After a
+    stall, later requests must not receive an old batch time. A client's retry rows are removed early once the client is
+    ``early_removal_calls`` calls ahead of them (``answered``; 0 = never). With a ``scrub_interval_ms`` of 0 there is no
+    scrub but the one that begins each claim.
     """
 
     max_batch_requests: int = 500
@@ -69,7 +71,7 @@ class LeaderLimits:
 
 
 class Leader:
-    """State of one claim that has been read as valid, with everything before it applied."""
+    """State of one claim that was read as valid, with everything before it applied."""
 
     def __init__(
         self,
@@ -81,13 +83,16 @@ class Leader:
         claim_time_ms: int,
         elapsed_ms: int,
     ) -> None:
-        """Begin to lead. ``claim_time_ms`` is the broker's append time of the claim, ``elapsed_ms`` time since boot now."""
+        """Begin to lead.
+
+        ``claim_time_ms`` is the broker's append time of the claim, ``elapsed_ms`` the time since boot now.
+        """
         position = replica.position
         self.replica = replica
         self.term = position.term
         self.nonce = position.nonce
         self.state = replica.state
-        """How the shard is run, by all that has been appended or is being built."""
+        """How the shard is run, including every record that has been appended or is being built."""
         self.limits = limits
         self.phase = LeaderPhase.IDLE
         self._service = service
@@ -101,7 +106,8 @@ class Leader:
         )
         self._operations = OperationsBuilder(
             replica, service, self._overlay, self._records, RunLimits(kept_bytes=limits.max_request_bytes),
-            answered=AnsweredCalls(limits.early_removal_calls), expiry=Expiry(limits.barrier_interval_ms), read=self._read,
+            answered=AnsweredCalls(limits.early_removal_calls), expiry=Expiry(limits.barrier_interval_ms),
+            read=self._read,
             on_state=self._on_state,
         )  # fmt: skip
         self._requests = RequestsBuilder(
@@ -121,7 +127,7 @@ class Leader:
 
     @property
     def settled(self) -> bool:
-        """Whether no batch is in flight; ticks and barriers may be."""
+        """Whether no batch is in flight. Ticks and barriers may be."""
         return self._records.settled
 
     @property
@@ -151,7 +157,7 @@ class Leader:
         return None if builder is None else builder.batch
 
     def has_room(self) -> bool:
-        """Whether the batch being built takes another request."""
+        """Whether the batch being built has room for another request."""
         batch = self._batch
         return batch is None or self._has_room(batch)
 
@@ -159,7 +165,7 @@ class Leader:
         return batch.requests < self.limits.max_batch_requests and batch.size_bytes < self.limits.max_batch_bytes
 
     def is_stale(self, elapsed_ms: int) -> bool:
-        """Whether the batch being built was opened too long ago to take another request: seal it first."""
+        """Whether the batch being built was opened too long ago to take another request. Then seal it first."""
         batch = self._batch
         return batch is not None and self.timestamp_ms(elapsed_ms) - batch.timestamp_ms > self.limits.max_batch_age_ms
 
@@ -189,11 +195,12 @@ class Leader:
     # -- proposals -------------------------------------------------------------------------------------------------
 
     def take(self, proposal: Proposal, elapsed_ms: int) -> Reply | Wait | None:
-        """Put a proposal into the batch being built, in the way of its request type.
+        """Put a proposal into the batch being built, by the mode of its request type.
 
-        Returns None if it is in, or waits for another one's answer; a Reply if that may leave at once; a Wait if the proposal has not
-        been taken: do what it says and offer the proposal again. What begins a batch waits until all before it has settled: it may
-        have to compare what the rows have come to. Raises StopProcess if the store fails, Deposed after a failed append.
+        Returns None if the proposal is in, or waits for another one's answer. Returns a Reply if that may leave at
+        once. Returns a Wait if the proposal has not been taken: do what the Wait says, then offer the proposal again.
+        A proposal that begins a batch waits until everything before it has settled, because it may have to compare
+        what the rows have become. Raises StopProcess if the store fails, Deposed after a failed append.
         """
         state = self.state
         builder: BatchBuilder = self._operations
@@ -230,14 +237,17 @@ class Leader:
         return Reply(proposal=proposal, response=self._service.refuse(proposal, refusal, message, -1))
 
     def _read(self, cf: str, key: bytes) -> bytes | None:
-        """Return a retry row in flight, in the table cache or in the store. With rows in the cache none is in the overlay."""
+        """Return a retry row in flight, in the table cache or in the store.
+
+        While the cache holds rows, the overlay holds no row in flight.
+        """
         late = self.replica.late
         return late.cache.get(cf, key) if late.unwritten else self._overlay.get(cf, key)
 
     # -- appending -------------------------------------------------------------------------------------------------
 
     def seal(self) -> list[Append]:
-        """Close the batch being built and return what to append, in order; empty if there is nothing in it."""
+        """Close the batch being built; return what to append, in order. An empty batch gives an empty list."""
         builder = self._builders.get(self.phase)
         self._enter(LeaderEvent.SEAL)
         if builder is None or (batch := builder.batch) is None:
@@ -250,7 +260,7 @@ class Leader:
         return appends
 
     def genesis(self, cluster: str, replicas: Sequence[str]) -> Append | None:
-        """Return the Genesis record if the shard has none yet. Call first of all."""
+        """Return the Genesis record if the shard has none yet. Call it before anything else."""
         if self.replica.genesis is not None:
             return None
         identity = self.replica.identity
@@ -272,7 +282,7 @@ class Leader:
         return self._append(Barrier(**self._records.header(), index=self.index, scrub=scrub))
 
     def tick(self) -> Append | None:
-        """Return an empty record, by which readers see that this node still leads; None while a batch is being built."""
+        """Return an empty record, which proves to readers that this node still leads; None while building a batch."""
         if isinstance(self._after(LeaderEvent.STAND_ALONE), Wait):
             return None
         return self._append(Tick(**self._records.header()))
@@ -283,7 +293,7 @@ class Leader:
     # -- delivery --------------------------------------------------------------------------------------------------
 
     def on_report(self, report: DeliveryReport) -> list[Effective]:
-        """Take a delivery report; return what became effective by it, in order.
+        """Take a delivery report; return the records that it makes effective, in order.
 
         Raises Deposed as soon as an append failed or its outcome is unknown, even if earlier ones are still in flight;
         AheadOfLog if offsets run backwards.
@@ -296,11 +306,14 @@ class Leader:
 
     @property
     def must_read(self) -> int | None:
-        """Offset up to which (inclusive) the log must be offered to the replica before going on; None if it need not."""
+        """Offset up to which (inclusive) the log must be offered to the replica first; None if nothing must be read."""
         return self._records.must_read
 
     def on_read(self) -> list[Effective]:
-        """Go on after everything up to :attr:`must_read` has been offered to the replica; raises as :meth:`on_report`."""
+        """Go on after everything up to :attr:`must_read` has been offered to the replica.
+
+        Raises as :meth:`on_report` does.
+        """
         try:
             return self._records.on_read()
         except Deposed:
@@ -309,7 +322,7 @@ class Leader:
 
 
 def claim_for(replica: Replica, nonce: bytes, address: str, wall_ms: int) -> LeaderClaim:
-    """Return the claim of a candidate that has read to the end of the log."""
+    """Return the claim of a candidate that has read the log to its end."""
     return LeaderClaim(
         term=replica.position.term + 1, nonce=nonce, node=replica.identity.node, address=address, claimed_at_ms=wall_ms
     )

@@ -1,7 +1,7 @@
 """Batches of operations: each proposal is executed on the leader's rows, and its operations and answer are logged.
 
-The rows of an open batch, and of those in flight, are layers of the overlay. A repeated call is answered at once if its row is
-applied, else with the batch that brings the row.
+The rows of an open batch, and of the batches in flight, are layers of the overlay. A repeated call is answered at once
+if its retry row is applied, else together with the batch that writes that row.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from schemas import features
 from schemas.records.log import Batch, Checkpoint, CountingRecord, RequestPosition, Result
 
 OVERHEAD_BYTES = 100
-"""Estimate of what a request's result costs in its record beyond the response."""
+"""Estimated size of a request's result in its record beyond the response."""
 
 
 @dataclass(slots=True, kw_only=True)
 class OperationsBatch:
-    """A batch, and the control record to append before it, if any. Its rows are in the overlay's ``layer``."""
+    """A batch and, if one was asked for, the control record to append before it. Its rows are in ``layer``."""
 
     layer: int
     first_index: int
@@ -53,7 +53,7 @@ class OperationsBatch:
         self.size_bytes += transaction.size_bytes
 
     def answer(self, proposal: Proposal, response: bytes, index: int, *, recorded: bool) -> None:
-        """Count a request in, with its answer. ``recorded``: it will have a retry row."""
+        """Count a request in, with its answer. ``recorded``: the request gets a retry row."""
         self.requests += 1
         self.replies.append(Reply(proposal=proposal, response=response))
         if not proposal.client_id:
@@ -84,7 +84,10 @@ class OperationsBatch:
 
 
 class OperationsBuilder:
-    """Executes proposals of one claim. ``read`` reads a retry row while no batch is open; ``on_state`` hears of control records."""
+    """Executes the proposals of one claim.
+
+    ``read`` reads a retry row while no batch is open. ``on_state`` is called with the state after a control record.
+    """
 
     phase = LeaderPhase.EXECUTING
     event = LeaderEvent.EXECUTE
@@ -110,16 +113,17 @@ class OperationsBuilder:
     def take(
         self, proposal: Proposal, judgement: CallJudgement, state: ShardState, index: int, timestamp_ms: int
     ) -> Reply | None:
-        """Execute a proposal into the batch, or refuse it there; return a reply only to a repeated call whose row is applied.
+        """Execute a proposal into the batch, or refuse it there.
 
-        Raises StopProcess if the store fails. Any other exception of the service becomes the proposal's answer.
+        Returns a reply only for a repeated call whose row is applied. Raises StopProcess if the store fails. Any other
+        exception of the service becomes the proposal's answer.
         """
         batch = self.batch or self._open(index, timestamp_ms)
         if proposal.position is not None:
             batch.position = proposal.position
         if judgement is not RUN and judgement.ruling is CallRuling.REPEATED:
             return self.repeat(proposal, judgement.response)
-        # Now, when an index is certain: without one no row may change.
+        # Not earlier: only now is it certain that this batch has an index, and without an index no row may change.
         if not batch.requests and state.prepared is None and self._remove_old_rows(batch, state) and judgement is RUN:
             # The call's floor may have risen.
             judgement = judge_call(proposal, self.get, batch.timestamp_ms)
@@ -147,7 +151,7 @@ class OperationsBuilder:
         return None
 
     def seal(self) -> list[SealedRecord]:
-        """Close the batch; return a control record that was asked for, and the batch."""
+        """Close the batch; return the batch, after the control record if one was asked for."""
         batch, self.batch, self.get = self.batch, None, self._read
         if batch is None:
             return []
@@ -176,7 +180,7 @@ class OperationsBuilder:
         return batch
 
     def _remove_old_rows(self, batch: OperationsBatch, state: ShardState) -> bool:
-        """Remove retry rows that may go, at the beginning of a batch; return whether any did."""
+        """Remove old retry rows at the beginning of a batch; return whether rows of answered calls were removed."""
         timestamp_ms, before = batch.timestamp_ms, batch.first_index - 1
         removed = False
         if self._answered.due and not self._records and state.feature_level >= features.OPERATIONS:
@@ -196,16 +200,16 @@ class OperationsBuilder:
         executed = run_call(self._service, proposal, transaction, batch.timestamp_ms, self._limits, not batch.requests)
         if executed.keep:
             if transaction.control_operation is not None:
-                # The rest of the batch lies behind the record and sees it.
+                # The rest of the batch follows the control record and sees its effect.
                 batch.control = transaction.control_operation
                 self._on_state(transaction.state)
-            if transaction.checkpoint_name is not None:  # before the batch's own removals of old retry rows
+            if transaction.checkpoint_name is not None:  # it precedes even the batch's own removals of old retry rows
                 batch.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))
             batch.keep(transaction)
         return executed.response
 
     def _own_slots(self) -> DigestSlots | None:
-        """Return the digests of the last index, None if batches are on their way to them."""
+        """Return the digests at the last index; None while batches before it are in flight."""
         batch, replica = self.batch, self._replica
         with replica.lock:
             position = replica.position

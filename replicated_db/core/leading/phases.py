@@ -1,8 +1,8 @@
-"""The phases of a leader, and what is legal in which: one table, that everything goes by.
+"""The phases of a leader, and the events that are legal in each: one table that the leader follows.
 
-A leader builds one batch at a time, of one of two kinds. A batch of operations is executed on the leader's rows, so it waits until
-all logged requests have settled: what those write is not known before they are applied. A batch of requests may be logged at any
-time, behind what has been executed.
+A leader builds one batch at a time, of one of two kinds. A batch of operations is executed on the leader's rows. Logged
+requests change those rows only when they are applied, so a batch of operations waits until all logged requests have
+settled. A batch of requests may be logged at any time, after whatever has been executed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LeaderEvent(Enum):
 
 
 class Wait(Enum):
-    """What must come before an event, for it to be legal."""
+    """What must happen first, so that an event becomes legal."""
 
     SEAL = "the batch being built must be sealed first"
     SETTLE = "what is in flight must have settled first"
@@ -74,4 +74,4 @@ TRANSITIONS: Mapping[LeaderPhase, Mapping[LeaderEvent, LeaderPhase | Wait]] = {
     },
     LeaderPhase.DEPOSED: _DEPOSED,
 }
-"""The phase after each event that is legal, or what it has to wait for. What is not listed is illegal."""
+"""The phase after each legal event, or what the event must wait for. An event that is not listed is illegal."""

@@ -1,8 +1,9 @@
-"""Batches of requests: each proposal is logged as it is, for every replica to execute; late validation (design, section 6).
+"""Late validation's batches (design, section 6): each proposal is logged as it is, for every replica to execute.
 
-The leader runs the gateway and preExecute only. It does not know what a request will do until its record is applied, so a call that
-is being built or in flight, and will have a retry row, is remembered by its key: the same request again waits for the same answer,
-as it would for a row in the overlay. What else is wrong with a call is found where the record is applied.
+The leader only runs the gateway and preExecute. It does not know what a request will do until its record is applied. So
+it remembers, by its key, each call that is being built or in flight and will have a retry row: the same request, sent
+again, waits for the same answer, as it would for a row in the overlay. Any other fault of a call is found where the
+record is applied.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from replicated_db.core.tables.overlay import Overlay
 from schemas.records.log import LateRequest, RequestBatch, RequestPosition
 
 OVERHEAD_BYTES = 100
-"""Estimate of what a request costs in its record beyond its own bytes."""
+"""Estimated size of a request in its record beyond its own bytes."""
 
 
 class _Repeat(NamedTuple):
-    """A proposal that came again, and the number in its batch of the request that it repeats."""
+    """A repeated proposal, and the number in its batch of the request that it repeats."""
 
     proposal: Proposal
     number: int
@@ -60,7 +61,7 @@ class RequestsBatch:
 
 
 class _LoggedCall(NamedTuple):
-    """Where a call is that is on its way: its batch, and its number there."""
+    """Where a call that is being built or in flight is: its batch, and its number there."""
 
     batch: RequestsBatch
     number: int
@@ -69,7 +70,8 @@ class _LoggedCall(NamedTuple):
 class RequestsBuilder:
     """Logs proposals of one claim.
 
-    ``repeat`` answers a call that has a retry row; ``on_settled`` hears that no logged requests are in flight any more.
+    ``repeat`` answers a call that has a retry row. ``on_settled`` is called when no logged requests are in flight any
+    more.
     """
 
     phase = LeaderPhase.LOGGING
@@ -92,16 +94,17 @@ class RequestsBuilder:
 
     @staticmethod
     def is_for(proposal: Proposal, state: ShardState) -> bool:
-        """Whether a proposal is to be logged as it is."""
+        """Whether a proposal is to be logged as it is: its type is in late mode."""
         late = state.late
         return bool(late) and proposal.request_type in late and bool(proposal.client_id) and not proposal.begins_batch
 
     def take(
         self, proposal: Proposal, judgement: CallJudgement, state: ShardState, index: int, timestamp_ms: int
     ) -> Reply | None:
-        """Prepare a proposal and log it; return a reply if it cannot be logged, or to a repeated call whose row is applied.
+        """Prepare a proposal and log it.
 
-        Raises StopProcess if the store fails, BrokenLog without an executor.
+        Returns a reply if the proposal cannot be logged, or if it repeats a call whose row is applied. Raises
+        StopProcess if the store fails, BrokenLog if there is no executor.
         """
         executor = self._replica.late.executor
         if executor is None:
@@ -114,7 +117,7 @@ class RequestsBuilder:
             prepared = executor.prepare(proposal, timestamp_ms, index, state.feature_level)
         except StopProcess:
             raise
-        except Exception as error:  # nothing can be logged of it; those before and behind it go on
+        except Exception as error:  # this proposal cannot be logged; those before and after it go on
             response = self._service.refuse(proposal, Refusal.FAILED, error_text(error), -1)
             return Reply(proposal=proposal, response=response)
         batch = self.batch
@@ -123,13 +126,14 @@ class RequestsBuilder:
         if proposal.position is not None:
             batch.position = proposal.position
         if judgement is RUN:
-            # A call id that is reused while the first call is in flight is the second one's mistake: the first is remembered.
+            # If a call id is reused while its first call is in flight, the second request is wrong: keep the first.
             key = retry_key(proposal.client_id, proposal.call_id)
             self._calls.setdefault(key, _LoggedCall(batch, len(batch.logged)))
         batch.logged.append(
             LateRequest(
                 client_id=proposal.client_id, call_id=proposal.call_id, request_hash=proposal.request_hash,
-                first_sent_at_ms=proposal.first_sent_at_ms, request_type=proposal.request_type, index=index, prepared=prepared,
+                first_sent_at_ms=proposal.first_sent_at_ms, request_type=proposal.request_type, index=index,
+                prepared=prepared,
             )
         )  # fmt: skip
         batch.proposals.append(proposal)
@@ -137,7 +141,7 @@ class RequestsBuilder:
         return None
 
     def seal(self) -> list[SealedRecord]:
-        """Close the batch, which is in flight from now on."""
+        """Close the batch; from now on it is in flight."""
         batch, self.batch = self.batch, None
         if batch is None:
             return []
@@ -145,7 +149,7 @@ class RequestsBuilder:
         return [SealedRecord(batch.record, partial(self._on_applied, batch))]
 
     def _is_on_its_way(self, proposal: Proposal) -> bool:
-        """Whether the same request is on its way already; then the proposal is answered with it."""
+        """Whether the same request is being built or in flight; then the proposal gets that request's answer."""
         found = self._calls.get(retry_key(proposal.client_id, proposal.call_id))
         if found is None or found.batch.logged[found.number].request_hash != proposal.request_hash:
             return False

@@ -1,5 +1,5 @@
-"""What a record of the log means to whoever reads it: void, claim, or counting.
+"""What a record of the log means to its reader: void, claim, or counting.
 
-``reading`` is the rule, ``position`` what a replica remembers of it, ``log_reads`` how gaps and lost ends are judged,
-``quorum`` what the members' reports say together. Begin with ``reading.py``.
+``reading`` is the rule. ``position`` is what a replica remembers of the log. ``log_reads`` judges gaps and lost ends.
+``quorum`` decides what the members' reports say together. Begin with ``reading.py``.
 """

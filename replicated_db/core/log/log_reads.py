@@ -1,10 +1,12 @@
 """Reading a log when the broker that answers may not know its end.
 
-A broker that is cut off from the others serves an old end (decision 0026), so a replica may have read further than that broker says there is.
-Rules:
-    - A position beyond the end is no error of the replica's for END_BEHIND_WAIT_S: another broker may know better. Who asks tries again.
-    - Said for longer, without a record in between, the log has lost what this replica has read: AHEAD_OF_LOG.
-    - A position before the log's first record is AHEAD_OF_LOG at once: what lies between is gone.
+A broker that is cut off from the others serves an old end (decision 0026). So a replica may have read further than the
+end that such a broker reports. Rules:
+    - A position beyond the end is no error of the replica's for END_BEHIND_WAIT_S: another broker may know better. The
+      caller tries again.
+    - If brokers say so for longer, and serve no record in between, the log has lost what this replica has read:
+      AHEAD_OF_LOG.
+    - A position before the log's first record is AHEAD_OF_LOG at once: the records in between are gone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from replicated_db.core.errors import AheadOfLog
 from replicated_db.core.ports import Entry, Log, LogUnavailable, OffsetOutOfRange
 
 END_BEHIND_WAIT_S = 30.0
-"""How long an end of the log at or below the replica's position is waited out: a cut-off broker serves an old one."""
+"""How long to wait while the log's end is at or below the replica's position: a cut-off broker serves an old end."""
 
 
 class EndBehind(LogUnavailable):
@@ -23,9 +25,9 @@ class EndBehind(LogUnavailable):
 
 
 def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
-    """Return what ``Log.read`` does, with an offset that is not in the log judged by the rules above.
+    """Return what ``Log.read`` returns; judge an offset that is not in the log by the rules above.
 
-    Raises EndBehind, AheadOfLog, and what ``Log.read`` raises but for OffsetOutOfRange.
+    Raises EndBehind and AheadOfLog, and what ``Log.read`` raises except OffsetOutOfRange.
     """
     try:
         return log.read(offset, limit, wait_s)
@@ -39,17 +41,20 @@ def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry
 
 
 class EndPatience:
-    """For how long brokers have said that the log ends before one replica's position."""
+    """Measures how long brokers have said that the log ends before one replica's position."""
 
     def __init__(self) -> None:
         self._since_s: float | None = None
 
     def on_answer(self) -> None:
-        """Take note that the log answered otherwise."""
+        """Take note that the log has answered, and not with an end before the position."""
         self._since_s = None
 
     def on_failure(self, error: LogUnavailable, now_s: float) -> None:
-        """Take note of an attempt that failed at ``now_s``; raises AheadOfLog if the end has been behind for END_BEHIND_WAIT_S."""
+        """Take note of an attempt that failed at ``now_s``.
+
+        Raises AheadOfLog if the end has been behind for END_BEHIND_WAIT_S.
+        """
         if not isinstance(error, EndBehind):
             return
         if self._since_s is None:

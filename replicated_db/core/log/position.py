@@ -3,14 +3,14 @@
 Rows of ``transactionInfoTable`` (replica-local, in no digest)::
 
     #POSITION      this module's encoding of Position
-    #ANCHOR        Position after the last counting record, written with a claim: claims do not commit to what precedes them
-    #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's
+    #ANCHOR        Position after the last counting record. Written with a claim, because a claim carries no chain
+    #KEYINDEX      <timestamp ms>#<managed index>, for people and for tools that know Ozone's row of this name
     #DIGEST/<cf>   256 sums of 8 bytes big-endian: the incremental digest of one family
     #GENESIS       the Genesis record's value
-    #MEMBERS       the last Members record's value; so #LEVEL (FeatureLevel) and #PREPARED (Prepared)
-    #MODE/<type>   the last Mode record's value of a request type
+    #MEMBERS       the last Members record's value; likewise #LEVEL (FeatureLevel) and #PREPARED (Prepared)
+    #MODE/<type>   the last Mode record's value for a request type
     #FLAG          the standing evidence, as an encoded AuditReport; absent if the replica is healthy
-    #UNFLAGGED     what 'stratolog admin unflag' found when it took the flag away last, in JSON
+    #UNFLAGGED     what 'stratolog admin unflag' found when it last took the flag away, in JSON
     #REQUEST       where the next leader may resume reading requests: offset, leader epoch, request hash
 """
 
@@ -43,9 +43,10 @@ _FIXED = struct.Struct(">q16sq16sq32sqqHHH")
 class Position:
     """What a replica knows of the log up to its last valid claim or counting record.
 
-    ``offset`` is that record's (-1 before the first), ``record_hash`` XXH3-128 of its value; ``topic_id`` names the
-    incarnation of the topic. ``term``/``nonce``/``seq`` are the current claim's and its last counted record's number;
-    ``leader``/``address`` the claim's node. ``index`` and ``timestamp_ms`` are the last effective batch's.
+    ``offset`` is that record's offset (-1 before the first), ``record_hash`` the XXH3-128 of its value. ``topic_id``
+    names the incarnation of the topic. ``term`` and ``nonce`` are the current claim's, ``seq`` is the number of its
+    last counted record, ``leader`` and ``address`` are the claim's node. ``index`` and ``timestamp_ms`` are those of
+    the last effective batch.
     """
 
     topic_id: str = ""

@@ -1,10 +1,11 @@
 """Who is wrong: settling contradictions between replicas (design, section 3). Pure.
 
-A replica that finds a false claim flags itself and publishes the evidence. Then
-    - a majority with the *same* own hash at the same operation: the leader that wrote the batch is wrong. It flags itself and
-      steps down; the others take their flags away;
-    - a majority past that index without evidence: the flagged one is wrong. It stays flagged until it is repaired or rebuilt;
-    - otherwise nobody moves until an operator has the oracle decide (a DigestBase).
+A replica that finds a false claim flags itself and publishes the evidence. Then one of three cases holds:
+    - A majority has the *same* own hash at the same operation: the leader that wrote the batch is wrong. That leader
+      flags itself and steps down; the others take their flags away.
+    - A majority is past that index without evidence: the flagged replica is wrong. It stays flagged until it is
+      repaired or rebuilt.
+    - Otherwise nobody moves until an operator has the oracle decide (a DigestBase).
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ class Judgement(Enum):
 
     NOTHING = "nothing"
     SETTLE = "settle"
-    """My evidence is a majority's: the leader was wrong, I take my flag away."""
+    """A majority shares my evidence: the leader was wrong, and I take my flag away."""
     FLAG = "flag"
-    """A majority contradicts a batch of mine: I am wrong."""
+    """A majority contradicts a batch that I wrote: I am wrong."""
 
 
 class QuorumDecision(NamedTuple):
-    """What the members' reports come to; with FLAG, the evidence against this node."""
+    """What follows from the members' reports; with FLAG, the evidence against this node."""
 
     judgement: Judgement
     evidence: Evidence | None = None
@@ -35,25 +36,25 @@ class QuorumDecision(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Quorum:
-    """What the members of one shard have reported last, as seen by the node ``me``."""
+    """What each member of one shard reported last, as seen by the node ``me``."""
 
     me: str
     members: frozenset[str]
     latest: dict[str, AuditReport] = field(default_factory=dict)
 
     def on_report(self, report: AuditReport) -> None:
-        """Take a member's report; one of a stranger is ignored."""
+        """Take a member's report; ignore a stranger's."""
         if report.node in self.members:
             self.latest[report.node] = report
 
     def forget(self, node: str) -> None:
-        """A member has reported without evidence: what it said before no longer stands."""
+        """A member has reported without evidence: its earlier evidence no longer stands."""
         self.latest.pop(node, None)
 
     def judge(self, own: Evidence | None) -> QuorumDecision:
-        """Say what to do, given this node's standing evidence; with FLAG comes the evidence against it.
+        """Say what to do, given this node's standing evidence. With FLAG, return the evidence against this node.
 
-        Who is no member any more has no say.
+        A node that is no longer a member has no say.
         """
         majority = len(self.members) // 2 + 1
         others = self.members - {self.me}

@@ -1,9 +1,10 @@
 """The reading rule: which records of the log take effect (design, section 3, "Fencing, in the log itself").
 
-Rules, the same for every reader, decided by the order of the partition alone:
+Rules, the same for every reader. The order of the partition alone decides:
     1. A claim is *valid* iff its term = current term + 1.
     2. Any other record *counts* iff its (term, nonce) is the current claim's and its seq = last counted + 1.
-    3. What is at or below the current term and does neither is *void*: stale leaders, twins, gaps, duplicates.
+    3. A record at or below the current term that neither is valid nor counts is *void*: stale leaders, twins, gaps,
+       duplicates.
     4. A claim above current + 1, or another record above the current term, proves that a claim was missed: stop.
     5. A counting record whose prev_chain, first index or index contradicts what precedes it: stop.
 
@@ -33,7 +34,7 @@ from schemas.records.log import (
 
 
 class Reading(Enum):
-    """What the rule says of one record; the void ones carry the reason."""
+    """What the rule says of one record; each void reading names its reason."""
 
     VALID_CLAIM = "valid claim"
     COUNTS = "counts"
@@ -50,7 +51,7 @@ class Reading(Enum):
 
 
 def judge(position: Position, record: LogRecord) -> Reading:
-    """Say whether ``record``, next after ``position``, takes effect.
+    """Say whether ``record``, the next one after ``position``, takes effect.
 
     Raises AheadOfLog if a claim was missed, BrokenLog if a counting record contradicts the position.
     """
@@ -88,7 +89,7 @@ def _check_continuity(position: Position, record: CountingRecord) -> None:
 def advance(position: Position, record: LogRecord, offset: int, value: bytes, chain: bytes | None = None) -> Position:
     """Return the position after ``record`` (value bytes ``value``, at ``offset``) took effect.
 
-    ``chain`` is the chain after it, if the caller has computed it from these very bytes.
+    ``chain`` is the chain after the record, if the caller has already computed it from these very bytes.
     """
     if chain is None:
         chain = next_chain(position.chain, value)

@@ -1,4 +1,4 @@
-"""Rows: column families, merge operators, digests, and what lies over a store before a batch is written.
+"""Rows: column families, merge operators, digests, and the layers over a store before a batch is written.
 
 ``memory`` is the in-memory twin of RocksDB. Begin with ``column_families.py``.
 """

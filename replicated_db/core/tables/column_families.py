@@ -1,8 +1,8 @@
-"""Column families: the service's own, in the order that numbers digest slots, and the replica's private two.
+"""Column families: the service's own, in the order that numbers digest slots, and two that are private to a replica.
 
-Every row of a *digested* family counts in the state digest. The first of them is always ``retryTable``. The *local*
-families differ between replicas by design (where each stands in the log, digests, flags, the order in which
-retry rows age) and are in no digest.
+Every row of a *digested* family counts in the state digest. The first digested family is always ``retryTable``. The
+*local* families are in no digest. They differ between replicas by design: where each replica stands in the log, its
+digests and flags, the order in which its retry rows age.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_EXPIRY = "retryExpiryTable"
 LOCAL_FAMILIES = (TRANSACTION_INFO, RETRY_EXPIRY)
 
 SEED = 42
-"""Seed of the row hash: Spark's ``xxhash64`` starts from it."""
+"""Seed of the row hash: the one with which Spark's ``xxhash64`` starts."""
 
 MAX_FAMILIES = 64
 
@@ -29,7 +29,7 @@ MAX_FAMILIES = 64
 class Families:
     """A service's digested column families, in order, and its merge operators by name.
 
-    ``seeds`` maps a family to the XXH64 of its name, with which the hash of each of its rows continues.
+    ``seeds`` maps a family to the XXH64 of its name; the hash of each of its rows continues from there.
     """
 
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Families:
 
 
 def families(names: Sequence[str], operators: Sequence[MergeOperator] = ()) -> Families:
-    """Declare a service's column families (without ``retryTable``, which comes first by itself) and merge operators.
+    """Declare a service's column families and merge operators. ``retryTable`` is added in front; do not name it.
 
     Raises ValueError for duplicate or reserved names, or more than MAX_FAMILIES.
     """

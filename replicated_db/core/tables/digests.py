@@ -44,12 +44,12 @@ def row_hash_in(families: Families, cf: str, key: bytes, value: bytes, bucket: i
 def next_chain(chain: bytes, value: bytes) -> bytes:
     """Return the chain after a valid claim or counting record: SHA-256(chain before + its value bytes)."""
     chained = sha256(chain)
-    chained.update(value)  # not joined: a record may be megabytes
+    chained.update(value)  # no concatenation: a record may be megabytes long
     return chained.digest()
 
 
 class DigestSlots(NamedTuple):
-    """A digest as it is on the wire: the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
+    """A digest as on the wire: the slots whose sum is not 0, ascending, and their sums as signed 64 bits."""
 
     numbers: list[int]
     sums: list[int]
@@ -65,7 +65,7 @@ class Digests:
         self.sums: list[list[int]] = [[0] * BUCKETS for _ in families.names]
 
     def add(self, cf: str, key: bytes, value: bytes) -> None:
-        """Count a live row (used by scans; apply adds differences itself)."""
+        """Add a live row to the sums. Scans use this; apply adds differences itself."""
         key_hash = xxh64_intdigest(key, self._families.seeds[cf])
         row = self.sums[self._families.positions[cf]]
         bucket = key_hash % BUCKETS
@@ -96,7 +96,7 @@ class Digests:
         self.sums[position] = list(_ROW.unpack(data))
 
     def slots(self) -> DigestSlots:
-        """Return the slots with a sum other than 0, ascending, and their sums as signed 64 bits."""
+        """Return the slots whose sum is not 0, ascending, and their sums as signed 64 bits."""
         numbers: list[int] = []
         sums: list[int] = []
         for position, row in enumerate(self.sums):
@@ -107,7 +107,7 @@ class Digests:
         return DigestSlots(numbers, sums)
 
     def total(self) -> int:
-        """Return the sum over all slots mod 2^64: the one figure that people compare."""
+        """Return the sum over all slots mod 2^64: the one number that people compare."""
         return sum(map(sum, self.sums)) & MASK
 
     def __eq__(self, other: object) -> bool:

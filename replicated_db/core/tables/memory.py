@@ -1,7 +1,7 @@
-"""In-memory twins of the ports: for simulation and for fast tests. They keep every promise of ``ports``.
+"""In-memory twins of the ports, for the simulation and for fast tests. They keep every promise of ``ports``.
 
-A :class:`MemoryLog` is shared by all replicas of a simulated shard. What an appender hands over lies in flight until
-the test (or the simulation's scheduler) settles it: delivered, lost, or delivered with the report lost.
+All replicas of a simulated shard share one :class:`MemoryLog`. An appended record lies in flight until the test (or the
+simulation's scheduler) settles it: delivered, lost, or delivered with the report lost.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class MemoryAppender:
         self.reports.append(DeliveryReport(token=token, offset=offset, timestamp_ms=stamp, error=None))
 
     def fail(self, *, appended: bool) -> None:
-        """Report an error for the oldest record in flight, which may have been appended all the same."""
+        """Report an error for the oldest record in flight; with ``appended``, the record is in the log all the same."""
         token, value = self.in_flight.pop(0)
         if appended:
             self.log.append(value)
         self.reports.append(DeliveryReport(token=token, offset=-1, timestamp_ms=0, error="timed out"))
 
     def poll(self, wait_s: float) -> Sequence[DeliveryReport]:  # noqa: ARG002 - time does not pass in memory
-        """Return the reports that have come."""
+        """Return the reports that have arrived."""
         reports, self.reports = self.reports, []
         return reports
 
@@ -124,7 +124,7 @@ class MemoryAppender:
 
 @dataclass(slots=True)
 class MemoryLog:
-    """Twin of ``kafka_log.KafkaLog``: a list of entries, stamped by ``clock``'s wall time."""
+    """Twin of ``kafka_log.KafkaLog``: a list of entries; ``clock``'s wall time stamps each."""
 
     clock: ManualClock
     identity: str = "memory-topic-1"
@@ -141,7 +141,7 @@ class MemoryLog:
         return self.identity
 
     def bounds(self) -> LogBounds:
-        """Return 0 and the end."""
+        """Return 0 as the beginning, and the end."""
         return LogBounds(0, len(self.entries))
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:  # noqa: ARG002 - time does not pass
@@ -171,7 +171,7 @@ class ManualClock:
         return self.now_ms
 
     def advance(self, ms: int) -> None:
-        """Let ``ms`` milliseconds pass on both."""
+        """Let ``ms`` milliseconds pass on both clocks."""
         self.elapsed += ms
         self.now_ms += ms
 

@@ -3,7 +3,8 @@
 Laws (tested for every registered operator):
     - pure: the same row and operand give the same result;
     - associative in the operands: merging a, then b equals merging ``combine(a, b)``;
-    - total on legal operands: an operand that ``check`` accepts never makes ``merge`` raise, whatever a legal row holds.
+    - total on legal operands: ``merge`` never raises for an operand that ``check`` accepts, whatever a legal row
+      holds.
 
 A Merge is applied as read-modify-write with in-batch visibility: two merges of one key in one batch both count.
 """
@@ -23,7 +24,7 @@ _MASK = (1 << 64) - 1
 class MergeOperator:
     """``merge(row or None, operand) -> row``; ``check(operand)`` raises Refused for an illegal operand.
 
-    ``combine(earlier, later)`` is the one operand that does what both do, one after the other.
+    ``combine(earlier, later)`` is the one operand that has the effect of both, one after the other.
     """
 
     name: str
@@ -70,7 +71,7 @@ def decode_int64(row: bytes | None) -> int:
 
 
 def register(operators: Iterable[MergeOperator]) -> Mapping[str, MergeOperator]:
-    """Index operators by name; raises ValueError if two share one."""
+    """Index operators by name; raises ValueError if two share a name."""
     registry: dict[str, MergeOperator] = {}
     for operator in operators:
         if operator.name in registry:

@@ -1,14 +1,14 @@
-"""The overlay: what batches in flight will have written, over the store (design, section 4).
+"""The overlay: the rows that batches in flight will have written, over the store (design, section 4).
 
-One entry per row holds the newest value and the number of the layer (batch) that wrote it, so that a read is one
-lookup however many batches are in flight. A layer is dropped only after its write is visible in the store;
-dropping removes the entries that no later layer has overwritten.
+The overlay has one entry per row: the newest value, and the number of the layer (batch) that wrote it. So a read is
+one lookup, however many batches are in flight. A layer is dropped only after its write is visible in the store.
+Dropping it removes the entries that no later layer has overwritten.
 
-``None`` as a value is a deleted row. Reads see overlay over store; iteration merges both in key order.
+A value of ``None`` is a deleted row. Reads see the overlay over the store; iteration merges both in key order.
 
-Rows read from the store lately are remembered: every request of a bucket reads the bucket's row, and a commit reads a row before it
-replaces it. That is sound because while a claim lasts nothing but its own layers changes the store; where something else does (late
-validation), :meth:`Overlay.forget` is called.
+The overlay remembers rows that it read from the store lately: every request of a bucket reads the bucket's row, and a
+commit reads a row before it replaces that row. Remembering is safe because, while a claim lasts, only its own layers
+change the store. Where something else does (late validation), :meth:`Overlay.forget` is called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from replicated_db.core.ports import StoreView
 
 MAX_REMEMBERED = 4096
-"""Most rows of the store remembered, absent ones included; then all are forgotten."""
+"""Most rows of the store that are remembered, absent ones included. Beyond it all are forgotten."""
 MAX_REMEMBERED_BYTES = 4096
 """Longer values are not remembered."""
 
@@ -63,16 +63,16 @@ class Overlay:
         return value
 
     def forget(self) -> None:
-        """Forget what was read from the store: it has been written to by another way than a layer."""
+        """Forget what was read from the store: something other than a layer has written to the store."""
         self._remembered.clear()
 
     def layer_of(self, cf: str, key: bytes) -> int | None:
-        """Return the number of the layer in flight that wrote the row last, or None if the store holds it."""
+        """Return the number of the layer in flight that last wrote the row, or None if no layer holds the row."""
         found = self._rows.get((cf, key))
         return None if found is None else found[1]
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate in key order over [start, stop), overlay over store."""
+        """Iterate in key order over [start, stop); overlay rows hide the store's."""
         above = {key: row[0] for (family, key), row in self._rows.items() if family == cf and _within(key, start, stop)}
         return merge_ordered(self._base.iterate(cf, start, stop), above)
 
@@ -85,7 +85,7 @@ class Overlay:
                 del self._rows[row]
 
     def close_empty_layer(self) -> None:
-        """Take back the newest layer, into which nothing was written. Raises ValueError if something was."""
+        """Remove the newest layer, which is empty. Raises ValueError if something was written into it."""
         if self._layers[-1][1]:
             raise ValueError(f"layer {self._layers[-1][0]} is not empty")
         self._layers.pop()

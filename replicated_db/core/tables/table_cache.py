@@ -1,11 +1,11 @@
 """The table cache: rows that are applied and not yet in the store, as a double buffer (design, section 6).
 
-Late validation applies into the *current* buffer and answers from there. :meth:`TableCache.swap` closes that buffer and hands
-it over to be written as one group, while a new one fills; its entries go only after the group's write is visible. Reads see
-the newest value: current buffer, group being written, store.
+Late validation applies into the *current* buffer and answers from it. :meth:`TableCache.swap` closes that buffer and
+hands it over to be written as one group, while a new buffer fills. The closed buffer's entries are dropped only after
+the group's write is visible. A read sees the newest value: current buffer, group being written, store.
 
-What a crash loses is what was never written: the position of the last group is in the store, and the log is applied again from
-there. ``None`` as a value is a removed row.
+A crash loses only rows that were never written: the store has the position of the last group, and the log is applied
+again from there. A value of ``None`` is a removed row.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NOTHING: _Rows = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows to be written as one; buffers up to ``number`` are to be dropped once they are."""
+    """Rows to write as one group. Once they are written, buffers up to ``number`` are to be dropped."""
 
     number: int
     writes: list[Write]
 
 
 class TableCache:
-    """Two buffers over ``store``: each entry with the number of the buffer that wrote it last.
+    """Two buffers over ``store``. Each entry carries the number of the buffer that last wrote it.
 
-    All but :meth:`get` is to be called under the replica's lock.
+    Call every method but :meth:`get` under the replica's lock.
     """
 
     def __init__(self, store: StoreView) -> None:
@@ -50,7 +50,7 @@ class TableCache:
         return self._store.get(cf, key) if found is None else found[0]
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate in key order over [start, stop), cache over store."""
+        """Iterate in key order over [start, stop); cached rows hide the store's."""
         above = {
             key: value
             for key, (value, _) in self._families.get(cf, _NOTHING).items()
@@ -73,7 +73,7 @@ class TableCache:
         return Group(number=number, writes=[(cf, key, value) for (cf, key), value in writes.items()])
 
     def drop(self, number: int) -> None:
-        """Forget the closed buffers up to ``number``, whose writes are visible; what is gone already does not matter."""
+        """Forget the closed buffers up to ``number``, whose writes are visible. Buffers already dropped are ignored."""
         for old in [old for old in self._buffers if old <= number < self._number]:
             for cf, key in self._buffers.pop(old):
                 family = self._families[cf]
@@ -82,7 +82,7 @@ class TableCache:
 
     @property
     def writing(self) -> bool:
-        """Whether a buffer has been handed over and not been dropped."""
+        """Whether a buffer has been handed over and not been dropped yet."""
         return len(self._buffers) > 1
 
     def __len__(self) -> int:

@@ -1,25 +1,29 @@
-"""Faust's Kafka transport, fetching as a follower should: at once when the log was quiet, in groups while records flow.
+"""Faust's Kafka transport, with a follower's way of fetching: at once on a quiet log, in groups while records flow.
 
-Faust fetches each record as soon as it is there, which costs a follower about a millisecond of processor time per fetch and the broker as
-much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A follower gains nothing by
-being that quick, for the leader answers from its own replica. So while records flow, the broker is asked to wait until there is
-more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follower wait that much longer); when nothing came for
-FLOWING_WAITS of these waits, it is asked to answer with the first record, and an idle node costs nothing. (Faust itself notices an idle log
-after five seconds: until then it would ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
+Faust fetches each record as soon as it is there. Each fetch costs the follower about a millisecond of processor time,
+and the broker as much again: on a lightly loaded shard more than all the rest of the system (docs/performance.md). A
+follower gains nothing by such speed, because the leader answers from its own replica. So while records flow, the broker
+is asked to wait until there is more to send, FLOWING_WAIT_MS at most (linearizable and session reads on a follower wait
+that much longer). After FLOWING_WAITS of these waits without a record, the broker is asked to answer with the first
+record, and an idle node costs nothing. (Faust itself notices an idle log only after five seconds. Until then it would
+ask hundreds of times a second, and a log with a barrier each second is never idle that long.)
 
-A batch that fails its checksum is told to ``fatal`` with its offset: nothing of it was delivered, and the log is never skipped past.
+A batch that fails its checksum goes to ``fatal`` with its offset. No part of the batch was delivered, and the log is
+never skipped past.
 
-A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log ends before the position: another one is asked then,
-and only what is said for BEYOND_END_WAIT_S without a pause is an error.
+A broker that is cut off from the others may be taken for the leader again (decision 0026), and its log may end before
+the position. Then another broker is asked. It is an error only if brokers say so for BEYOND_END_WAIT_S without a pause.
 
-A transport with ``follows`` fetches the named partitions alone: the group's one member is assigned all, and the others stay paused, in Faust
-and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are resumed where the group was placed.
+A transport with ``follows`` fetches the named partitions alone. The group's one member is assigned all partitions, and
+the others stay paused, in Faust and in aiokafka below it, until :meth:`FollowerTransport.follow` names them. They are
+resumed at the group's offset.
 
-A partition whose leader is in this process and at work *rests* (:meth:`FollowerTransport.rest`): the leader's thread applies all that could be
-fetched. It is woken at the position that the replica has then (``next_offset``).
+A partition whose leader is at work in this process *rests* (:meth:`FollowerTransport.rest`): the leader's thread
+applies every record that a fetch could bring. When the partition is woken, it is fetched from the position that the
+replica then has (``next_offset``).
 
-A transport with ``placed`` bears that the topics grow while it runs: what is behind so many partitions was added after the group was placed, so
-the group has no offset for it, and it is read from its beginning.
+With ``placed``, the topics may grow while the transport runs. Partitions from that number on were added after the group
+got its offsets, so the group has none for them, and they are read from their beginning.
 """
 
 from __future__ import annotations
@@ -43,20 +47,23 @@ FLOWING_WAITS = 3
 IDLE_WAIT_MS = 500
 IDLE_MIN_BYTES = 1
 BEYOND_END_WAIT_S = 30.0
-"""For how long a position beyond the end of the log is taken for a broker's that is cut off from the others and does not know better."""
+"""How long a position beyond the log's end is blamed on a cut-off broker that does not know the end."""
 
 BEYOND_END_PAUSE_S = 5.0
-"""A pause of this length says that another broker knew better."""
+"""A pause of this length means that another broker knew better."""
 
 
 class BeyondEnd:
-    """Since when brokers have said, again and again, that positions lie beyond the log's end."""
+    """Since when brokers have said repeatedly that positions lie beyond the log's end."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, tuple[float, float]] = {}
 
     def lasts(self, partitions: Iterable[Hashable], now_s: float) -> bool:
-        """Note that it was said of these partitions; return whether of one of them it lasts for BEYOND_END_WAIT_S without a pause."""
+        """Take note that brokers said so of these partitions.
+
+        Returns whether they have said so of one of them for BEYOND_END_WAIT_S without a pause.
+        """
         lasting = False
         for partition in partitions:
             since_s, last_s = self._seen.get(partition, (now_s, now_s))
@@ -107,9 +114,10 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         return records
 
     def _pass_by(self, consumer: Any, fetcher: Any, error: UnicodeDecodeError) -> None:
-        """Go on behind a record that aiokafka cannot read: brokers take any bytes for a header's name, aiokafka wants UTF-8.
+        """Go on after a record that aiokafka cannot read.
 
-        It reads a batch from its beginning, so the batch that holds the record is passed by, one refused attempt for each record.
+        Brokers take any bytes as a header's name; aiokafka wants UTF-8. aiokafka reads a batch from its beginning, so
+        the whole batch that holds the record is passed by, with one refused attempt for each record.
         """
         transport, passed = self.consumer.transport, False
         for place, found in list(fetcher._records.items()):
@@ -127,7 +135,8 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             passed = True
         if not passed:
             raise error
-        # What this attempt had taken from other partitions is lost with it: reports are made again, a log is read again.
+        # The records that this attempt had taken from other partitions are lost with it. Reports are made again; a log
+        # must be read again.
         for place in consumer.assignment():
             following = transport.next_offset(place)
             if following is not None and transport.follows(place) and not transport.rests(place):
@@ -135,8 +144,8 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         transport, consumer = self.consumer.transport, self._ensure_consumer()
-        # Before the first await: aiokafka has not asked yet where the group stands there, and would take no answer for an error.
-        # Where the group has committed something since, Faust seeks to it afterwards.
+        # Seek before the first await. aiokafka has not asked yet for the group's offset of such a partition, and would
+        # take a missing one for an error. If the group has committed an offset since, Faust seeks to it afterwards.
         for tp in assigned:
             if not transport.is_placed(tp):
                 consumer.seek(TopicPartition(*tp), 0)
@@ -145,18 +154,20 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
         await super().on_partitions_assigned(assigned, generation_id)
 
     async def turn(self, tp: TP, offset: int | None, *, look: bool) -> None:
-        """Rest or wake a partition, as the transport says by the time it is done; one that wakes is fetched from ``offset`` on.
+        """Rest or wake a partition, as the transport says when this runs.
 
-        With ``look``, one that is not assigned is asked of a broker: the group is assigned what was added.
+        A woken partition is fetched from ``offset`` on. With ``look``, a broker is asked about a partition that is not
+        assigned yet, so that the group is assigned it.
         """
         await self.call_thread(self._turn, TopicPartition(*tp), offset, look)
 
     async def _turn(self, tp: TopicPartition, offset: int | None, look: bool) -> None:
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         if tp not in consumer.assignment():
-            # The assignment will find what the transport says.
+            # The assignment will ask the transport.
             if look:
-                # It was added a moment ago. Somebody waits for this follower: not to be found when metadata is refreshed anyway.
+                # The partition was added a moment ago, and somebody waits for this follower: do not wait for the
+                # regular refresh of metadata.
                 consumer._client.force_metadata_update()
         elif transport.rests(tp):
             consumer.pause(tp)
@@ -166,15 +177,15 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             consumer.resume(tp)
 
     async def seek_to_committed(self) -> Any:
-        """Seek where the group stands; on any thread."""
+        """Seek to the group's offsets. For any thread."""
         return await self.call_thread(self._seek_to_committed)
 
     async def _seek_to_committed(self) -> Any:
-        # aiokafka leaves out the beginning. What was fetched from there and thrown away, because a rebalance was under way, would be lost.
+        # aiokafka leaves out offset 0. Records that were fetched from there and dropped by a rebalance would be lost.
         transport, consumer = self.consumer.transport, self._ensure_consumer()
         committed = await consumer.seek_to_committed()
         for tp, offset in committed.items():
-            # The group knows of a log only where it was placed.
+            # The group knows of a log only the offset that it was given at the start.
             following = transport.next_offset(tp)
             if following is not None and following > (offset or 0):
                 consumer.seek(tp, following)
@@ -195,11 +206,11 @@ class _Consumer(aiokafka.Consumer):
         return super()._set_active_tps({tp for tp in tps if self.transport.follows(tp)})
 
     def resume_partitions(self, tps: Iterable[TP]) -> None:
-        """Resume those that are followed."""
+        """Resume those partitions that are followed."""
         super().resume_partitions({tp for tp in tps if self.transport.follows(tp)})
 
     def verify_event_path(self, now: float, tp: TP) -> None:
-        """Look whether a partition that is followed gets on."""
+        """Check that a partition makes progress, if it is followed and does not rest."""
         if self.transport.follows(tp) and not self.transport.rests(tp):
             super().verify_event_path(now, tp)
 
@@ -208,11 +219,11 @@ class _Consumer(aiokafka.Consumer):
         offset = None if self.transport.rests(tp) else self.transport.next_offset(tp)
         if offset is not None:
             self._read_offset[tp] = offset
-        # Waits for the thread, if it has not begun yet.
+        # If the thread has not begun yet, this waits for it.
         await self._thread.turn(tp, offset, look=look)
 
     async def follow(self, tp: TP) -> None:
-        """Fetch one partition more; one that is not assigned yet will be found followed by the assignment."""
+        """Fetch one more partition. If it is not assigned yet, the assignment will find it followed."""
         await self.turn(tp, look=True)
         if tp in self.assignment():
             self.resume_partitions({tp})
@@ -224,7 +235,7 @@ def _ask_for(fetcher: Any, min_bytes: int, wait_ms: int) -> None:
 
 
 def _broken_place(fetcher: Any, said: str) -> tuple[str, int, int]:
-    """Return (topic, partition, offset) of the batch that aiokafka has just refused; it names the partition alone."""
+    """Return (topic, partition, offset) of the batch that aiokafka has just refused; the error has no offset."""
     for place, found in fetcher._records.items():
         batches = getattr(found, "_partition_records", None)
         if batches is not None and repr(place) in said:
@@ -233,7 +244,7 @@ def _broken_place(fetcher: Any, said: str) -> tuple[str, int, int]:
 
 
 class FollowerTransport(aiokafka.Transport):
-    """The transport to give to the app of a follower; ``fatal`` ends the process with the error that it is given."""
+    """The transport for a follower's app; ``fatal`` ends the process with the error that it gets."""
 
     Consumer = _Consumer
 
@@ -249,7 +260,7 @@ class FollowerTransport(aiokafka.Transport):
         self._follows = None if follows is None else set(follows)
         self._resting: set[tuple[str, int]] = set()
         self.next_offset: Callable[[TP | TopicPartition], int | None] = lambda _: None
-        """From where on a partition is wanted, None if the group's offset will do; to be set before the app starts."""
+        """Returns the offset from which a partition is wanted, None if the group's will do. Set it before the start."""
         self._placed = placed
 
     def follows(self, tp: TP | TopicPartition) -> bool:
@@ -258,18 +269,21 @@ class FollowerTransport(aiokafka.Transport):
             return self._follows is None or (tp.topic, tp.partition) in self._follows
 
     def rests(self, tp: TP | TopicPartition) -> bool:
-        """Whether a partition is not fetched for now."""
+        """Whether a partition rests: it is not fetched for now."""
         with self._lock:
             return (tp.topic, tp.partition) in self._resting
 
     def rest(self, topic: str, partition: int) -> None:
-        """Fetch a partition no more until it is woken. May be called from any thread, at any time."""
+        """Stop fetching a partition until it is woken. May be called from any thread, at any time."""
         with self._lock:
             self._resting.add((topic, partition))
         self._turn(topic, partition)
 
     def wake(self, topic: str, partition: int) -> None:
-        """Fetch a partition again, from ``next_offset`` on (records before it may come too). May be called from any thread, at any time."""
+        """Fetch a partition again, from ``next_offset`` on; earlier records may come too.
+
+        May be called from any thread, at any time.
+        """
         with self._lock:
             if (topic, partition) not in self._resting:
                 return
@@ -281,14 +295,14 @@ class FollowerTransport(aiokafka.Transport):
             self._run(consumer.turn(TP(topic, partition)))
 
     def _consumer(self) -> Any:
-        """Return Faust's consumer, None before it runs: then the assignment will find what is said here."""
+        """Return Faust's consumer; None before it runs. A later assignment will ask this transport."""
         app: Any = self.app
-        # In this order: the loop of an app that has not started yet would be the asking thread's.
+        # Check in this order: the loop of an app that has not started yet would be that of the calling thread.
         return app._consumer if app._consumer is not None and app.loop.is_running() else None
 
     def _run(self, turning: Coroutine[Any, Any, None]) -> None:
         def done(future: Future[None]) -> None:
-            # A partition that is not woken would stand still, and nobody would know why.
+            # Without this, a partition that was not woken would stand still, and nobody would know why.
             error = None if future.cancelled() else future.exception()
             if error is not None and not self.app.should_stop:
                 self.fatal(error)
@@ -296,11 +310,11 @@ class FollowerTransport(aiokafka.Transport):
         asyncio.run_coroutine_threadsafe(turning, self.app.loop).add_done_callback(done)
 
     def is_placed(self, tp: TP | TopicPartition) -> bool:
-        """Whether the group was given an offset for a partition."""
+        """Whether the group was given an offset for a partition at the start."""
         return self._placed is None or tp.partition < self._placed
 
     def follow(self, topic: str, partition: int) -> None:
-        """Fetch one partition more. May be called from any thread, at any time; the replica must be there before."""
+        """Fetch one more partition. May be called from any thread, at any time; its replica must exist before."""
         with self._lock:
             if self._follows is None or (topic, partition) in self._follows:
                 return

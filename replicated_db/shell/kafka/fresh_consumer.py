@@ -1,8 +1,9 @@
-"""A consumer of one partition that is made anew when it has heard nothing for a while.
+"""A consumer of one partition that is replaced when it has heard nothing for a while.
 
-A broker that is cut off from the others, but not from its clients, goes on leading its partitions in its own eyes: it answers every fetch, with
-nothing. That is no error, and librdkafka asks the broker that it used last who leads what, so such a consumer would stay there for as long as
-the others are out of that broker's reach. Silence is the sign that shows here; a new consumer begins with a broker chosen at random.
+A broker that is cut off from the other brokers, but not from its clients, still takes itself for the leader of its
+partitions: it answers every fetch with nothing. That is no error. librdkafka asks the broker that it last used who
+leads which partition, so such a consumer would stay with this broker until the others reach it again. The only sign is
+silence. A new consumer begins with a broker chosen at random.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from schemas.topics import SILENT_BROKER_MS
 
 
 class FreshConsumer:
-    """Reads one partition from where it is told; for one thread. Errors of records and brokers come as ``consume`` returns them."""
+    """Reads one partition from a given place on, for one thread. ``consume`` returns errors among the messages."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = dict(settings)
@@ -28,7 +29,7 @@ class FreshConsumer:
 
     @property
     def consumer(self) -> Consumer:
-        """The present one, for questions about the partition; not to be kept."""
+        """The present consumer, for questions about the partition. Do not keep it."""
         return self._consumer
 
     def assign(self, place: TopicPartition) -> None:
@@ -38,7 +39,7 @@ class FreshConsumer:
         self._consumer.assign([place])
 
     def consume(self, limit: int, wait_s: float) -> list[Message]:
-        """Return up to ``limit`` messages, waiting at most ``wait_s`` for all of them."""
+        """Return up to ``limit`` messages; wait at most ``wait_s`` for all of them."""
         messages = self._consumer.consume(limit, wait_s)
         if not messages:
             now_s = time.monotonic()
@@ -54,7 +55,7 @@ class FreshConsumer:
         return messages
 
     def renew(self) -> None:
-        """Begin anew, with a broker chosen at random, where reading stands."""
+        """Replace the consumer by one that begins with a broker chosen at random, and read on from the same place."""
         self._silent_since_s = None
         self.close()
         self._consumer = Consumer(self._settings)

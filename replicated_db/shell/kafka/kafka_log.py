@@ -1,8 +1,8 @@
 """The log on Kafka (confluent-kafka): one partition of a log topic.
 
-Reading assigns the partition explicitly (no group, no offset reset). Appending uses one idempotent producer per claim; an
-appender that is closed purges what it has queued, so that nothing goes out later under an abandoned nonce. The safety of the
-log rests on the reading rule, never on the producer.
+Reading assigns the partition explicitly (no group, no offset reset). Appending uses one idempotent producer per claim.
+A closed appender purges its queue, so that nothing leaves later under an abandoned nonce. The safety of the log rests
+on the reading rule, never on the producer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
 from schemas.topics import SILENT_BROKER_MS
 
 DELIVERY_TIMEOUT_MS = 30_000
-"""An append that is not acknowledged by then has an unknown outcome."""
+"""An append that is not acknowledged within this time has an unknown outcome."""
 
 QUEUE_MAX_MESSAGES = 1000
 FETCH_MAX_BYTES = 16 * 1024 * 1024
@@ -40,10 +40,11 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
         "group.id": "stratolog-unused",
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
-        # librdkafka's default stops at the first record of any open transaction, and anybody may open one; the others (aiokafka's, Spark's)
-        # read on, and all must read the same log. What was aborted is judged like any record: claims decide, not Kafka.
+        # librdkafka's default stops at the first record of any open transaction, and anybody may open one. The other
+        # readers (aiokafka, Spark) read on, and all must read the same log. Records of an aborted transaction are
+        # judged like any record: claims decide, not Kafka.
         "isolation.level": "read_uncommitted",
-        # Off by default: a record that was damaged at rest would be handed over as it is.
+        # This check is off by default; without it a record damaged on disk would be handed over as it is.
         "check.crcs": True,
         "allow.auto.create.topics": False,
         "fetch.wait.max.ms": 100,
@@ -57,7 +58,7 @@ def consumer_settings(bootstrap_servers: str, **extra: Any) -> dict[str, Any]:
 
 
 class KafkaAppender:
-    """Appends of one claim."""
+    """Appends the records of one claim."""
 
     def __init__(self, settings: Mapping[str, Any], topic: str, partition: int) -> None:
         self._producer = Producer(dict(settings))
@@ -87,19 +88,19 @@ class KafkaAppender:
             raise AppendRefused(str(error)) from error
 
     def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
-        """Return the reports that have come."""
+        """Return the reports that have arrived."""
         self._producer.poll(wait_s)
         reports, self._reports = self._reports, []
         return reports
 
     def close(self) -> None:
-        """Purge what is queued and in flight."""
+        """Purge the records that are queued and in flight."""
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
         self._producer.poll(0)
 
 
 class KafkaLog:
-    """A partition of a log topic. ``topic_id`` is asked of the cluster once by the caller (an admin call)."""
+    """A partition of a log topic. The caller asks the cluster for ``topic_id`` once (an admin call)."""
 
     def __init__(self, bootstrap_servers: str, topic: str, partition: int, topic_id: str) -> None:
         self._bootstrap_servers = bootstrap_servers
@@ -110,7 +111,7 @@ class KafkaLog:
         self._next: int | None = None
 
     def topic_id(self) -> str:
-        """Return the identity of the topic's incarnation."""
+        """Return the id of the topic's incarnation."""
         return self._topic_id
 
     def bounds(self) -> LogBounds:
@@ -135,11 +136,11 @@ class KafkaLog:
             if error is not None:
                 self._next = None
                 if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-                    # It may be cut off from the others: the next attempt begins with a broker chosen at random.
+                    # This broker may be cut off from the others: the next attempt begins with one chosen at random.
                     self._reader.renew()
                     raise OffsetOutOfRange(f"{self._topic}/{self._partition}: offset {offset}: {error.str()}")
                 if entries:
-                    # What was fetched behind the error is dropped with it: the next read assigns afresh.
+                    # Messages after the error are dropped with it: the next read assigns afresh.
                     return entries
                 if error.code() == KafkaError._BAD_MSG:
                     place = message.offset()

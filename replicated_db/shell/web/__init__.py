@@ -1,1 +1,1 @@
-"""What a process that holds replicas shows over HTTP: digests, rows, metrics, and who may change something (``http_guard``)."""
+"""What a process with replicas serves over HTTP: digests, rows, metrics. ``http_guard`` says who may change what."""

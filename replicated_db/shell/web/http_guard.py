@@ -1,12 +1,14 @@
-"""What a process's HTTP server lets by: no calls of foreign web pages, and nothing that changes anything without a proof of the cluster's secret.
+"""The guard of a process's HTTP server.
 
-A browser on a machine that reaches a node carries out what any page says: a form that posts, a script that fetches, a name that resolves to the
-node's address (DNS rebinding). Rules, for every path:
+It refuses calls of foreign web pages, and calls that change something without a proof of the cluster's secret. A
+browser on a machine that reaches a node does what any page says: a form that posts, a script that fetches, a name that
+resolves to the node's address (DNS rebinding). Rules, for every path:
 
-1. ``Host`` is an address, localhost, this machine's name or one that the settings give (``http_hosts``): a page's own name leads nowhere.
-2. A request that a page of another origin has made (``Origin``, ``Sec-Fetch-Site``) is refused.
-3. Anything but GET, HEAD and OPTIONS needs the header Authorization of ``schemas.privilege``. Reading is open, and so is asking for a read index,
-   which changes nothing: followers of older software do not prove anything.
+1. ``Host`` is an address, localhost, this machine's name or one that the settings give (``http_hosts``). So a page
+   cannot use a name of its own.
+2. A request made by a page of another origin (``Origin``, ``Sec-Fetch-Site``) is refused.
+3. Any method but GET, HEAD and OPTIONS needs the header Authorization of ``schemas.privilege``. Reading is open. So is
+   asking for a read index, which changes nothing: followers of older software send no proof.
 """
 
 from __future__ import annotations
@@ -31,17 +33,20 @@ READ_INDEX = re.compile(r"/v1/shards/[0-9]{1,9}/read-index")
 
 
 class HttpGuard:
-    """Judges requests; without a ``secret`` none that changes something is let by."""
+    """Judges requests. Without a ``secret`` it refuses every request that changes something."""
 
     def __init__(self, secret: ClusterSecret | None, hosts: Collection[str] = ()) -> None:
         self._secret = secret
         self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
 
     def refusal(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
-        """Say why a request is refused, None if it is not; ``target`` is the path with its query as it was sent."""
+        """Say why a request is refused; None if it is not. ``target`` is the path with its query, as it was sent."""
         host = headers.get("Host", "")
         if not self._is_own(host):
-            return f"this server is not known as {host[:MAX_SHOWN_CHARACTERS]!r}: the setting 'http_hosts' names the names by which it is asked"
+            return (
+                f"this server is not known as {host[:MAX_SHOWN_CHARACTERS]!r}: "
+                "the setting 'http_hosts' names the names by which it is asked"
+            )
         if (origin := headers.get("Origin")) is not None and origin.lower() not in (
             f"http://{host}",
             f"https://{host}",
@@ -63,7 +68,7 @@ class HttpGuard:
         )
 
     def _is_own(self, host: str) -> bool:
-        # Without a Host no browser asks.
+        # An empty Host passes: every browser sends one.
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         name = name.lower().removesuffix(".")
         if not name or ANY_HOST in self._hosts or name in self._hosts:
@@ -71,7 +76,7 @@ class HttpGuard:
         return name == "localhost" or name.endswith(".localhost") or _is_address(name)
 
     def middleware(self) -> Any:
-        """Return what aiohttp asks before any handler."""
+        """Return the middleware that aiohttp calls before any handler."""
 
         @web.middleware
         async def guard(request: web.Request, handler: Any) -> Any:

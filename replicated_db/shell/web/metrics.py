@@ -1,7 +1,8 @@
-"""Metrics of a process in Prometheus' text format, by its own library: what the process says of itself, and processor time, memory and
-file descriptors, the collector's runs and the version of Python.
+"""Metrics of a process in Prometheus' text format, made with Prometheus' own library.
 
-Figures are read when somebody asks: nothing is counted twice, and a figure that is gone (a pipeline, a peer) is not shown any more.
+They are the process's own figures, and processor time, memory, file descriptors, the collector's runs and the version
+of Python. Figures are read when somebody asks. So nothing is counted twice, and the figure of a pipeline or peer that
+is gone is no longer shown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4"
-"""Of what :meth:`Metrics.text` returns; the server adds the character set."""
+"""Content type of :meth:`Metrics.text`; the server adds the character set."""
 
 Sample = tuple[Mapping[str, str], float]
 """Labels and figure."""
@@ -24,16 +25,16 @@ class _Own(Collector):
         self._families = families
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the figures need not be there yet when this is registered."""
+        """Return nothing: at registration the figures need not exist yet."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the figures of now."""
+        """Return the present figures."""
         return self._families()
 
 
 class Metrics:
-    """Of one process; ``families`` returns the figures of now."""
+    """Metrics of one process; ``families`` returns the present figures."""
 
     def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
         self._registry = CollectorRegistry()
@@ -43,7 +44,7 @@ class Metrics:
         GCCollector(registry=self._registry)
 
     def text(self) -> str:
-        """Return them all as text."""
+        """Return all metrics as text."""
         return generate_latest(self._registry).decode()
 
 

@@ -1,7 +1,7 @@
-"""The web server of a node, on Faust's driver: with room for the names that are legal.
+"""A node's web server, on Faust's driver, with room for every legal name.
 
-A key's name has up to 4,096 bytes, each of which takes three when it is escaped; a listing has two of them; a row's key, in hexadecimal,
-has up to twice 16,384. The server's own limit of 8,190 bytes for a request's line refused them.
+A key's name has up to 4,096 bytes, each of which takes three when it is escaped; a listing has two such names. A row's
+key, in hexadecimal, has up to twice 16,384. aiohttp's own limit of 8,190 bytes for a request's line refused them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from aiohttp.web import AppRunner
 from faust.web.drivers.aiohttp import Web
 
 MAX_LINE_BYTES = 48 * 1024
-"""Of the line of an HTTP request."""
+"""Most bytes of an HTTP request's line."""
 
 
 class NodeWeb(Web):
-    """Faust's web server, with MAX_LINE_BYTES."""
+    """Faust's web server, with lines of up to MAX_LINE_BYTES."""
 
     def __init__(self, app: faust.App, **more: Any) -> None:
         super().__init__(app, **more)

@@ -1,9 +1,11 @@
-"""Threads on which a process reads much of a store for somebody who asked over HTTP.
+"""Threads on which a process reads much of a store for an HTTP request.
 
 Rules:
-    - They are apart from the event loop, which would stand still, and from its executor, on which followers fill gaps and nodes hand over.
-    - THREADS of a kind run at once, and so many more wait as its limit says; a further one is refused with :class:`ScansBusy`.
-    - The thread that reads a snapshot closes it. Whoever asked may be gone by then: what has begun is read to its end.
+    - Scans run neither on the event loop, which would stand still, nor on its executor, on which followers fill gaps
+      and nodes hand over.
+    - THREADS scans of a kind run at once. More may wait, up to the kind's limit of running and waiting scans. A further
+      scan is refused with :class:`ScansBusy`.
+    - The thread that reads a snapshot closes it. The asker may be gone by then: a scan that has begun runs to its end.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from typing import Protocol, TypeVar
 
 THREADS = 2
 MAX_SCANS = 16
-"""Scans of whole tables that run or wait, each with a snapshot that keeps old files."""
+"""Most scans of whole tables that run or wait. Each holds a snapshot, which keeps old files."""
 
 
 class Closable(Protocol):
     """A snapshot."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the snapshot."""
         ...
 
 
@@ -31,21 +33,21 @@ Found = TypeVar("Found")
 
 
 class ScansBusy(Exception):
-    """As many scans are asked for as are taken; to be asked again."""
+    """The limit of scans is reached; ask again."""
 
 
 class ScanThreads:
-    """For one event loop."""
+    """Scan threads of one event loop."""
 
     def __init__(self, name: str, limit: int) -> None:
-        """``limit`` is how many may run or wait; ``name`` says of what."""
+        """``limit`` is how many scans may run or wait; ``name`` says which kind of scan they are."""
         self._threads = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=name)
         self._name = name
         self._limit = limit
         self._asked = 0
 
     async def run(self, snapshot: Snapshot, scan: Callable[[Snapshot], Found]) -> Found:
-        """Scan a snapshot on a thread, and close it whatever happens; raises ScansBusy, and what ``scan`` raises."""
+        """Scan a snapshot on a thread, and close it in any case. Raises ScansBusy, and what ``scan`` raises."""
         if self._asked >= self._limit:
             snapshot.close()
             raise ScansBusy(f"{self._asked} {self._name}s run or wait here, as many as are taken: ask again")
@@ -64,4 +66,4 @@ class ScanThreads:
     def _ended(self, job: asyncio.Future[Found]) -> None:
         self._asked -= 1
         if not job.cancelled():
-            job.exception()  # nobody may be left to hear of it
+            job.exception()  # take it: the asker may be gone, and nobody else would

@@ -1,6 +1,7 @@
-"""Pages about a replica that every process which hosts one serves: digest, the rows of a digest bucket, one row.
+"""Pages about a replica, served by every process that hosts one: digest, the rows of a digest bucket, one row.
 
-Tools compare replicas by them (docs/architecture.md names paths and parameters). Illegal parameters raise BadQuery, naming them.
+Tools compare replicas by these pages (docs/architecture.md names paths and parameters). Illegal parameters raise
+BadQuery, which names them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MAX_ROWS = 10_000
 Json = dict[str, Any]
 
 SCANS = ScanThreads("scan", MAX_SCANS)
-"""Of this process."""
+"""Scan threads of this process."""
 
 
 class BadQuery(ValueError):
@@ -25,7 +26,7 @@ class BadQuery(ValueError):
 
 
 async def digest(replica: Replica, query: Mapping[str, str]) -> Json:
-    """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment as the main one.
+    """Return the incremental digest, and with ``scrub=true`` that of a full scan at the same moment, as the main one.
 
     Raises ScansBusy.
     """
@@ -40,12 +41,16 @@ async def digest(replica: Replica, query: Mapping[str, str]) -> Json:
     return {
         "offset": position.offset, "index": position.index, "chain": position.chain.hex(),
         "slots": slots, "sums": sums, "scrubbed": scrub, "digest": f"{digests.total():016x}",
-        "incremental": {"digest": f"{incremental.total():016x}", "slots": incremental.slots()[0], "sums": incremental.slots()[1]},
+        "incremental": {
+            "digest": f"{incremental.total():016x}",
+            "slots": incremental.slots()[0],
+            "sums": incremental.slots()[1],
+        },
     }  # fmt: skip
 
 
 async def rows(replica: Replica, query: Mapping[str, str]) -> Json:
-    """Return key and hash of the rows of one digest bucket, to find the rows that differ. Raises ScansBusy."""
+    """Return key and hash of each row of one digest bucket, to find the rows that differ. Raises ScansBusy."""
     cf, bucket = _family(replica, query), number(query, "bucket", 0, 0, 255)
     position, _, snapshot = replica.snapshot()
     found = await SCANS.run(snapshot, lambda view: _bucket_rows(replica, view, cf, bucket))
@@ -54,7 +59,10 @@ async def rows(replica: Replica, query: Mapping[str, str]) -> Json:
 
 
 async def row(replica: Replica, query: Mapping[str, str]) -> Json:
-    """Return one row of any family, to repair another replica's: its value in hexadecimal, null if it is absent."""
+    """Return one row of any family, for the repair of another replica's row.
+
+    The value is in hexadecimal, null if the row is absent.
+    """
     cf = _family(replica, query)
     try:
         key = bytes.fromhex(query.get("key", ""))
@@ -77,7 +85,7 @@ def replica_of(replicas: Mapping[int, Replica], shard: str) -> Replica:
 
 
 def number(query: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    """Return a number among the parameters; raises BadQuery."""
+    """Return one number of the parameters; raises BadQuery."""
     text = query.get(name, str(default))
     if not text.isdecimal() or not low <= int(text) <= high:
         raise BadQuery(f"{name} {text!r} is not a number in {low}..{high}")
