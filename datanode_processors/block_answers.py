@@ -35,7 +35,7 @@ MAX_LISTED_BYTES = 3 * 1024 * 1024
 
 
 class BlockAnswers:
-    """Of one datanode; for many threads."""
+    """The answers of one datanode; for many threads."""
 
     def __init__(
         self, blocks: BlockStore, pipelines: PipelineTable, verifier: Verifier, copies: Copies, upkeep: CopyUpkeep

@@ -123,9 +123,8 @@ class BlockFile(BlockState):
     def put(self, descriptor: int, offset: int, packets: Packets, space: DiskSpace) -> None:
         """Write packets one after the other from ``offset`` on; call with ``lock``.
 
-        Raises BlockError DISK_FULL or FAILED.
-
-        After an error the bytes stored before are unchanged, except where these packets overwrite them.
+        After an error the bytes stored before are unchanged, except where these packets overwrite them. Raises
+        BlockError DISK_FULL or FAILED.
         """
         end = offset + sum(len(data) for data, _ in packets)
         if end > self.file_bytes:

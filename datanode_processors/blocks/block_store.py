@@ -279,9 +279,7 @@ class BlockStore(ContainerStore):
     def adopt_container(self, container_id: int, folder: Path) -> None:
         """Take a complete directory of a closed container's blocks over into the store (``transfer``).
 
-        Raises BlockError.
-
-        INVALID_REQUEST if the store has anything of that container already.
+        Raises BlockError; INVALID_REQUEST if the store has anything of that container already.
         """
         try:
             self._containers.adopt(container_id, folder)

@@ -39,7 +39,7 @@ class BlockFileWriter:
     ) -> None:  # fmt: skip
         """Open the block's file; call with the block's lock, through ``BlockStore.open_writer`` alone.
 
-        ``released`` is told once, when the writer has closed the file.
+        ``released`` is called once, when the writer has closed the file.
         """
         self._block = block
         self._space = space

@@ -20,7 +20,7 @@ READ_BYTES = 512 * 1024
 
 
 class CellReader:
-    """Of one store; for many threads."""
+    """The reader of one store; for many threads."""
 
     def __init__(self, max_readers: int = MAX_READERS) -> None:
         self._max_readers = max_readers

@@ -20,7 +20,7 @@ from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, WriteCh
 
 
 class LogRequests:
-    """Of one datanode; for many threads."""
+    """The log requests of one datanode; for many threads."""
 
     def __init__(self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock) -> None:
         self._config = config

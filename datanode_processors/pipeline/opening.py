@@ -37,7 +37,7 @@ from schemas.records.datanode import OpenPipeline, PipelineRow
 
 
 class PipelineOpening:
-    """Of one datanode; for many threads."""
+    """Opens the pipelines of one datanode; for many threads."""
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, pipelines: PipelineTable, *, clock: Clock,

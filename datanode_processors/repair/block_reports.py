@@ -45,7 +45,7 @@ Send = Callable[[str, bytes, bytes, int, Headers], None]
 
 
 class BlockReports:
-    """Of all pipelines of a datanode; scans on a thread of its own."""
+    """The reports of all pipelines of a datanode; scans run on a thread of its own."""
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, clock: Clock, send: Send, note: Note,

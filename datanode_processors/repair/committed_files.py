@@ -15,7 +15,7 @@ from schemas.records.datanode import BlockRow
 
 
 class CommittedFiles:
-    """Of one datanode; for many threads."""
+    """The files of one datanode; for many threads."""
 
     def __init__(self, blocks: BlockStore, *, note: Note) -> None:
         self._blocks = blocks

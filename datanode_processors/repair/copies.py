@@ -49,7 +49,7 @@ MAX_KNOWN = 256
 
 
 class Copies:
-    """Of one datanode; for many threads."""
+    """The copies of one datanode; for many threads."""
 
     def __init__(self, blocks: BlockStore, *, node: str, cluster: str, note: Note) -> None:
         self._blocks = blocks

@@ -16,7 +16,7 @@ PEER_TIMEOUT_S = 10.0
 
 
 class CopyPeers:
-    """Of one datanode; for many threads."""
+    """The connections of one datanode; for many threads."""
 
     def __init__(self, *, node: str, cluster: str) -> None:
         self._node = node

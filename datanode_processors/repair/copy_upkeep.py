@@ -52,7 +52,7 @@ IDLE_WAIT_S = 1.0
 
 
 class CopyUpkeep:
-    """Of one datanode; for many threads, with one of its own."""
+    """The upkeep of one datanode's copies. It has a thread of its own; many threads may call it."""
 
     def __init__(
         self, blocks: BlockStore, copies: Copies, *, node: str, cluster: str, sources_file: Path,

@@ -59,7 +59,7 @@ class CopyReports(Protocol):
 
 
 class CopyWork:
-    """Of one datanode; for one thread."""
+    """The work on one datanode's copies; for one thread."""
 
     def __init__(
         self, actions: CopyActions, copies: Copies, sources: CopySources, reports: CopyReports, *, note: Note,

@@ -48,7 +48,7 @@ IDLE_WAIT_S = 1.0
 
 
 class Verifier:
-    """Of all pipelines of a datanode."""
+    """The verifier of all pipelines of a datanode."""
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, note: Note, fatal: Callable[[BaseException], None],

@@ -1,6 +1,6 @@
-"""Digests of stored bytes, for the audit: two replicas of a container have one digest iff their committed bytes agree.
+"""Digests of stored bytes, for the audit. Pure.
 
-Pure.
+Two replicas of a container have one digest iff the committed bytes that they store agree.
 
 *Container digest* = XXH64 chained over its committed blocks in the order of their keys: key (16 bytes,
 ``schemas.codecs.block_rows``), length (8 bytes big-endian), packed checksums of the cells as they were read from disk;

@@ -127,7 +127,7 @@ class _Member:
 
 
 class MemberRegistry:
-    """Of one datanode."""
+    """The pipelines of one datanode."""
 
     def __init__(self) -> None:
         self._members: dict[int, _Member] = {}

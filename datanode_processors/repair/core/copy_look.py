@@ -1,6 +1,4 @@
-"""One look at a copy: is any block left, are the files long enough, which blocks have the pipeline's members deleted.
-
-Pure.
+"""One look at a copy: is any block left, are the files long enough, what have the pipeline's members deleted. Pure.
 
     NEW ─► DROPPING ─► COMPARING ─► ASKING ◄─► DELETING        one source after the other
                │            └───────────┴───────┬──┘

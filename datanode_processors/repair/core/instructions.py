@@ -1,6 +1,4 @@
-"""What the machines of copies ask for: small values that the shell (``copy_upkeep``, ``copy_actions``) carries out.
-
-Pure.
+"""What the machines of copies ask for: small values, which ``copy_upkeep`` and ``copy_actions`` carry out. Pure.
 
 The docstring of an instruction ends with the events that may answer it; an instruction without events has no answer.
 """

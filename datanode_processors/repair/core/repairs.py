@@ -45,7 +45,7 @@ class RepairTask:
 
 
 class Repairs:
-    """Of one datanode."""
+    """The planned repairs of one datanode."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -82,7 +82,7 @@ class _Damage:
 
 
 class UpkeepPlan:
-    """Of one datanode."""
+    """The plan of one datanode."""
 
     def __init__(self, interval_s: float) -> None:
         """``interval_s`` is the time between two looks at a copy, in seconds: LOOK_S at most; 0 = LOOK_S."""

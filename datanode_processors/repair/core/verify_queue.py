@@ -46,7 +46,7 @@ VerifyStep: TypeAlias = VerifyBlock | CloseHere | LookThrough
 
 
 class VerifyQueue:
-    """Of one datanode."""
+    """The queue of one datanode."""
 
     def __init__(self, limit: int) -> None:
         """Each list has room for ``limit`` entries."""
