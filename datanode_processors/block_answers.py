@@ -1,6 +1,6 @@
-"""What a member, or the holder of a copy, tells of its blocks: rows, what may be read, and whether a stream may write.
+"""What a member, or a copy's holder, answers about its blocks: rows, readable bytes, and whether a stream may write.
 
-All is answered from this node's own replica or copy. What turns out to be damaged is given to those who repair it.
+Every answer comes from this node's own replica or copy. Damage that is noticed on the way is handed to the repairers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_LISTED_BYTES = 3 * 1024 * 1024
 
 
 class BlockAnswers:
-    """Of one datanode; for many threads."""
+    """The answers of one datanode; for many threads."""
 
     def __init__(
         self, blocks: BlockStore, pipelines: PipelineTable, verifier: Verifier, copies: Copies, upkeep: CopyUpkeep
@@ -49,7 +49,10 @@ class BlockAnswers:
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
-        """Yield (partition, container id, local id, row) of what the pipelines here have committed behind a place, in the order of places."""
+        """Yield (partition, container id, local id, row) of what the pipelines here have committed behind a place.
+
+        The blocks come in the order of places.
+        """
         for pipeline in self._pipelines.all():
             if after is not None and pipeline.partition < after[0]:
                 continue
@@ -69,7 +72,8 @@ class BlockAnswers:
         stored = 0 if row.deleted else self._blocks.written_length(request.container_id, request.local_id)
         return BlockInfo(
             container_id=request.container_id, local_id=request.local_id, length=row.length, bcs_id=row.bcs_id,
-            bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums, deleted=row.deleted, stored_length=stored,
+            bytes_per_checksum=row.bytes_per_checksum, checksums=row.checksums, deleted=row.deleted,
+            stored_length=stored,
         )  # fmt: skip
 
     def _row(self, partition: int, container_id: int, local_id: int) -> BlockRow | None:
@@ -99,7 +103,10 @@ class BlockAnswers:
         )
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
-        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+        """Raise an error if a block takes no bytes here.
+
+        The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
+        """
         check_block(partition, container_id, local_id)
         pipeline = self._pipelines.member(partition)
         if pipeline.is_closed():
@@ -114,11 +121,11 @@ class BlockAnswers:
         self._blocks.committed(container_id, local_id, row.length)
 
     def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
-        """Return what may be read of a block: the committed bytes; with ``committed_only`` false (a peer repairs) what is stored.
+        """Return what may be read of a block: committed bytes, or if not ``committed_only`` (a repair) all stored ones.
 
-        Of a block that is unhealthy here only a SalvageBlock may read: who has any choice reads a healthy replica. Whoever reads, each cell
-        is verified before it is sent. Raises NO_SUCH_PIPELINE, NO_SUCH_BLOCK, BLOCK_DELETED, or NOT_COMMITTED if this replica has not
-        applied ``bcs_id`` or does not have the bytes.
+        A block that is unhealthy here answers only a SalvageBlock: a reader with a choice reads a healthy replica. Each
+        cell is verified before it is sent, whoever reads. Raises NO_SUCH_PIPELINE, NO_SUCH_BLOCK, BLOCK_DELETED, or
+        NOT_COMMITTED if this replica has not applied ``bcs_id`` or does not have the bytes.
         """
         container_id, local_id = request.container_id, request.local_id
         check_block(request.partition, container_id, local_id)
@@ -126,7 +133,7 @@ class BlockAnswers:
         if request.partition not in self._pipelines:
             return self._readable_copy(name, request)
         pipeline = self._pipelines.member(request.partition)
-        # First the index: what is read behind it is at least as new.
+        # The index is read first, so the row that is read after it is at least as new.
         index = pipeline.replica.position.index
         row = pipeline.block(container_id, local_id)
         if row is not None and row.deleted:
@@ -152,7 +159,7 @@ class BlockAnswers:
         return _committed(row, written)
 
     def _readable_copy(self, name: str, request: ReadBlock | SalvageBlock) -> Readable:
-        """Return what may be read of a copy: what came with it as committed, never what its file happens to hold."""
+        """Return what may be read of a copy: what its rows say is committed, whatever its files hold."""
         row = self._row(request.partition, request.container_id, request.local_id)
         if row is None or row.deleted:
             raise BlockError(codes.BLOCK_DELETED if row else codes.NO_SUCH_BLOCK, f"{name} is not in the copy here")
@@ -169,7 +176,7 @@ class BlockAnswers:
         return _committed(row, written)
 
     def _stored(self, name: str, request: ReadBlock, row: BlockRow | None) -> Readable:
-        """Return what a peer may read that repairs itself. What is not committed here it verifies against its own row."""
+        """Return what a peer may read for its repair. It verifies against its own row what is not committed here."""
         written = self._blocks.written_length(request.container_id, request.local_id)
         if row is not None and (written or not row.length):
             return _committed(row, written)
@@ -179,9 +186,9 @@ class BlockAnswers:
         return Readable(length=written, bytes_per_checksum=CELL_BYTES, checksums=found)
 
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
-        """Take note that the cell at ``offset`` has not its checksum, or is missing.
+        """Note that the cell at ``offset`` is missing or does not have its checksum.
 
-        It is fetched from a peer, the block is unhealthy until then.
+        The cell is fetched from a peer; the block is unhealthy until then.
         """
         pipeline = self._pipelines.get(container_id % PARTITIONS)
         if pipeline is None:
@@ -196,7 +203,7 @@ class BlockAnswers:
     def _found_corrupt_copy(self, container_id: int, local_id: int, offset: int) -> None:
         try:
             row = self._copies.block(container_id, local_id)
-        except BlockError:  # its rows are damaged too: the next look or scrub says so
+        except BlockError:  # the copy's rows are damaged too: the next look or scrub reports it
             return
         if row is not None and not row.deleted and offset < row.length:
             reason = f"the copy of block {container_id}/{local_id} here is damaged at {offset}"

@@ -1,6 +1,6 @@
 """What one datanode needs to know, as one frozen object; made by ``stratolog.configuration.node_configs`` and by tests.
 
-Nothing here is read from the environment: whoever starts a datanode says everything.
+Nothing here is read from the environment: the code that starts a datanode passes everything.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class DatanodeConfig:
     node: str
     """Name of this datanode."""
     cluster: str
-    """Name of the cluster; HELLO and the log say it."""
+    """Name of the cluster; HELLO and the log carry it."""
     host: str
-    """Host that both servers bind, and that others reach them by."""
+    """Host that both servers bind, and at which others reach them."""
     port: int
     """Port of the stream server."""
     http_port: int
@@ -33,38 +33,38 @@ class DatanodeConfig:
     bootstrap_servers: str
     """Kafka's ``bootstrap.servers``."""
     data_dir: Path
-    """Directory of this datanode's blocks and databases; nobody else's."""
+    """Directory of this datanode's blocks and databases; it is shared with nobody."""
     rack: str = DEFAULT_RACK
-    """Rack in which it stands, as a path."""
+    """Rack in which the datanode stands, as a path."""
     fsync: str = CLOSE
-    """When bytes are put on the disk: one of FSYNC_POLICIES."""
+    """When bytes are stored on the disk: one of FSYNC_POLICIES."""
     reserve_bytes: int = 1024 * 1024 * 1024
     """Free space that is left alone."""
     watchdog_ms: int = 3_000
     """How long a pipeline's log may be silent before the member next in the list claims its leadership."""
     heartbeat_interval_ms: int = 1_000
-    """How often the datanode says that it lives; a change is said at once."""
+    """How often the datanode sends a heartbeat; a change is sent at once."""
     barrier_interval_ms: int = 1_000
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int = 60_000
-    """Interval of barriers with a full scan of the pipeline's rows; 0 = none but at each claim."""
+    """Interval of barriers with a full scan of the pipeline's rows; 0 = only at each claim."""
     block_scrub_interval_ms: int = 24 * 3600 * 1000
     """How often every block file is read again and compared with its checksums; 0 = never."""
     container_bytes: int = 5 * 1024 * 1024 * 1024
-    """A container that holds more is closed."""
+    """A container that holds more than this is closed."""
     max_streams: int = 256
-    """Streams at once; one more is refused."""
+    """Streams at once; further ones are refused."""
     secret: ClusterSecret | None = None
     """The cluster's secret; without it every call that changes something is refused."""
     http_hosts: frozenset[str] = frozenset()
-    """Names that requests to the HTTP server may give as its host, beside addresses and localhost; ``*`` = any."""
+    """Host names that requests to the HTTP server may give, besides addresses and localhost; ``*`` = any."""
     log_level: str = "INFO"
     """One of LOG_LEVELS."""
     log_format: str = "auto"
     """``json``, ``plain``, or ``auto``: plain on a terminal and JSON lines elsewhere."""
 
     def __post_init__(self) -> None:
-        """Refuse what no datanode can run with; raises ValueError naming the field."""
+        """Refuse settings that no datanode can run with; raises ValueError naming the field."""
         if not self.node or "/" in self.node:
             raise ValueError(f"node {self.node!r}: a datanode's name is not empty and has no slash")
         if self.fsync not in FSYNC_POLICIES:

@@ -1,21 +1,21 @@
 """The one error of the datanode's protocol: a code and a message that names the input.
 
-Rule: whatever the peer, the disk or the state of a pipeline makes impossible is a :class:`BlockError`; it becomes a StreamError on the
-wire. Any other exception is a defect, and is answered with FAILED.
+Rule: whatever the peer, the disk or the state of a pipeline makes impossible is a :class:`BlockError`, which becomes a
+StreamError on the wire. Any other exception is a defect, and is answered with FAILED.
 """
 
 from __future__ import annotations
 
 MAX_MESSAGE_CHARACTERS = 2_000
-"""Of an error's message: it goes to peers and into logs, and may repeat what a peer said."""
+"""Limit of an error's message in characters. Messages go to peers and into logs, and may repeat a peer's text."""
 MAX_NAME_CHARACTERS = 255
-"""Of names and addresses that peers give, likewise."""
+"""The same limit for names and addresses that peers give."""
 UNKNOWN_OFFSET = -1
-"""Offset of an error that tells nothing of how far a stream came."""
+"""Offset of an error that does not say how far a stream came."""
 
 
 def shown(text: str, limit: int) -> str:
-    r"""Return a peer's text as it may be logged: cut to ``limit`` characters, without line breaks or anything else that cannot be seen.
+    r"""Return a peer's text as it may be logged: at most ``limit`` characters, no line breaks, nothing invisible.
 
     >>> shown("a\nb" * 10, 4)
     'a\\nba… (30 characters)'
@@ -29,9 +29,9 @@ def shown(text: str, limit: int) -> str:
 class BlockError(Exception):
     """A stream or request that is refused or has failed: ``code`` is one of ``schemas.stream_errors``.
 
-    ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET; ``hint`` says whom to ask instead (NOT_LEADER)
-    or the code that the failed datanode gave (DOWNSTREAM_FAILED); ``datanode`` names the one that failed, if it is not the one that
-    says so. Both may be empty. Texts are cut and made visible (``shown``).
+    ``offset`` (bytes) is what every replica of a stream's tree has, or UNKNOWN_OFFSET. ``hint`` names the leader to ask
+    instead (NOT_LEADER), or gives the code of the datanode that failed (DOWNSTREAM_FAILED). ``datanode`` names the
+    datanode that failed, if another one reports it. Both may be empty. Texts are cut and made visible (``shown``).
     """
 
     def __init__(

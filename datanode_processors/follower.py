@@ -1,7 +1,8 @@
-"""The follower of a datanode: ``replicated_db.shell.follower`` on ``dn.log`` and ``dn.audit``, for the pipelines that this node is a member of.
+"""The follower of a datanode: ``replicated_db.shell.follower`` on ``dn.log`` and ``dn.audit``.
 
-Every other partition stays paused. A pipeline that is opened later begins where its partition begins, for partitions are not used again;
-its partition may have been added since this process started.
+It follows the pipelines that this node is a member of; every other partition stays paused. A pipeline that is opened
+later begins at the beginning of its partition, because partitions are never used again. The partition may have been
+added since this process started.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.topics import DN_AUDIT, DN_LOG
 
 FLOWING_WAIT_MS = 2
-"""How long a broker may gather records: a client's watch waits for every member, so a follower here is not to be late."""
+"""How long a broker may gather records. It is short because a client's watch waits for every member."""
 
 
 def make_app(
     config: DatanodeConfig, incarnation: str, fatal: Callable[[BaseException], None], *, partitions: int
 ) -> faust.App:
-    """Return the Faust app of this process; it follows no pipeline yet (:func:`follow`). ``partitions`` are those of :func:`place_group`."""
+    """Return the Faust app of this process; it follows no pipeline yet (:func:`follow`).
+
+    ``partitions`` are those of :func:`place_group`.
+    """
     return follower.make_app(
         f"dn-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers, host=config.host,
         port=config.http_port, data_dir=config.data_dir, fatal=fatal,
-        follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS, guard=HttpGuard(config.secret, config.http_hosts),
+        follows=(), placed=partitions, flowing_wait_ms=FLOWING_WAIT_MS,
+        guard=HttpGuard(config.secret, config.http_hosts),
     )  # fmt: skip
 
 
 def place_group(config: DatanodeConfig, group: str, replicas: Mapping[int, Replica], partitions: int) -> None:
-    """Set the fresh group's offsets: behind each replica's position, at the beginning of all other partitions; raises LogUnavailable."""
+    """Set the fresh group's offsets: behind each replica's position, and at the beginning of all other partitions.
+
+    Raises LogUnavailable.
+    """
     follower.place_group(
         config.bootstrap_servers, group, log_topic=DN_LOG, audit_topic=DN_AUDIT, replicas=replicas,
         partitions=partitions,
@@ -44,7 +52,7 @@ def place_group(config: DatanodeConfig, group: str, replicas: Mapping[int, Repli
 
 
 def follow(app: faust.App, loops: Mapping[int, LeaderLoop], partition: int) -> None:
-    """Fetch a pipeline's log, and its members' reports; its replica and its loop must be there. On any thread."""
+    """Fetch a pipeline's log, and its members' reports; its replica and its loop must exist already. On any thread."""
     follower.rest_while_leading(app, DN_LOG, loops[partition])
     transport: Any = app.transport
     transport.follow(DN_LOG, partition)

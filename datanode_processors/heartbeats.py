@@ -1,6 +1,7 @@
 """Heartbeats: what a datanode says of itself on ``dn.heartbeats``, each second and at once when something has changed.
 
-Losing one loses nothing: the next says all again. Containers beyond MAX_REPORTED_CONTAINERS are reported in turns, the changed ones first.
+A lost heartbeat loses nothing: the next one says everything again. Containers beyond MAX_REPORTED_CONTAINERS are
+reported in turns, the changed ones first.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from schemas.records.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, H
 from schemas.topics import DN_HEARTBEATS
 
 MIN_INTERVAL_S = 0.05
-"""However much changes, heartbeats are at least this far apart."""
+"""The least time between two heartbeats, however much changes."""
 
 Send = Callable[[str, bytes, bytes, int], None]
 
@@ -79,7 +80,7 @@ class Heartbeats:
                 self._fatal(error)
 
     def heartbeat(self) -> Heartbeat:
-        """Return what there is to say now."""
+        """Return the heartbeat of this moment."""
         config = self._config
         try:
             capacity, free = self._blocks.capacity_bytes(), self._blocks.free_bytes()

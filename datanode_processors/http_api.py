@@ -1,7 +1,7 @@
-"""The HTTP API of a datanode, on Faust's web server: health, status, metrics, and what tools compare replicas by.
+"""The HTTP API of a datanode, on Faust's web server: health, status, metrics, and figures to compare replicas by.
 
-Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input) or 503 (not now). A pipeline's
-partition is the shard of the paths, which have the Object Manager's shape.
+Every answer is JSON (metrics apart). Errors are ``{"error": CODE, "message": text}`` with 400 (illegal input) or 503
+(not now). The paths have the Object Manager's shape; a pipeline's partition stands in the place of the shard.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ Answer = tuple[int, Json]
 
 
 class DatanodeHttpApi:
-    """Handlers; :meth:`attach` gives them their paths. A store that cannot be read is told to ``fatal``, which ends the process."""
+    """Handlers; :meth:`attach` gives them their paths.
+
+    A store that cannot be read is reported to ``fatal``, which ends the process.
+    """
 
     def __init__(
         self, replicas: Mapping[int, Replica], status: DatanodeStatus, prepare_upgrade: Callable[[], Json],
@@ -38,7 +41,7 @@ class DatanodeHttpApi:
         self._replicas = replicas
         self._status = status
         self._prepare_upgrade = prepare_upgrade
-        # Not the event loop's, on which followers fill gaps: each takes up to a minute, one after the other.
+        # A pool of its own, because each task takes up to a minute: followers need the event loop's pool to fill gaps.
         self._preparing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="prepare-upgrade")
         self._fatal = fatal
 
@@ -84,7 +87,7 @@ class DatanodeHttpApi:
             raise
 
     async def health(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query
-        """Say whether all pipelines here serve."""
+        """Return whether all pipelines here serve."""
         return self._status.health()
 
     async def status(self, query: Any) -> Answer:  # noqa: ARG002 - every page takes the query

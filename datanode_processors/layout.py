@@ -1,17 +1,20 @@
-"""Whose folder it is, and in which layout: the file ``DATA/VERSION``, and the rules for a software that meets another layout.
+"""A datanode's folder: its owner, its layout (file ``DATA/VERSION``), and the rules for meeting another layout.
 
-``VERSION`` is JSON: ``layout_version``, ``datanode``, ``cluster``, ``upgrade_prepared``. It is replaced as a whole (written aside, fsynced, renamed,
-directory fsynced), so it is the old one or the new one. ``DATA/LOCK`` is locked while a process has the folder open.
+``VERSION`` is JSON: ``layout_version``, ``datanode``, ``cluster``, ``upgrade_prepared``. It is replaced as a whole
+(written aside, fsynced, renamed, directory fsynced), so a reader finds the old one or the new one. ``DATA/LOCK`` is
+locked while a process has the folder open.
 
 Rules (:func:`decide`):
 
 1. A folder without VERSION is taken only if it is empty.
 2. Another datanode's or another cluster's folder is refused.
 3. A newer layout is refused: the software is too old.
-4. An older layout is refused unless it is *prepared*: the older software has closed its containers and destroyed its pipelines
-   (``prepare-upgrade``), so that no block is open across the change. Then each step from version to version is taken, VERSION
-   written behind each, and the mark removed at the end. A step that is interrupted is taken again, so it must bear that.
-5. The mark stays when the same software starts again; taking blocks again removes it (:meth:`DataFolder.mark_prepared`).
+4. An older layout is refused unless it is *prepared*: the older software has closed its containers and pipelines
+   (``prepare-upgrade``), so that no block is open across the change. Then each step from version to version is taken,
+   VERSION is written after each, and the mark is removed at the end. A step that was interrupted is taken again, so
+   every step must bear repetition.
+5. The mark stays when the same software starts again; it is removed when the datanode takes blocks again
+   (:meth:`DataFolder.mark_prepared`).
 """
 
 from __future__ import annotations
@@ -31,11 +34,11 @@ VERSION_FILE = "VERSION"
 LOCK_FILE = "LOCK"
 _WRITING = ".VERSION.new"
 _OURS_BEFORE_VERSION = frozenset({LOCK_FILE, _WRITING})
-"""What an interrupted first start leaves in a folder that is empty otherwise."""
+"""What an interrupted first start may leave in a folder that is otherwise empty."""
 
 UpgradeStep = Callable[[Path], None]
 UPGRADES: Mapping[int, UpgradeStep] = {}
-"""For each older version that can be upgraded: what turns it into the next one."""
+"""For each older version that can be upgraded: the step that turns it into the next one."""
 
 
 class LayoutRefused(Exception):
@@ -80,7 +83,9 @@ Decision = Create | Keep | Upgrade | Refuse
 
 
 def decide(found: Layout | None, *, datanode: str, cluster: str, empty: bool, software_version: int) -> Decision:
-    """Say what a datanode is to do with a folder whose VERSION is ``found`` (None: it has none). Pure; rules 1 to 4."""
+    """Return what a datanode is to do with a folder whose VERSION is ``found`` (None: it has
+    none). Pure; rules 1 to 4.
+    """
     if found is None:
         if empty:
             return Create()
@@ -97,7 +102,8 @@ def decide(found: Layout | None, *, datanode: str, cluster: str, empty: bool, so
         return Keep()
     if not found.upgrade_prepared:
         return Refuse(
-            reason=f"it has layout {found.layout_version}, this software writes {software_version}, and the upgrade is not prepared: "
+            reason=f"it has layout {found.layout_version}, this software writes {software_version}, "
+            "and the upgrade is not prepared: "
             "start the former software, run `prepare-upgrade`, and start this one again"
         )
     return Upgrade(steps=tuple(range(found.layout_version, software_version)))
@@ -107,13 +113,16 @@ class DataFolder:
     """A datanode's folder, locked for this process."""
 
     def __init__(self, path: Path, layout: Layout, lock: int) -> None:
-        """Call :func:`open_folder`."""
+        """Use :func:`open_folder` instead."""
         self.path = path
         self.layout = layout
         self._lock: int | None = lock
 
     def mark_prepared(self, prepared: bool) -> None:
-        """Set or remove the mark that a newer layout may be made of this one; it is stored when this returns. Raises OSError."""
+        """Set or remove the mark which allows newer software to upgrade this folder; it is stored on return.
+
+        Raises OSError.
+        """
         layout = Layout(
             layout_version=self.layout.layout_version,
             datanode=self.layout.datanode,
@@ -156,7 +165,7 @@ def open_folder(
 def _settle(
     path: Path, datanode: str, cluster: str, software_version: int, upgrades: Mapping[int, UpgradeStep]
 ) -> Layout:
-    """Carry out what is decided, and return the layout that there is then."""
+    """Carry out the decision, and return the layout that results."""
     found = read_layout(path)
     empty = set(os.listdir(path)) <= _OURS_BEFORE_VERSION
     decision = decide(found, datanode=datanode, cluster=cluster, empty=empty, software_version=software_version)
@@ -182,7 +191,10 @@ def _layout(version: int, datanode: str, cluster: str, *, prepared: bool) -> Lay
 
 
 def read_layout(path: Path) -> Layout | None:
-    """Return what a folder's VERSION says, None if there is none. Raises LayoutRefused if it cannot be understood, OSError."""
+    """Return the contents of a folder's VERSION, None if there is none.
+
+    Raises LayoutRefused if they cannot be understood, OSError.
+    """
     file = path / VERSION_FILE
     try:
         said: Any = json.loads(file.read_text("utf-8"))
@@ -198,7 +210,7 @@ def read_layout(path: Path) -> Layout | None:
 
 
 def write_layout(path: Path, layout: Layout) -> None:
-    """Replace a folder's VERSION; it is stored when this returns. Raises OSError."""
+    """Replace a folder's VERSION; it is stored on return. Raises OSError."""
     said = {name: getattr(layout, name) for name in ("layout_version", "datanode", "cluster", "upgrade_prepared")}
     aside = path / _WRITING
     with aside.open("w", encoding="utf-8") as file:

@@ -1,8 +1,9 @@
 """A datanode: one process with block files, a stream server, and a replica of each pipeline that it is a member of.
 
-``run`` is the whole life: check the topics, take the data folder, open the known pipelines and check each against the log, place the follower's
-group, serve streams, then let Faust's worker run the follower and the HTTP API, while threads lead pipelines, verify and fetch blocks. A
-StopProcess anywhere ends the process with EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+``run`` is the whole life. It checks the topics, takes the data folder, opens the known pipelines and checks each
+against the log, places the follower's group, and serves streams. Then Faust's worker runs the follower and the HTTP
+API, while threads lead pipelines, verify and fetch blocks. A StopProcess anywhere ends the process with EXIT_FATAL and
+its message on the log: the log is the truth, and a restart begins from it.
 """
 
 from __future__ import annotations
@@ -52,14 +53,14 @@ log = logging.getLogger("stratolog.node")
 
 
 class CannotStart(StopProcess):
-    """The datanode cannot start as it is set up."""
+    """The datanode cannot start with this configuration or folder."""
 
 
 class DatanodeProcess:
-    """Everything of one process, wired, in two phases.
+    """Everything of one process, wired together in two phases.
 
-    ``__init__`` makes all of it: the known pipelines are open, and streams are served. :meth:`start` begins what a datanode does of
-    its own accord: elections, heartbeats, verification.
+    ``__init__`` makes all parts: the known pipelines are open, and streams are served. :meth:`start` begins what a
+    datanode does unasked: elections, heartbeats, verification.
     """
 
     def __init__(self, config: DatanodeConfig, topics: Topics, folder: DataFolder) -> None:
@@ -93,7 +94,8 @@ class DatanodeProcess:
             send=self.outbox.send, fatal=fatal,
         )  # fmt: skip
         self.reports = BlockReports(
-            self.blocks, node=config.node, cluster=config.cluster, clock=self.clock, send=self.outbox.send, note=self._note,
+            self.blocks, node=config.node, cluster=config.cluster, clock=self.clock,
+            send=self.outbox.send, note=self._note,
             fatal=fatal,
         )  # fmt: skip
         self.scrubber = Scrubber(
@@ -120,7 +122,7 @@ class DatanodeProcess:
             config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
-        # Hand over while the follower still runs: what is in flight becomes effective and is answered.
+        # Hand over while the follower still runs: requests in flight become effective and are answered.
         app.on_before_shutdown.connect(self._hand_over)
 
     async def _hand_over(self, *_: Any, **__: Any) -> None:
@@ -163,12 +165,12 @@ class DatanodeProcess:
     # -- upgrades --------------------------------------------------------------------------------------------------
 
     def prepare_upgrade(self) -> dict[str, Any]:
-        """Close every pipeline, and with it its containers, through the log, and mark the folder: a newer layout may be made of it.
+        """Close every pipeline and its containers through the log, and mark the folder as ready for a newer layout.
 
         Raises BlockError if a pipeline could not be closed here in time; nothing is marked then.
         """
         for pipeline in self.pipelines.all():
-            # One that was away may have read of a later generation before anybody told it.
+            # A datanode that was away may have read of a later generation in the log before it was asked to open it.
             generation = max(pipeline.opened.generation, pipeline.generation)
             self.pipelines.close_pipeline(
                 ClosePipeline(partition=pipeline.partition, generation=generation), PREPARE_TIMEOUT_S
@@ -185,7 +187,7 @@ class DatanodeProcess:
         return {"prepared": True, "pipelines": [pipeline.opened.pipeline for pipeline in self.pipelines.all()]}
 
     def _take_blocks_again(self) -> None:
-        """A new pipeline is opened: the folder is not prepared for an upgrade any more."""
+        """Remove the mark for an upgrade: a new pipeline is about to be opened."""
         if self._is_prepared():
             self.folder.mark_prepared(False)
 
@@ -231,13 +233,13 @@ def _check_partitions(topics: Topics) -> None:
     number = topics.partitions[DN_LOG]
     if number > PARTITIONS:
         raise WrongSetting(f"topic {DN_LOG}: {number} partitions; container ids can name {PARTITIONS}")
-    # More of them is no fault: when both grow, reports' do first.
+    # More partitions of dn.audit are no fault: when both topics grow, dn.audit grows first.
     if topics.partitions[DN_AUDIT] < number:
         raise WrongSetting(f"topic {DN_AUDIT}: {topics.partitions[DN_AUDIT]} partitions, but {DN_LOG} has {number}")
 
 
 def _end_of_threads() -> None:
-    """Say which threads are still busy: connections whose clients wait are the usual ones, and end with the process."""
+    """Log which threads are still busy: usually connections whose clients wait. They end with the process."""
     busy = [
         thread.name for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
     ]

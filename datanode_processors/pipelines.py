@@ -1,11 +1,14 @@
-"""The pipelines of one datanode, and its copies of other pipelines' containers: what holds them together, and answers requests to them.
+"""The pipelines of one datanode, and its copies of other pipelines' containers.
 
-Rules:
-    - Which pipelines this datanode is a member of lies in REGISTRY, replaced atomically; they are opened again at start (``pipeline/opening``).
-    - A request that goes through the log is executed if this node leads, else sent on to the leader, once (``pipeline/log_requests``).
-    - What is asked of a replica (GetBlock, WatchBlock, ListContainer, reads) is answered from this one (``block_answers``).
+This module ties them together and answers requests. Rules:
+    - The file REGISTRY says which pipelines this datanode is a member of. It is replaced atomically, and its pipelines
+      are opened again at start (``pipeline/opening``).
+    - A request that goes through the log is executed if this node leads, else sent on to the leader, once
+      (``pipeline/log_requests``).
+    - A question to a replica (GetBlock, WatchBlock, ListContainer, reads) is answered from this node's own
+      (``block_answers``).
 
-``Pipelines`` is what the stream server asks (port ``wire.ports.PipelineRequests``).
+The stream server calls ``Pipelines`` through the port ``wire.ports.PipelineRequests``.
 """
 
 from __future__ import annotations
@@ -63,22 +66,22 @@ from schemas.records.datanode import (
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
 
 LOOK_INTERVAL_S = 0.05
-"""How often elections and ticks are looked at."""
+"""How often the state of elections and ticks is checked."""
 
 LOOKS_PER_SIZE = 20
-"""Every so many looks, the containers' sizes are looked at."""
+"""The containers' sizes are checked once in this many looks."""
 
 DRAIN_S = 5.0
 
 
 class Pipelines:
-    """For many threads: connections, the follower's event loop, leaders."""
+    """All pipelines of this datanode, used by many threads: connections, the follower's event loop, leaders."""
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *, clock: Clock, note: Note,
         fatal: Callable[[BaseException], None], opened: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``opened`` is told before a pipeline is opened that was not known."""
+        """``opened`` is called before a pipeline is opened that was not known."""
         self._config = config
         self._blocks = blocks
         self._fatal = fatal
@@ -106,7 +109,10 @@ class Pipelines:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def open_known(self, outbox: Publisher) -> None:
-        """Open the pipelines of the registry. Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry."""
+        """Open the pipelines of the registry.
+
+        Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry.
+        """
         self._opening.open_known(outbox)
 
     def start(
@@ -115,8 +121,9 @@ class Pipelines:
     ) -> None:  # fmt: skip
         """Begin elections.
 
-        ``follow`` fetches a partition more, ``changed`` is told when a heartbeat would say something new, ``scanned`` of scrub barriers,
-        ``read`` of the bytes of copies that are read in the background; it may sleep.
+        ``follow`` adds a partition to those that are fetched. ``changed`` is called when a heartbeat would say
+        something new, ``scanned`` at scrub barriers. ``read`` is called with the bytes of copies that are read in the
+        background, and may sleep.
         """
         self._scanned = scanned
         self._opening.follow = follow
@@ -128,7 +135,7 @@ class Pipelines:
         self._watching.start()
 
     def stop(self) -> None:
-        """Hand the leaderships over after what is in flight."""
+        """Hand the leaderships over once requests in flight are settled."""
         self._stopping.set()
         for pipeline in self.all():
             pipeline.stop()
@@ -193,13 +200,13 @@ class Pipelines:
             self._fatal(error)
 
     def _close_full_containers(self) -> None:
-        """Close containers that hold enough; only where this node leads, and without waiting for the answer."""
+        """Close containers that hold enough. Only where this node leads, and without waiting for the answer."""
         for usage in self._blocks.containers():
             pipeline = self.table.get(usage.container_id % PARTITIONS)
             if usage.closed or usage.used_bytes < self._config.container_bytes or pipeline is None:
                 continue
             if pipeline.loop.leading and not is_closed(pipeline.store, usage.container_id):
-                # Lost with the leadership, or overloaded: the next look asks again.
+                # The leadership is lost, or the leader overloaded: the next look asks again.
                 with suppress(BlockError):
                     pipeline.proposals.submit(
                         CloseContainer(partition=pipeline.partition, container_id=usage.container_id)
@@ -208,7 +215,7 @@ class Pipelines:
     # -- what is applied -------------------------------------------------------------------------------------------
 
     def observe(self, replica: Replica, outcome: Offered) -> None:
-        """Take note of a counting record that was applied here, on the thread that applied it."""
+        """Take note of a counting record that was applied here; called on the thread that applied it."""
         pipeline = self.table.member(replica.identity.shard)
         batch = outcome.record
         if isinstance(batch, Batch):
@@ -229,13 +236,16 @@ class Pipelines:
             self._opening.note_row(decode_as(PipelineRow, operation.value))
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
-        """Yield (partition, container id, local id, row) of what is committed here behind a place, copies too, in the order of places."""
+        """Yield (partition, container id, local id, row) of what is committed here, copies included, behind a place.
+
+        The blocks come in the order of places.
+        """
         return merge(
             self._answers.committed_blocks(after), self.upkeep.committed_blocks(after), key=itemgetter(0, 1, 2)
         )
 
     def repair(self, partition: int, container_id: int, local_id: int, cells: list[int]) -> None:
-        """Have cells fetched that the scrubber found bad."""
+        """Have the bad cells fetched that the scrubber found."""
         pipeline = self.table.get(partition)
         if pipeline is None:
             reason = f"the copy of block {container_id}/{local_id} here is damaged in {len(cells)} cells"
@@ -247,7 +257,7 @@ class Pipelines:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def handle(self, request: Any) -> Any:
-        """Answer a request; raises BlockError. Blocks until the answer is there."""
+        """Answer a request; raises BlockError. Blocks until the answer is known."""
         if isinstance(request, OpenPipeline):
             return self._open(request)
         if isinstance(request, DeleteBlocks) and request.partition not in self.table:
@@ -270,7 +280,7 @@ class Pipelines:
             raise BlockError(codes.STOPPING, f"datanode {self._config.node} is stopping")
         pipeline = self._opening.open(request)
         self._changed()
-        # Of one that is closed no more is told than where its members are.
+        # A request for a closed generation says no more than where its members are: it does not go through the log.
         if pipeline.loop.leading and self._opening.is_for_the_log(pipeline, request):
             self._log_requests.wait_for(pipeline, request)
         return Accepted(detail=f"{request.pipeline} is followed")
@@ -281,12 +291,13 @@ class Pipelines:
         if pipeline is not None and self._config.node in pipeline.members:
             self.verifier.add(pipeline)
             return Accepted(
-                detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: its own replica repairs"
+                detail=f"datanode {self._config.node} is a member of {pipeline.opened.pipeline}: "
+                "its own replica repairs"
             )
         known = self.copies.is_here(request.container_id)
         answer = self.copies.fetch(request)
         self.upkeep.named(request.container_id, request.sources)
-        if not known:  # a copy that was taken is one whose holder knows whom to ask, killed the next moment or not
+        if not known:  # the holder of a copy must know whom to ask, even if it is killed now
             self.upkeep.save()
         return answer
 
@@ -312,7 +323,10 @@ class Pipelines:
     # -- for the stream server -------------------------------------------------------------------------------------
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
-        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+        """Raise an error if a block takes no bytes here.
+
+        The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
+        """
         self._answers.check_stream(partition, container_id, local_id)
 
     def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
@@ -320,5 +334,8 @@ class Pipelines:
         return self._answers.readable(request)
 
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
-        """Take note that the cell at ``offset`` has not its checksum, or is missing: it is fetched from a peer."""
+        """Note that the cell at ``offset`` is missing or does not have its checksum.
+
+        The cell is fetched from a peer.
+        """
         self._answers.found_corrupt(container_id, local_id, offset)

@@ -39,7 +39,7 @@ _PIPELINE_METRICS: tuple[tuple[str, str, str, Callable[[Pipeline], float]], ...]
 
 
 class DatanodeStatus:
-    """Reads others' figures; changes nothing."""
+    """Reads the figures of the other parts; changes nothing."""
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
@@ -54,7 +54,7 @@ class DatanodeStatus:
         self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
-        """Return 200 if every pipeline and every copy here is healthy, else 503 with what is not."""
+        """Return 200 if every pipeline and every copy here is healthy, else 503 with the ones that are not."""
         reports = [pipeline.report() for pipeline in self._pipelines.all()]
         faults = {str(report.partition): report.fault for report in reports if not report.healthy}
         damaged = self._pipelines.upkeep.named_damage()

@@ -1,6 +1,6 @@
-"""One block's file: writing it, having it stored under the fsync policy, cutting and deleting it. What is known of it is in ``block_state``.
+"""One block's file: writing, storing under the fsync policy, cutting, deleting. ``block_state`` has its state.
 
-The file is never truncated but by :meth:`BlockFile.cut` (reclaim).
+Only :meth:`BlockFile.cut` (reclaim) truncates the file.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from schemas.stream_errors import BLOCK_DELETED, CONTAINER_CLOSED, FAILED
 
 FILE_MODE = 0o640
 OPEN_ATTEMPTS = 10
-"""How often a new file meets its container's directory being removed before that is an error."""
+"""How often the container's directory of a new file may vanish before that is an error."""
 
 
 class BlockFile(BlockState):
-    """The state of one block and its file; made before its file is, dropped and found again as the store likes. ``load`` comes first."""
+    """The state of one block and its file. Call ``load`` first.
+
+    A BlockFile is made before its file is; the store may drop it and make it again.
+    """
 
     __slots__ = ()
 
     # ------------------------------------------------------------------------------------------ finding it again
 
     def load(self) -> None:
-        """Look at the file, once. Nobody knows whether a file that is found has been fsynced: nothing of it is durable yet."""
+        """Look at the file, once.
+
+        Nothing of a file that is found is durable yet: nobody knows whether it has been fsynced.
+        """
         with self.lock:
             if self.loaded:
                 return
@@ -48,12 +54,13 @@ class BlockFile(BlockState):
             self._settled = False
 
     def forget_checksums(self) -> None:
-        """Believe nothing of what was written: the file was found to hold other bytes. One that was cut or removed ends where it ends now.
+        """Treat all checksums as unknown: the file was found to hold other bytes than were written.
 
-        Call with ``lock``; raises BlockError FAILED.
+        A block whose file was cut or removed ends from now on where the file ends. Call with ``lock``; raises
+        BlockError FAILED.
         """
         self.cells.forget(0, self.written)
-        if not self.exists or self.writer is not None:  # a writer holds the file by its descriptor: it ends first
+        if not self.exists or self.writer is not None:  # a writer holds the file's descriptor: it ends first
             return
         try:
             found = os.stat(self.path).st_size
@@ -71,7 +78,8 @@ class BlockFile(BlockState):
     def stored(self) -> int:
         """Return how many bytes are readable and stored under the fsync policy.
 
-        The first call for a file that was found on disk reads it (which computes its checksums) and fsyncs it. Raises BlockError.
+        The first call for a file that was found on disk reads it (which computes its checksums) and fsyncs it. Raises
+        BlockError.
         """
         if not self._settled:
             self.learn(self.written)
@@ -82,7 +90,10 @@ class BlockFile(BlockState):
     # --------------------------------------------------------------------------------------------------- writing
 
     def open(self) -> int:
-        """Open the file to be written, and make it and its container's directory if they are not there; call with ``lock``."""
+        """Open the file for writing; call with ``lock``.
+
+        The file and its container's directory are made if they are missing.
+        """
         new = not self.exists
         if new:
             self._container = self._containers.enter(self.key[0])
@@ -99,20 +110,21 @@ class BlockFile(BlockState):
         for _ in range(OPEN_ATTEMPTS):
             try:
                 return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            except FileNotFoundError:  # no such container yet, or its last block was deleted this moment
+            except FileNotFoundError:  # no such container yet, or its last block was deleted just now
                 self._containers.make_directory(self._known_container())
         raise FileNotFoundError(errno.ENOENT, "its directory keeps going away")
 
     def _known_container(self) -> Container:
-        """Return the container of a file that is there, or about to be."""
+        """Return the container of a file that exists, or is about to be made."""
         if self._container is None:
             self._container = self._containers.find(self.key[0])
         return self._container
 
     def put(self, descriptor: int, offset: int, packets: Packets, space: DiskSpace) -> None:
-        """Write packets one behind the other from ``offset`` on; call with ``lock``. Raises BlockError DISK_FULL or FAILED.
+        """Write packets one after the other from ``offset`` on; call with ``lock``.
 
-        After an error what was stored before is as it was, but for bytes of these packets where they overwrite.
+        After an error the bytes stored before are unchanged, except where these packets overwrite them. Raises
+        BlockError DISK_FULL or FAILED.
         """
         end = offset + sum(len(data) for data, _ in packets)
         if end > self.file_bytes:
@@ -137,8 +149,8 @@ class BlockFile(BlockState):
     def flush(self, descriptor: int | None = None, *, always: bool = False) -> None:
         """Have everything written so far stored under the fsync policy, or ``always`` by an fsync; raises BlockError.
 
-        After an fsync that failed the kernel may have dropped what it could not store and say nothing the next time, so what was not
-        durable before counts as lost: it has to be written again.
+        After an fsync that failed, the kernel may have dropped what it could not store, and not say so the next time.
+        So bytes that were not durable before count as lost, and have to be written again.
         """
         if self.fsync == NEVER and not always:
             return
@@ -170,7 +182,7 @@ class BlockFile(BlockState):
             self._containers.link(self._known_container())
 
     def _lose(self, descriptor: int | None) -> None:
-        """What is not durable counts as not written; call with ``lock``."""
+        """Count only durable bytes as written; call with ``lock``."""
         self.cells.cut(self.durable)
         self.dirty_from = self.durable
         if self.writer is not None:
@@ -183,7 +195,7 @@ class BlockFile(BlockState):
     # --------------------------------------------------------------------------------------- cutting and deleting
 
     def cut(self, length: int) -> None:
-        """Cut off what follows the first ``length`` bytes, and end a stream that still writes. Raises BlockError FAILED."""
+        """Keep the first ``length`` bytes, and end a stream that still writes. Raises BlockError FAILED."""
         with self.flush_lock, self.lock:
             if not self.exists:
                 return
@@ -201,7 +213,10 @@ class BlockFile(BlockState):
             self._resize(length)
 
     def delete(self) -> None:
-        """Remove the file, and end a stream that still writes; nothing happens if there is none. Raises BlockError FAILED."""
+        """Remove the file, and end a stream that still writes; nothing happens if there is none.
+
+        Raises BlockError FAILED.
+        """
         with self.flush_lock, self.lock:
             if self.writer is not None:
                 self.writer.end(BLOCK_DELETED, f"{self.path} has been deleted")

@@ -1,16 +1,16 @@
-"""What is known of one block: length, checksums, how much of it is stored; and learning it by reading the file.
+"""The state of one block: length, checksums, how much of it is stored; and learning these by reading the file.
 
 Three lengths, each at most the one before::
 
-    file_bytes    what the file has; beyond ``written`` lies what a failed write left, it counts for nothing
+    file_bytes    the file's length; bytes beyond ``written`` are left over from a failed write and count for nothing
     written       bytes without a gap that were handed to the kernel; a stream may go on anywhere up to here
     durable       bytes that an fsync has covered since they were last written
 
-Under the policy ``never`` what is written counts as stored; otherwise what is durable does. Overwriting takes ``durable`` back to where
-the write began, until the next flush: until then a power loss may leave old bytes, new bytes or both.
+Under the policy ``never`` the written bytes count as stored, otherwise the durable ones. Overwriting takes ``durable``
+back to where the write began, until the next flush: until then a power loss may leave old bytes, new bytes or both.
 
-``lock`` is held while bytes and checksums change together, never during an fsync; ``flush_lock`` during an fsync. Both belong to this block
-alone. Order: ``flush_lock``, ``lock``.
+``lock`` is held while bytes and checksums change together, never during an fsync; ``flush_lock`` during an fsync. Both
+belong to this block alone. Order: ``flush_lock``, ``lock``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas.stream_errors import NO_SUCH_BLOCK
 logger = logging.getLogger(__name__)
 
 CLEAN = 1 << 63
-"""Value of ``dirty_from`` while nothing is."""
+"""Value of ``dirty_from`` while nothing is dirty."""
 
 
 class WriterHold(Protocol):
@@ -49,7 +49,7 @@ class WriterHold(Protocol):
 
 
 class BlockState:
-    """What is known of one block; ``BlockFile`` is what changes it."""
+    """The state of one block; ``BlockFile`` changes it."""
 
     __slots__ = (
         "_container", "_containers", "_count", "_linked", "_settled", "cells", "committed", "dirty_from", "durable",
@@ -98,7 +98,7 @@ class BlockState:
         self.file_bytes = size
 
     def look_again(self) -> None:
-        """Have the next ``load`` look at the file, if there was none so far."""
+        """Have the next ``load`` look for the file again, if there was none so far."""
         with self.lock:
             self.loaded = self.exists
 
@@ -110,14 +110,16 @@ class BlockState:
     # --------------------------------------------------------------------------------------------------- reading
 
     def learn(self, length: int) -> None:
-        """Read the cells below ``length`` whose checksums are unknown. Where reading fails, the block ends from now on."""
+        """Read the cells below ``length`` whose checksums are unknown. Where reading fails, the
+        block ends from now on.
+        """
         with self.lock:
             unknown = self.cells.unknown(length)
         if not unknown:
             return
         with self.reader() as descriptor:
             for cell in unknown:
-                with self.lock:  # so that nobody writes the cell meanwhile
+                with self.lock:  # nobody may write the cell meanwhile
                     if not self._learn(descriptor, cell):
                         return
 
@@ -134,7 +136,7 @@ class BlockState:
         return False
 
     def _read(self, descriptor: int, offset: int, size: int) -> bytes:
-        """Read; fewer bytes than asked where the file ends or the disk fails."""
+        """Read bytes; fewer than asked for where the file ends or the disk fails."""
         try:
             return read_fully(descriptor, offset, size)
         except OSError as error:
@@ -147,7 +149,10 @@ class BlockState:
         self.durable = min(self.durable, length)
 
     def checksums(self, length: int) -> bytes | None:
-        """Return the packed checksums of the first ``length`` bytes, reading what is not known; None if there are fewer."""
+        """Return the packed checksums of the first ``length`` bytes, None if there are fewer bytes.
+
+        Cells whose checksums are unknown are read.
+        """
         if length > self.written:
             return None
         self.learn(length)
@@ -171,7 +176,7 @@ class BlockState:
 
     @contextmanager
     def reader(self) -> Iterator[int]:
-        """Open the file to be read, for as long as the context lasts. Raises BlockError NO_SUCH_BLOCK or FAILED."""
+        """Open the file for reading, for as long as the context lasts. Raises BlockError NO_SUCH_BLOCK or FAILED."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -1,21 +1,24 @@
 """The blocks that a datanode stores: files, their checksums, and who writes them.
 
 How to use it
-    1. ``open_writer`` for a stream, ``write`` its packets, ``flush`` before anything is said of them, ``close`` in any case.
-    2. ``stored_length`` and ``checksums`` say what a replica may answer for. ``flush`` of the store does for a block what its writer's
-       flush does, for whoever has no writer: a watch while the stream goes on.
-    3. ``committed`` tells of each PutBlock that was applied; ``reclaim`` and ``delete`` follow the pipeline's log.
+    1. ``open_writer`` for a stream, ``write`` its packets, ``flush`` before they are acknowledged, ``close`` in any
+       case.
+    2. ``stored_length`` and ``checksums`` say what a replica may answer for. The store's ``flush`` does the same as a
+       writer's, for callers without a writer: a watch while the stream goes on.
+    3. ``committed`` reports each PutBlock that was applied; ``reclaim`` and ``delete`` follow the pipeline's log.
 
 What holds
-    - A block's file is never truncated but by ``reclaim``, and never below the committed length that is known here.
-    - Bytes that are known to be committed are not overwritten by streams (``block_writer``, rule 2).
-    - ``stored_length`` covers only bytes without a gap, readable when they were last looked at, stored under the fsync policy; decision 0022
-      says what that promises. Whether they are the *right* bytes, the caller finds out by comparing ``checksums`` with the row's.
-    - After an error what was stored before can be read, and written on.
-    - One stream waits for another's disk only if both have the same block. Locks of the store itself are not held during I/O.
+    - Only ``reclaim`` truncates a block's file, and never below the committed length that is known here.
+    - Streams do not overwrite bytes that are known to be committed (``block_writer``, rule 2).
+    - ``stored_length`` covers only bytes without a gap, readable when they were last looked at, stored under the fsync
+      policy; decision 0022 says what that promises. Whether they are the *right* bytes, the caller finds out by
+      comparing ``checksums`` with the row's.
+    - After an error, the bytes stored before can be read, and a stream can go on behind them.
+    - One stream waits for another's disk only if both have the same block. Locks of the store itself are not held
+      during I/O.
 
-Limits: MAX_WRITERS and MAX_READERS hold one open file each; checksums of blocks that nobody writes are kept for the last MAX_IDLE_BLOCKS
-of them and MAX_IDLE_CELLS cells, and are read again when asked for after that.
+Limits: MAX_WRITERS and MAX_READERS hold one open file each. Checksums of blocks that nobody writes are kept for the
+last MAX_IDLE_BLOCKS blocks and MAX_IDLE_CELLS cells; older ones are read again when asked for.
 """
 
 from __future__ import annotations
@@ -59,7 +62,10 @@ class BlockStore(ContainerStore):
         max_readers: int = MAX_READERS,
         max_idle_cells: int = MAX_IDLE_CELLS,
     ) -> None:
-        """Open the store in a datanode's folder. Raises ValueError for an unknown policy, BlockError if the disk refuses."""
+        """Open the store in a datanode's folder.
+
+        Raises ValueError for an unknown policy, BlockError if the disk refuses.
+        """
         if fsync not in FSYNC_POLICIES:
             raise ValueError(f"fsync policy {fsync!r}; known are {', '.join(FSYNC_POLICIES)}")
         super().__init__(folder, reserve_bytes=reserve_bytes)
@@ -75,7 +81,7 @@ class BlockStore(ContainerStore):
     # ----------------------------------------------------------------------------------------------- bookkeeping
 
     def released(self, block: BlockFile) -> None:
-        """A writer is closed; it calls this."""
+        """Take note that a writer is closed; the writer calls this."""
         with self._lock:
             self._writers -= 1
         self._table.unpin(block)
@@ -92,13 +98,14 @@ class BlockStore(ContainerStore):
         repair: bool = False,
         alive: Callable[[], bool] | None = None,
     ) -> BlockFileWriter:
-        """Begin to write a block at ``offset``, at most its written length; nothing that it has is cut off.
+        """Begin to write a block at ``offset``, at most its written length; no bytes are cut off.
 
-        ``alive`` tells, without waiting, whether the stream still lives when another wants the block. ``repair`` is for bytes that were verified against
-        the committed row: they may replace committed ones, and go into a closed container.
+        ``alive`` says, without waiting, whether the stream still lives when another stream wants the block. ``repair``
+        is for bytes that were verified against the committed row: they may replace committed bytes, and go into a
+        closed container.
 
-        Raises BlockError: OUT_OF_ORDER (``offset`` of the error is the written length), OVERLOADED (another living stream writes the
-        block, or MAX_WRITERS), CONTAINER_CLOSED, BLOCK_DELETED, INVALID_REQUEST, DISK_FULL, FAILED.
+        Raises BlockError: OUT_OF_ORDER (``offset`` of the error is the written length), OVERLOADED (another living
+        stream writes the block, or MAX_WRITERS), CONTAINER_CLOSED, BLOCK_DELETED, INVALID_REQUEST, DISK_FULL, FAILED.
         """
         try:
             check_cell_bytes(bytes_per_checksum)
@@ -142,7 +149,10 @@ class BlockStore(ContainerStore):
         return writer
 
     def flush(self, container_id: int, local_id: int) -> int:
-        """Have what is written of a block stored under the fsync policy; returns ``stored_length``. Raises BlockError FAILED."""
+        """Have a block's written bytes stored under the fsync policy; returns ``stored_length``.
+
+        Raises BlockError FAILED.
+        """
         with self._table.held(container_id, local_id) as block:
             block.flush()
             return block.stored()
@@ -150,14 +160,17 @@ class BlockStore(ContainerStore):
     # --------------------------------------------------------------------------------------------------- reading
 
     def written_length(self, container_id: int, local_id: int) -> int:
-        """Return how far a stream may go on: bytes without a gap, stored or in the page cache. 0 if there is no such file."""
+        """Return how far a stream may go on: bytes without a gap, stored or in the page cache.
+
+        0 if there is no such file.
+        """
         with self._table.held(container_id, local_id) as block:
             return block.written
 
     def stored_length(self, container_id: int, local_id: int) -> int:
-        """Return how many bytes are readable, and stored under the fsync policy; 0 if there is no such file. Raises BlockError FAILED.
+        """Return how many bytes are readable, and stored under the fsync policy; 0 if there is no such file.
 
-        For a file that was found at start the first call reads and fsyncs it.
+        For a file that was found at start, the first call reads and fsyncs it. Raises BlockError FAILED.
         """
         with self._table.held(container_id, local_id) as block:
             return block.stored()
@@ -165,16 +178,17 @@ class BlockStore(ContainerStore):
     def checksums(
         self, container_id: int, local_id: int, length: int, bytes_per_checksum: int | None = None
     ) -> bytes | None:
-        """Return the packed CRC32Cs of the first ``length`` bytes as they were written or read here; None if there are fewer.
+        """Return the packed CRC32Cs of the first ``length`` bytes as written or read here; None if there are fewer.
 
-        ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known). Raises BlockError.
+        ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known). Raises
+        BlockError.
         """
         with self._table.held(container_id, local_id) as block:
             with block.lock:
                 if bytes_per_checksum is not None and block.writer is None:
                     block.set_cell_bytes(bytes_per_checksum)
                 same = bytes_per_checksum in (None, block.cells.cell_bytes)
-            if not same:  # a stream writes the block in other cells
+            if not same:  # a stream writes the block in cells of another size
                 return self._read_checksums(block, length, bytes_per_checksum)
             return block.checksums(length)
 
@@ -198,12 +212,13 @@ class BlockStore(ContainerStore):
         end: int | None = None,
         from_disk: bool = False,
     ) -> Iterator[tuple[int, memoryview, int]]:
-        """Iterate over (offset, bytes, CRC32C of these very bytes) of the cells that have bytes in [offset, offset + length).
+        """Iterate over (offset, bytes, CRC32C of these very bytes) of cells with bytes in [offset, offset + length).
 
-        The caller verifies them against the committed row. The first cell comes whole; the last one ends where the range does, or, if
-        ``end`` is given (the committed length), where the cell or the block does. ``bytes_per_checksum`` is the row's (None: as the
-        block was written; the usual one if that is not known). ``from_disk`` drops what the page cache has of the range first, and
-        again behind. Raises BlockError: NO_SUCH_BLOCK, NOT_COMMITTED (there are fewer bytes), OVERLOADED, INVALID_REQUEST, FAILED.
+        The caller verifies them against the committed row. The first cell is given whole. The last one ends where the
+        range does, or, if ``end`` is given (the committed length), where the cell or the block does.
+        ``bytes_per_checksum`` is the row's (None: as the block was written; the usual one if that is not known).
+        ``from_disk`` drops the range from the page cache before and after the read. Raises BlockError: NO_SUCH_BLOCK,
+        NOT_COMMITTED (there are fewer bytes), OVERLOADED, INVALID_REQUEST, FAILED.
         """
         with self._table.held(container_id, local_id) as block:
             cell_bytes = bytes_per_checksum or block.cells.cell_bytes
@@ -222,9 +237,9 @@ class BlockStore(ContainerStore):
         return self._reader.cells(block, start, stop, cell_bytes, from_disk=from_disk)
 
     def forget_checksums(self, container_id: int, local_id: int) -> None:
-        """Read a block again before its checksums are told: its file has been found to hold other bytes than were written.
+        """Have a block read again before its checksums are given: its file was found to hold other bytes.
 
-        A file that was cut or removed has the length from then on that it has. Raises BlockError FAILED.
+        If the file was cut or removed, the block's length is the file's from now on. Raises BlockError FAILED.
         """
         with self._table.held(container_id, local_id) as block, block.lock:
             block.forget_checksums()
@@ -232,13 +247,13 @@ class BlockStore(ContainerStore):
     # --------------------------------------------------------------------------------------- following the log
 
     def committed(self, container_id: int, local_id: int, length: int) -> None:
-        """A PutBlock of ``length`` has been applied: what lies below is not overwritten by streams. Waits for no disk."""
+        """A PutBlock of ``length`` has been applied: streams do not overwrite the bytes below. Waits for no disk."""
         block = self._table.pin(container_id, local_id)
         block.committed = max(block.committed, length)
         self._table.unpin(block)
 
     def reclaim(self, container_id: int, local_id: int, length: int) -> None:
-        """Cut off what lies beyond the committed length of a closed block, and end its stream if there is one. Idempotent.
+        """Cut off bytes beyond the committed length of a closed block, and end its stream if there is one. Idempotent.
 
         Raises BlockError INVALID_REQUEST if ``length`` is below the committed length that is known, FAILED.
         """
@@ -249,10 +264,11 @@ class BlockStore(ContainerStore):
             block.flush()
 
     def delete(self, container_id: int, local_id: int, *, drop: bool = True) -> None:
-        """Remove a block, and with ``drop`` its container's directory if it was the last; ends its stream if there is one. Idempotent.
+        """Remove a block, and end its stream if there is one. Idempotent. Raises BlockError FAILED.
 
-        Without ``drop`` a copy keeps its rows though none of its files is left: of blocks that are to be repaired.
-        Not fsynced: a file that is back after a loss of power is garbage, which ``blocks`` lists. Raises BlockError FAILED.
+        With ``drop`` the container's directory is removed after its last block. Without it a copy keeps its rows, even
+        if none of its files is left: its other blocks may have to be repaired. The removal is not fsynced: a file that
+        is back after a loss of power is garbage, which ``blocks`` lists.
         """
         with self._table.held(container_id, local_id) as block:
             self._table.note_deletion(block.key)
@@ -261,9 +277,9 @@ class BlockStore(ContainerStore):
             self.drop_if_empty(container_id)
 
     def adopt_container(self, container_id: int, folder: Path) -> None:
-        """Take a complete directory of a closed container's blocks for its own (``transfer``). Raises BlockError.
+        """Take a complete directory of a closed container's blocks over into the store (``transfer``).
 
-        INVALID_REQUEST if there is something of that container already.
+        Raises BlockError; INVALID_REQUEST if the store has anything of that container already.
         """
         try:
             self._containers.adopt(container_id, folder)

@@ -1,7 +1,7 @@
-"""The blocks that a store knows: those in use, and the state of those that nobody uses, as far as there is room.
+"""The blocks that a store knows: those in use, and the state of idle ones, as far as there is room.
 
-Limits: checksums of blocks that nobody uses are kept for the last MAX_IDLE_BLOCKS of them and MAX_IDLE_CELLS cells, and are read again when
-asked for after that.
+Limits: checksums of idle blocks are kept for the last MAX_IDLE_BLOCKS blocks and MAX_IDLE_CELLS cells; older ones are
+read again when asked for.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ MAX_IDLE_BLOCKS = 16_384
 MAX_IDLE_CELLS = 1_000_000
 """4 MB of checksums: those of 64 GB in cells of 64 KiB."""
 MAX_REMEMBERED_DELETIONS = 65_536
-"""Deleted blocks that a stream which began before cannot make again; for all others the pipeline has their tombstones."""
+"""Deleted blocks that a stream which began earlier cannot make again; the pipeline has the tombstones of all others."""
 
 Key = tuple[int, int]
 """(container id, local id)"""
 
 
 class BlockTable:
-    """Of one store; for many threads. Its lock is not held during I/O."""
+    """The table of one store; for many threads. Its lock is not held during I/O."""
 
     def __init__(self, make: Callable[[Key], BlockFile], *, max_idle_cells: int = MAX_IDLE_CELLS) -> None:
-        """``make`` gives the state of a block that is not known."""
+        """``make`` returns the state of a block that is not known."""
         self._make = make
         self._max_idle_cells = max_idle_cells
         self._lock = Lock()
@@ -39,7 +39,7 @@ class BlockTable:
         self._deleted: OrderedDict[Key, None] = OrderedDict()
 
     def pin(self, container_id: int, local_id: int) -> BlockFile:
-        """Return a block's state, which stays until it is unpinned; raises BlockError INVALID_REQUEST."""
+        """Return a block's state, which is kept until it is unpinned; raises BlockError INVALID_REQUEST."""
         if container_id < 0 or local_id < 0:
             raise BlockError(INVALID_REQUEST, f"block {container_id}/{local_id}: ids are not negative")
         key = (container_id, local_id)
@@ -72,7 +72,7 @@ class BlockTable:
 
     @contextmanager
     def held(self, container_id: int, local_id: int) -> Iterator[BlockFile]:
-        """Give a block's state, its file looked at, for as long as the context lasts; raises BlockError."""
+        """Give a block's state, with its file looked at, for as long as the context lasts; raises BlockError."""
         block = self.pin(container_id, local_id)
         try:
             block.load()
@@ -81,7 +81,7 @@ class BlockTable:
             self.unpin(block)
 
     def of_container(self, container_id: int) -> list[BlockFile]:
-        """Return the blocks of a container that are known."""
+        """Return the known blocks of a container."""
         with self._lock:
             known = [*self._idle.values(), *self._busy.values()]
         return [block for block in known if block.key[0] == container_id]
@@ -94,6 +94,6 @@ class BlockTable:
                 self._deleted.popitem(last=False)
 
     def is_deleted(self, key: Key) -> bool:
-        """Whether a block was deleted, as far as that is remembered."""
+        """Whether a block was deleted, as far as deletions are remembered."""
         with self._lock:
             return key in self._deleted

@@ -2,12 +2,14 @@
 
 Rules:
 
-1. A writer goes on where it stands: a packet may begin at or below the end of the last one (or of where it was opened), never beyond.
-2. What is below the committed length is not written again: such bytes are compared with those that are stored, and have to be equal. A
-   writer that repairs is exempt.
-3. A writer ends by :meth:`BlockFileWriter.close`, or from outside: the block is deleted, reclaimed, its container closed, an fsync failed, or
-   another stream has taken the block over because this one is *dead*: closed, said to be dead by whoever opened it, or idle for
-   STALE_WRITER_S. Its next call raises what ended it.
+1. A packet may begin at or below the end of the last one (or the offset at which the writer was opened), never beyond
+   it.
+2. Bytes below the committed length are not written again: they are compared with the stored ones, and have to be equal.
+   A writer that repairs is exempt.
+3. A writer ends by :meth:`BlockFileWriter.close`, or from outside. From outside: the block is deleted or reclaimed, its
+   container is closed, an fsync failed, or another stream has taken the block over because this one is *dead*. A stream
+   is dead if it is closed, if its opener says so, or if it was idle for STALE_WRITER_S. The writer's next call raises
+   what ended it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ STALE_WRITER_S = 10.0
 
 
 class BlockFileWriter:
-    """Writes a block from where it was opened on. For one thread; ``end`` may come from others."""
+    """Writes a block from the offset at which it was opened. For one thread; ``end`` may be called by others."""
 
     def __init__(
         self, block: BlockFile, offset: int, space: DiskSpace, *, repair: bool, alive: Callable[[], bool] | None,
@@ -37,7 +39,7 @@ class BlockFileWriter:
     ) -> None:  # fmt: skip
         """Open the block's file; call with the block's lock, through ``BlockStore.open_writer`` alone.
 
-        ``released`` is told once, when the writer has closed the file.
+        ``released`` is called once, when the writer has closed the file.
         """
         self._block = block
         self._space = space
@@ -52,19 +54,19 @@ class BlockFileWriter:
 
     @property
     def position(self) -> int:
-        """Where the stream goes on, in bytes."""
+        """Return where the stream goes on, in bytes."""
         return self._position
 
     def write(self, offset: int, data: Buffer, crc: int | None = None) -> None:
         """Write one packet. ``crc`` is its CRC32C, which the caller has verified (None: not known).
 
-        Raises BlockError: OUT_OF_ORDER, DISK_FULL (what was stored before is intact), CHECKSUM_MISMATCH (rule 2), FAILED, or what ended
-        the writer.
+        Raises BlockError: OUT_OF_ORDER, DISK_FULL (the bytes stored before are intact), CHECKSUM_MISMATCH (rule 2),
+        FAILED, or the error that ended the writer.
         """
         self.write_packets(offset, ((data, crc),))
 
     def write_packets(self, offset: int, packets: Packets) -> None:
-        """Write packets one behind the other from ``offset`` on, in one system call where that is possible; errors as ``write``."""
+        """Write packets one after the other from ``offset`` on, if possible in one system call; errors as ``write``."""
         block = self._block
         with block.lock:
             self._check(offset)
@@ -90,7 +92,7 @@ class BlockFileWriter:
             )
 
     def _uncommitted(self, offset: int, packets: Packets) -> tuple[int, Packets]:
-        """Compare what is below the committed length with what is stored (rule 2) and return the rest."""
+        """Compare the bytes below the committed length with the stored ones (rule 2) and return the rest."""
         block = self._block
         data = memoryview(b"".join(bytes(data) for data, _ in packets))
         below = min(block.committed, block.written, offset + len(data)) - offset
@@ -110,7 +112,10 @@ class BlockFileWriter:
         return offset + below, ((rest, None),) if rest else ()
 
     def flush(self) -> None:
-        """Have everything written so far stored under the fsync policy: ``stored_length`` covers it then. Raises BlockError."""
+        """Have everything written so far stored under the fsync policy: ``stored_length`` then covers it.
+
+        Raises BlockError.
+        """
         self._flush(always=False)
 
     def sync(self) -> None:

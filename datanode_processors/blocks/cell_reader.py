@@ -1,4 +1,4 @@
-"""Reading the cells of blocks from their files, so many readers at once; a reader holds one open file."""
+"""Reading the cells of blocks from their files. The number of readers is limited; each holds one open file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from schemas.stream_errors import FAILED, OVERLOADED
 
 MAX_READERS = 512
 READ_BYTES = 512 * 1024
-"""Bytes that are read at once (whole cells; one at least)."""
+"""Bytes that are read at once (whole cells, at least one)."""
 
 
 class CellReader:
-    """Of one store; for many threads."""
+    """The reader of one store; for many threads."""
 
     def __init__(self, max_readers: int = MAX_READERS) -> None:
         self._max_readers = max_readers
@@ -30,9 +30,10 @@ class CellReader:
     def cells(
         self, block: BlockFile, start: int, stop: int, cell_bytes: int, *, from_disk: bool
     ) -> Iterator[tuple[int, memoryview, int]]:
-        """Yield (offset, bytes, CRC32C of these bytes) of the cells in start..stop; ``start`` is where one begins.
+        """Yield (offset, bytes, CRC32C of these bytes) of the cells in start..stop; ``start`` is where a cell begins.
 
-        ``from_disk`` drops what the page cache has of the range first, and again behind. Raises BlockError OVERLOADED, NO_SUCH_BLOCK, FAILED.
+        ``from_disk`` drops the range from the page cache before and after the read. Raises BlockError OVERLOADED,
+        NO_SUCH_BLOCK, FAILED.
         """
         step = max(1, READ_BYTES // cell_bytes) * cell_bytes
         with self._reading(), block.reader() as descriptor:

@@ -1,4 +1,4 @@
-"""What a store does with containers as a whole: closing, counting, listing and removing them, and the room on their disk."""
+"""A store's containers as a whole: closing, counting, listing and removing them, and the room on their disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ class ContainerStore:
     """Containers in ``DATA/containers``. For many threads."""
 
     def __init__(self, folder: Path, *, reserve_bytes: int = 0) -> None:
-        """Open the store in a datanode's folder; ``reserve_bytes`` of the disk stay free. Raises BlockError if the disk refuses."""
+        """Open the store in a datanode's folder; ``reserve_bytes`` of the disk stay free.
+
+        Raises BlockError if the disk refuses.
+        """
         self.fsyncs = FsyncCount()
         folder = folder / CONTAINERS
         try:
@@ -25,7 +28,7 @@ class ContainerStore:
         self.space = DiskSpace(folder, reserve_bytes)
 
     def recount(self, container_id: int) -> None:
-        """Count a closed container's files anew, of which some were cut, removed or restored. Raises BlockError FAILED."""
+        """Count a closed container's files anew after some were cut, removed or restored. Raises BlockError FAILED."""
         try:
             self._containers.recount(container_id)
         except OSError as error:
@@ -39,7 +42,10 @@ class ContainerStore:
             raise block_error(error, "remove", self._containers.path(container_id)) from error
 
     def close_container(self, container_id: int) -> None:
-        """Take no more bytes for a container's blocks; streams that write there end. Raises BlockError FAILED, DISK_FULL."""
+        """Take no more bytes for a container's blocks; streams that write there end.
+
+        Raises BlockError FAILED, DISK_FULL.
+        """
         try:
             self._containers.close(container_id)
         except OSError as error:
@@ -51,11 +57,11 @@ class ContainerStore:
         return container is not None and container.closed
 
     def import_folder(self, container_id: int) -> Path:
-        """Return where a copy of a container is put together until it is complete; removed at start."""
+        """Return where a copy of a container is put together until it is complete; the folder is removed at start."""
         return self._containers.import_folder(container_id)
 
     def container_folder(self, container_id: int) -> Path:
-        """Return a container's directory, which need not be there."""
+        """Return a container's directory, which need not exist."""
         return self._containers.path(container_id)
 
     def containers(self) -> list[ContainerUsage]:

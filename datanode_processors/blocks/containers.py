@@ -1,4 +1,4 @@
-"""Containers: directories of block files, and what is counted of them.
+"""Containers: directories of block files, and the counts of their blocks and bytes.
 
 Layout::
 
@@ -7,8 +7,9 @@ Layout::
     DATA/containers/<container id>/rows                blocks of a container that was copied from a peer (``transfer``)
     DATA/containers/.import-<container id>             a copy that is not complete; removed at start
 
-Ids are decimal. The directories are read once, at start; from then on blocks and bytes are counted as they change. A container whose last
-block is deleted goes, and its mark with it: that it is closed is a row of its pipeline as well.
+Ids are decimal. The directories are read once, at start; from then on blocks and bytes are counted as they change. A
+container is removed with its last block, and its mark too: a row of its pipeline also says that the container is
+closed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def block_name(local_id: int) -> str:
 
 
 def local_id_of(name: str) -> int | None:
-    """Return the local id in a file's name; None if it is no block's."""
+    """Return the local id in a file's name; None if the file is no block's."""
     stem = name.removesuffix(_BLOCK)
     return int(stem) if stem != name and stem.isdecimal() else None
 
@@ -63,8 +64,11 @@ class Container:
         self.path = folder / str(container_id)
         self.closed = False
         self.linked = False
-        """Whether its directory is known to be stored in its parent's. With ``linking``: a directory may go while a block comes, and what
-        was stored of the old one says nothing of the new."""
+        """Whether the container's entry in its parent directory is known to be stored.
+
+        Used with ``linking``: a directory may go while a block comes, and a stored entry of the old directory says
+        nothing of the new one.
+        """
         self.linking = Lock()
         self._blocks = 0
         self._used_bytes = 0
@@ -77,14 +81,14 @@ class Container:
             self._used_bytes += used_bytes
 
     def usage(self) -> ContainerUsage:
-        """Return what is stored."""
+        """Return the container as it is stored here."""
         with self._lock:
             return ContainerUsage(
                 container_id=self.container_id, closed=self.closed, blocks=self._blocks, used_bytes=self._used_bytes
             )
 
     def read_directory(self) -> None:
-        """Count what is there; raises OSError."""
+        """Count the files on the disk; raises OSError."""
         blocks = used_bytes = 0
         with os.scandir(self.path) as entries:
             for entry in entries:
@@ -100,7 +104,7 @@ class Containers:
     """All containers in a folder. For many threads; during I/O no lock is held but a container's ``linking``."""
 
     def __init__(self, folder: Path, count: FsyncCount) -> None:
-        """Make the folder if it is not there, remove incomplete copies, count what there is. Raises OSError."""
+        """Make the folder if it is missing, remove incomplete copies, count what is stored. Raises OSError."""
         self.folder = folder
         self._count = count
         self._lock = Lock()
@@ -114,8 +118,8 @@ class Containers:
                 container = Container(folder, int(entry.name))
                 container.read_directory()
                 self._known[container.container_id] = container
-                if not container.closed:  # emptied, and interrupted then: it would be in the way of a copy
-                    with suppress(OSError):  # what is left there is nobody's, and no reason not to start
+                if not container.closed:  # emptying it was interrupted: it would be in the way of a copy
+                    with suppress(OSError):  # leftover files there belong to nobody, and are no reason not to start
                         self.drop_if_empty(container.container_id)
         count.directory(folder.parent)
         count.directory(folder)
@@ -123,7 +127,7 @@ class Containers:
             container.linked = True
 
     def enter(self, container_id: int) -> Container:
-        """Return a container with one block more in its count: one that is about to be made. Take it back if that fails."""
+        """Return a container with its count raised by a block that is about to be made. Undo that if it fails."""
         with self._lock:
             found = self._find(container_id)
             found.add(blocks=1)
@@ -136,21 +140,21 @@ class Containers:
         return found
 
     def find(self, container_id: int) -> Container:
-        """Return a container, of which there need not be anything yet."""
+        """Return a container, which may have nothing stored yet."""
         with self._lock:
             return self._find(container_id)
 
     def path(self, container_id: int) -> Path:
-        """Return a container's directory, which need not be there."""
+        """Return a container's directory, which need not exist."""
         return self.folder / str(container_id)
 
     def peek(self, container_id: int) -> Container | None:
-        """Return a container if there is anything of it."""
+        """Return a container if anything of it is stored."""
         with self._lock:
             return self._known.get(container_id)
 
     def usage(self) -> list[ContainerUsage]:
-        """Return what is stored, by container, ascending; what has no block and no mark is left out."""
+        """Return the containers as they are stored, ascending by id; those without a block or a mark are left out."""
         with self._lock:
             known = list(self._known.values())
         return sorted(
@@ -172,13 +176,13 @@ class Containers:
             container.linked = container.closed = True
 
     def make_directory(self, container: Container) -> None:
-        """Make a container's directory, which was not there a moment ago. Raises OSError."""
+        """Make a container's directory, which was missing a moment ago. Raises OSError."""
         with container.linking:
             container.path.mkdir(exist_ok=True)
             container.linked = False
 
     def link(self, container: Container) -> None:
-        """Have it stored that a container's directory is there, in which a file has been made. Raises OSError."""
+        """Have the entry of a container's directory stored, after a file has been made in it. Raises OSError."""
         with container.linking:
             if not container.linked:
                 self._count.directory(self.folder)
@@ -201,7 +205,7 @@ class Containers:
         container.read_directory()
 
     def recount(self, container_id: int) -> None:
-        """Count what is there of a container anew, while nobody writes to it. Raises OSError."""
+        """Count a container's files anew, while nobody writes to it. Raises OSError."""
         container = self.peek(container_id)
         if container is not None:
             with suppress(FileNotFoundError):
@@ -213,7 +217,7 @@ class Containers:
         if container is None or container.usage().blocks:
             return
         try:
-            # The rows last: without them a copy could not be emptied again.
+            # The rows are removed last: without them a copy could not be emptied a second time.
             for name in (CLOSED_MARK, NEW_ROWS_FILE, ROWS_FILE):
                 (container.path / name).unlink(missing_ok=True)
             container.path.rmdir()
@@ -228,7 +232,7 @@ class Containers:
                 self._known.pop(container_id, None)
 
     def blocks(self, container_id: int) -> Iterator[tuple[int, int]]:
-        """Iterate over (local id, bytes of its file), in order of the ids, as they are on disk now. Raises OSError."""
+        """Iterate over (local id, bytes of its file) as they are on the disk now, ascending. Raises OSError."""
         container = self.peek(container_id)
         if container is None:
             return

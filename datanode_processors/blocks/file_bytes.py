@@ -28,7 +28,7 @@ def block_error(error: OSError, doing: str, path: Path) -> BlockError:
 
 
 def write_fully(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None:
-    """Write buffers one behind the other; raises OSError, and then part of them may have been written."""
+    """Write buffers one after the other; raises OSError, and then a part of them may have been written."""
     for first in range(0, len(buffers), MAX_VECTORS):
         left = buffers[first : first + MAX_VECTORS]
         while left:
@@ -38,7 +38,7 @@ def write_fully(descriptor: int, buffers: Sequence[Buffer], offset: int) -> None
 
 
 def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
-    """Return what is left of buffers when ``done`` bytes of them are written."""
+    """Return what is left of buffers after ``done`` bytes of them are written."""
     for number, buffer in enumerate(buffers):
         if done < len(buffer):
             return [memoryview(buffer)[done:], *buffers[number + 1 :]]

@@ -1,6 +1,7 @@
-"""When a datanode has the kernel store what it wrote (the setting ``datanode_fsync``), and how often that was done.
+"""When a datanode has the kernel store what it wrote (the setting ``datanode_fsync``), and how often it did so.
 
-What each policy promises after a loss of power is in decision 0022. A kill of the process loses nothing under any of them.
+Decision 0022 says what each policy promises after a loss of power. A kill of the process loses nothing under any of
+them.
 """
 
 from __future__ import annotations
@@ -13,23 +14,26 @@ from threading import Lock
 CLOSE = "close"
 """fsync when a stream is flushed or ends, and before a PutBlock or a watch counts."""
 NEVER = "never"
-"""No fsync: what is in the page cache counts as stored."""
+"""No fsync: bytes in the page cache count as stored."""
 PACKET = "packet"
-"""fsync after each packet (small ones that came together count as one), before it is acknowledged."""
+"""fsync after each packet, before it is acknowledged; small ones that arrive together count as one."""
 FSYNC_POLICIES = (CLOSE, NEVER, PACKET)
 
 
 WRITEBACK_BYTES = 8 * 1024 * 1024
-"""After so many bytes the kernel is told to begin to write a block's pages under ``close``: the fsync in the end then waits for the last alone."""
+"""Under ``close``, after this many bytes the kernel is asked to begin writing a block's pages.
+
+The fsync at the end then waits only for the last of them.
+"""
 
 _SYNC_FILE_RANGE_WRITE = 2
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def begin_writeback(descriptor: int, offset: int, size: int) -> None:
-    """Have the kernel begin to write pages of a file, and do not wait for it: a hint, which promises nothing.
+    """Ask the kernel to begin writing pages of a file, without waiting. This is a hint, which promises nothing.
 
-    What goes wrong with it is told by the fsync that follows. Where there is no such call nothing happens.
+    The fsync that follows reports any failure. Where there is no such call, nothing happens.
     """
     begin = getattr(_LIBC, "sync_file_range", None)
     if begin is not None:

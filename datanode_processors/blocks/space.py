@@ -1,7 +1,7 @@
-"""How much room a datanode's disk has, and that a reserve of it stays free.
+"""How much room a datanode's disk has; a reserve of it stays free.
 
-The free space is asked of the file system, not counted here: others write there too. A question is good for GRANT_BYTES, or for what is
-left above the reserve if that is less, so that not every packet asks.
+The file system is asked for its free space, because others write there too. So that not every packet asks, one answer
+is good for GRANT_BYTES, or for what is left above the reserve if that is less.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datanode_processors.errors import BlockError
 from schemas.stream_errors import DISK_FULL
 
 GRANT_BYTES = 16 * 1024 * 1024
-"""Bytes that may be written until the file system is asked again: by so much others may eat into the reserve unnoticed."""
+"""Bytes that may be written until the file system is asked again. Others may use this much of the reserve unnoticed."""
 
 
 class DiskSpace:

@@ -1,4 +1,5 @@
-"""What the machines of all rooms share. Pure.
+"""What the state machines of all rooms share. Pure.
 
-A machine has named states, a table of what may happen in each, and says what is to be done; threads, files and sockets are outside.
+A machine has named states and a table of what may happen in each, and returns instructions; threads, files and sockets
+are outside it.
 """

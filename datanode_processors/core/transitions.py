@@ -1,6 +1,7 @@
 """Tables of transitions: what may happen in a state, and which state comes next. Pure.
 
-What a table does not have is a defect of the program, so :class:`NoSuchTransition` is raised and the state stays as it was.
+An event that the table does not allow is a defect of the program: :class:`NoSuchTransition` is raised, and the state
+stays as it was.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ Event = TypeVar("Event", bound=Enum)
 
 
 class NoSuchTransition(RuntimeError):
-    """Something was said to have happened that cannot happen in this state."""
+    """An event was reported that cannot happen in this state."""
 
     def __init__(self, state: Enum, event: str) -> None:
         super().__init__(f"{event} cannot happen in {type(state).__name__}.{state.name}")
 
 
 def next_state(table: Mapping[State, Mapping[Event, State]], state: State, event: Event) -> State:
-    """Return the state behind an event; raises NoSuchTransition if the table has none.
+    """Return the state after an event; raises NoSuchTransition if the table has none.
 
     >>> class Door(Enum):
     ...     OPEN = 1

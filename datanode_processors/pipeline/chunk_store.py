@@ -1,20 +1,24 @@
-"""The store of a pipeline's database: RocksDB, but for the bytes of chunks (the old way), which lie in the blocks' files.
+"""The store of a pipeline's database: RocksDB, but bytes of chunks (the old way) lie in the blocks' files.
 
-A row of chunkTable is 4 MiB that the log has already and the block's file needs anyway. Written to RocksDB they would go to the disk three
-times over (its log, a table, the file); so only a mark is kept there, and the bytes are written to the file at once::
+A row of chunkTable holds up to 4 MiB that the log has already and that the block's file needs anyway. RocksDB would
+write them to the disk three times (its log, a table, the file). So RocksDB gets only a mark, and the bytes go to the
+file at once::
 
-    RocksDB's value = 00 | number of bytes (8, big-endian) | XXH3-128 of them (16)      the bytes are in the block's file at the row's offset
-                    = 01 | the bytes                                                    they could not be put there yet
+    RocksDB's value = 00 | number of bytes (8, big-endian) | XXH3-128 of them (16)
+                           the bytes are in the block's file at the row's offset
+                    = 01 | the bytes
+                           they could not be put into the file yet
 
 Rules:
-    - The bytes are written before the mark and the position, so a crash in between replays them. Before a mark they are stored under the
-      fsync policy, too: RocksDB's own log may survive a loss of power that takes the file's pages, and a mark without its bytes is another
-      row, by which this replica would have to flag itself. The policy ``never`` does not promise that.
-    - A chunk that lies beyond the file's end (an earlier one is still to come, or another stream holds the block) is kept whole, and
-      moved to the file when what is missing has come.
-    - A read gives exactly the bytes that were written, or raises StoreFailure: a chunk whose bytes were changed in the file shows as another
-      row (evidence, digest), as any damaged row does.
-    - A chunk's row goes when a PutBlock covers it; then the file's bytes are the block's.
+    - The bytes are written before the mark and the position, so a crash in between replays them. Before a mark is
+      written they are also stored under the fsync policy. RocksDB's own log may survive a loss of power that takes the
+      file's pages, and a mark without its bytes is another row, for which this replica would have to flag itself. The
+      policy ``never`` does not promise that.
+    - A chunk that lies beyond the file's end is kept whole: an earlier chunk is missing, or another stream holds the
+      block. It is moved to the file when the missing bytes have come.
+    - A read gives exactly the bytes that were written, or raises StoreFailure. A chunk whose bytes were changed in the
+      file shows as another row (evidence, digest), as any damaged row does.
+    - A chunk's row is removed when a PutBlock covers it; then the file's bytes are the block's.
 """
 
 from __future__ import annotations
@@ -66,7 +70,8 @@ class ChunkStore(RocksStore):
     def write(self, writes: Iterable[Write]) -> None:
         """Write all rows atomically; bytes of chunks go to the blocks' files first, in the order of their offsets.
 
-        (The order of different rows in one write means nothing, and a chunk that follows one of the same write finds it in the file.)
+        The order of different rows in one write means nothing. A chunk that follows another one of the same write finds
+        it in the file.
         """
         in_order = sorted(writes, key=lambda one: one[1] if one[0] == CHUNK_TABLE else b"")
         super().write([self._placed(*one) if one[0] == CHUNK_TABLE else one for one in in_order])
@@ -80,7 +85,7 @@ class ChunkStore(RocksStore):
             self._forget(key)
             kept = super().get(CHUNK_TABLE, key)
             if kept is not None and kept[:1] == _WHOLE:
-                # The last moment: a PutBlock covers it, and from now on the file's bytes are the block's.
+                # The last chance to place the bytes: a PutBlock covers the chunk, and the block is what its file has.
                 self._write_to_file(key, kept[1:])
             return cf, key, None
         if not self._write_to_file(key, value):
@@ -96,12 +101,12 @@ class ChunkStore(RocksStore):
                 writer.write(offset, memoryview(value))
                 writer.flush()
         except BlockError:
-            # It is kept whole: an earlier chunk is still to come, another stream has the block, it is deleted further on in the log …
+            # It is kept whole: an earlier chunk is missing, another stream has the block, the log deletes it later …
             return False
         return True
 
     def _place_next(self, key: bytes, size: int) -> None:
-        """Move chunks that were kept whole behind this one to the file."""
+        """Move chunks that were kept whole, and that follow this one, to the file."""
         container_id, local_id, offset = chunk_of_key(key)
         while True:
             offset += size
@@ -109,7 +114,7 @@ class ChunkStore(RocksStore):
             kept = super().get(CHUNK_TABLE, key)
             if kept is None or kept[:1] != _WHOLE or not self._write_to_file(key, value := kept[1:]):
                 return
-            # Before the write that is under way: a crash in between finds the bytes in the file, where they belong.
+            # The mark comes before the write under way: after a crash in between, the bytes are in the file anyway.
             super().write([(CHUNK_TABLE, key, _mark_of(value))])
             self._remember(key, value)
             size = len(value)
@@ -121,7 +126,7 @@ class ChunkStore(RocksStore):
         return cached if cached is not None else self.read_chunk(key, stored)
 
     def read_chunk(self, key: bytes, mark: bytes) -> bytes:
-        """Return what the file has where a chunk's bytes were written: less, if they are gone."""
+        """Return what the file has where a chunk's bytes were written: fewer bytes, if they are gone."""
         container_id, local_id, offset = chunk_of_key(key)
         size = int.from_bytes(mark[_SIZE], "big")
         found = bytearray()
@@ -157,7 +162,10 @@ class ChunkSnapshot:
         return value if value is None or cf != CHUNK_TABLE else self._bytes_of(key, value)
 
     def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Iterate in key order over [start, stop). Raises BlockError if a chunk has gone from its file since the snapshot."""
+        """Iterate in key order over [start, stop).
+
+        Raises BlockError if a chunk has gone from its file since the snapshot.
+        """
         rows = self._rows.iterate(cf, start, stop)
         if cf != CHUNK_TABLE:
             return rows

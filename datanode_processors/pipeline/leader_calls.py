@@ -1,7 +1,7 @@
 """Requests on their way to a pipeline's leader: sent on once, over connections that are kept.
 
-A request that goes through the log may come to any member. One that does not lead wraps it (``Forwarded``) and asks the leader; what was
-wrapped is executed or refused there, never sent on again.
+A request that goes through the log may come to any member. A member that does not lead wraps the request
+(``Forwarded``) and asks the leader. The leader executes or refuses a wrapped request, and never sends it on again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANSWER_TIMEOUT_S = 30.0
 
 ANSWER_STEP_S = 0.5
 MAX_IDLE_PEERS = 8
-"""Connections to one other datanode that are kept for the next request to send on."""
+"""Connections to one other datanode that are kept for the next requests."""
 
 
 def unwrap(request: Forwarded) -> Any:
@@ -49,7 +49,7 @@ class LeaderCalls:
         """Requests sent on to a leader."""
 
     def close(self) -> None:
-        """Close the connections that are kept; others close when they are done."""
+        """Close the connections that are kept; the others close when their request is done."""
         with self._lock:
             self._closed = True
             peers = [peer for idle in self._idle.values() for peer in idle]
@@ -58,9 +58,10 @@ class LeaderCalls:
             peer.close()
 
     def ask(self, address: str, request: Any) -> Any:
-        """Send a request on to the leader at ``address`` and return its answer; raises BlockError, NOT_LEADER if nobody answers.
+        """Send a request on to the leader at ``address`` and return its answer; raises BlockError.
 
-        A connection that was kept may have died meanwhile: then a fresh one is tried, for requests are idempotent.
+        A connection that was kept may have died meanwhile. Then a fresh one is tried, which is safe because requests
+        are idempotent. The error is NOT_LEADER if nobody answers.
         """
         self.sent += 1
         forwarded = Forwarded(by=self._node, request=encode(request))

@@ -1,6 +1,6 @@
 """Requests that go through a pipeline's log: executed if this node leads, else sent on to the leader, once.
 
-What was sent on (``Forwarded``) is executed or refused with NOT_LEADER, so no request goes round in circles.
+A request that was sent on (``Forwarded``) is executed or refused with NOT_LEADER, so no request goes round in circles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from schemas.records.datanode import ClosePipeline, Forwarded, PutBlock, WriteCh
 
 
 class LogRequests:
-    """Of one datanode; for many threads."""
+    """The log requests of one datanode; for many threads."""
 
     def __init__(self, config: DatanodeConfig, pipelines: PipelineTable, clock: Clock) -> None:
         self._config = config
@@ -38,7 +38,10 @@ class LogRequests:
         return self._leaders.sent
 
     def execute(self, request: Any) -> Any:
-        """Answer a request that goes through the log, or that another member sent on; raises BlockError. Blocks until the answer is there."""
+        """Answer a request that goes through the log, or that another member sent on; raises BlockError.
+
+        Blocks until the answer is there.
+        """
         if isinstance(request, Forwarded):
             return self._execute(unwrap(request), forward=False)
         return self._execute(request, forward=True)

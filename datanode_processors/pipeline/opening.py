@@ -1,6 +1,6 @@
-"""Opening pipelines on a member: those of its registry when it starts, and others on the Object Manager's word.
+"""Opening pipelines on a member: those of its registry at start, others when the Object Manager asks for them.
 
-``core/member_registry`` says what is to be done; here are the replicas, the file REGISTRY, and the locks.
+``core/member_registry`` decides; this module has the replicas, the file REGISTRY, and the locks.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from schemas.records.datanode import OpenPipeline, PipelineRow
 
 
 class PipelineOpening:
-    """Of one datanode; for many threads."""
+    """Opens the pipelines of one datanode; for many threads."""
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, topic_id: str, pipelines: PipelineTable, *, clock: Clock,
         note: Note, fatal: Callable[[BaseException], None], opened: Callable[[], None],
         wanted: Callable[[Pipeline, bytes], None], added: Callable[[Pipeline], None],
     ) -> None:  # fmt: skip
-        """``opened`` is told before a pipeline is opened that was not known, ``added`` of each that is; ``wanted`` is the Pipeline's."""
+        """``opened`` is called before an unknown pipeline is opened, ``added`` after each opening.
+
+        ``wanted`` is passed to the Pipeline.
+        """
         self._config = config
         self._blocks = blocks
         self._topic_id = topic_id
@@ -60,13 +63,16 @@ class PipelineOpening:
         self._lock = threading.Lock()
         self._registry = MemberRegistry()
         self.follow: Callable[[int], None] = lambda _: None
-        """Fetches a partition more."""
+        """Adds a partition to those that are fetched."""
         self.replicas: dict[int, Replica] = {}
         self.loops: dict[int, LeaderLoop] = {}
         self.follower_logs: dict[int, Log] = {}
 
     def open_known(self, outbox: Publisher) -> None:
-        """Open the pipelines of the registry. Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry."""
+        """Open the pipelines of the registry.
+
+        Raises StopProcess kinds, LogUnavailable, OSError or ValueError for a bad registry.
+        """
         self._outbox = outbox
         for opened in read_registry(self._config.data_dir / REGISTRY):
             with self._lock:
@@ -74,7 +80,7 @@ class PipelineOpening:
             self._open_replica(opened)
 
     def open(self, request: OpenPipeline) -> Pipeline:
-        """Follow a pipeline as it is asked for, and have that in the registry; raises BlockError."""
+        """Follow a pipeline as the request says, and have it in the registry; raises BlockError."""
         check_members(request)
         if self._config.node not in [member.datanode for member in request.members]:
             raise BlockError(
@@ -93,7 +99,7 @@ class PipelineOpening:
         return self._pipelines.member(request.partition)
 
     def _give_up(self, partition: int) -> None:
-        """Forget a pipeline whose replica was not opened: the next one who asks begins anew."""
+        """Forget a pipeline whose replica was not opened: the next request begins anew."""
         with self._lock:
             if self._registry.state_of(partition) is PipelineState.OPENING:
                 self._registry.note_failure(partition)
@@ -152,12 +158,12 @@ class PipelineOpening:
         return pipeline
 
     def note_row(self, row: PipelineRow) -> None:
-        """Take note of a pipeline's row that was applied here; on the thread that applied it."""
+        """Take note of a pipeline's row that was applied here; called on the thread that applied it."""
         with self._lock:
             self._registry.note_row(row)
 
     def is_for_the_log(self, pipeline: Pipeline, request: OpenPipeline) -> bool:
-        """Whether a leader is to bring to the log what was asked for: not a generation that is closed."""
+        """Whether a leader is to bring the request to the log: not if its generation is closed."""
         row = pipeline_row(pipeline.store)
         with self._lock:
             if row is not None:

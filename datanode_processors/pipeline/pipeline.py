@@ -1,12 +1,12 @@
-"""One pipeline on one of its members: the replica of its database, the loop that may lead it, and what is known of its blocks here.
+"""One pipeline on one of its members: the replica of its database, its leader's loop, and its blocks' health here.
 
 Rules:
-    - A member applies the partition's records, whoever leads; the loop leads on a thread of its own while it is this member's turn
-      (``election``).
-    - A block is *verified* up to a length when this node's own bytes to that length have the committed row's checksums and are stored
-      under the fsync policy. What is not verified counts for no watch.
-    - A block whose committed bytes are missing or wrong here is *unhealthy*, and with it the pipeline's report, until they have been
-      fetched from a peer (``verifier``).
+    - A member applies the partition's records, whoever leads. When it is this member's turn, the loop leads on a thread
+      of its own (``election``).
+    - A block is *verified* up to a length when this node's own bytes to that length have the committed row's checksums
+      and are stored under the fsync policy. Bytes that are not verified satisfy no watch.
+    - A block whose committed bytes are missing or wrong here is *unhealthy*, and with it the pipeline's report, until
+      they have been fetched from a peer (``verifier``).
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from schemas.records.datanode import BlockRow, BlockWatched, OpenPipeline, Pipel
 from schemas.topics import DN_LOG
 
 MAX_VERIFIED = 65_536
-"""Blocks whose verified length is remembered; others are verified again when somebody asks."""
+"""Blocks whose verified length is remembered; the others are verified again when somebody asks."""
 
 MAX_BATCH_BYTES = 2 * 1024 * 1024
 MAX_REQUEST_BYTES = 4 * 1024 * 1024 + 128 * 1024
-"""With the batch's limit before it, a record stays below the log's: one chunk joins at most MAX_BATCH_BYTES of others."""
+"""One chunk joins at most this much of other requests. With the batch's limit, a record stays below the log's limit."""
 MAX_IN_FLIGHT = 5
-"""Records on their way: as many as an idempotent producer sends before it waits for an acknowledgement."""
+"""Records in flight: as many as an idempotent producer sends before it waits for an acknowledgement."""
 
 RETRY_S = 0.5
 BEHIND_WAIT_S = 0.1
@@ -64,7 +64,10 @@ class Pipeline:
         clock: Clock, outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
         wanted: Callable[[Pipeline, bytes], None],
     ) -> None:  # fmt: skip
-        """Open the replica's store. ``wanted`` is told of a block that somebody waits for to be verified. Raises StoreFailure."""
+        """Open the replica's store; raises StoreFailure.
+
+        ``wanted`` is called with a block that must be verified because somebody waits for it.
+        """
         self.opened = opened
         self.partition = opened.partition
         self.changed = threading.Condition()
@@ -82,7 +85,7 @@ class Pipeline:
         identity = Identity(cluster=config.cluster, shard=self.partition, shards=PARTITIONS, node=config.node)
         self.replica = Replica(identity, DN_FAMILIES, self.store, threading.RLock())
         self.log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
-        # The follower's own, to fill gaps: a log serves one thread.
+        # The follower's own log, to fill gaps: a log serves one thread.
         self.follower_log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
         self.proposals = Proposals(
             BlockService(partition=self.partition, node=config.node), outbox, first=self._missing_row
@@ -107,7 +110,7 @@ class Pipeline:
         return [member.datanode for member in self.opened.members]
 
     def address_of(self, datanode: str) -> str:
-        """Return the address of a member's stream server; empty if it is none."""
+        """Return the address of a member's stream server; empty if ``name`` is no member."""
         return next((member.address for member in self.opened.members if member.datanode == datanode), "")
 
     def leader_address(self) -> str:
@@ -116,19 +119,25 @@ class Pipeline:
         return position.address if position.term else ""
 
     def _missing_row(self) -> OpenPipeline | None:
-        """Return what must be executed before all else: PipelineOpened, if the log does not have it, or only of an earlier generation."""
+        """Return the request to open the pipeline, which is executed before all others of a claim.
+
+        None if the log has opened this generation, or a later one.
+        """
         return self.opened if self.generation < self.opened.generation else None
 
     @property
     def generation(self) -> int:
-        """The generation that is opened or closed in what is applied here; 0 before the first."""
+        """The generation that is opened or closed in the rows applied here; 0 before the first."""
         row = pipeline_row(self.store)
         return 0 if row is None else row.generation
 
     # -- leading ---------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Claim the leadership if it is this member's turn; as an idle leader, show that it lives. Call some times a second."""
+        """Claim the leadership if it is this member's turn; as an idle leader, append a sign of life.
+
+        Call it several times a second.
+        """
         now_ms = self._clock.elapsed_ms()
         silence_ms = self._silence.look(now_ms, self.replica.records_applied)
         self.loop.look()
@@ -151,7 +160,7 @@ class Pipeline:
         self._thread = self._started(threading.Thread(target=self._lead, name=f"leader-{self.partition}", daemon=True))
 
     def _started(self, thread: threading.Thread) -> threading.Thread | None:
-        """Start a leader's thread; where none can be started it is tried again after as much silence."""
+        """Start a leader's thread. If none can be started, the member tries again after as much silence."""
         try:
             thread.start()
         except RuntimeError as error:
@@ -176,11 +185,11 @@ class Pipeline:
         self._stop.wait(RETRY_S)
 
     def _has_read_all(self) -> bool:
-        """Whether the log holds nothing that was not read here: what is unread may be a leader's that lives."""
+        """Whether this member has read the whole log: an unread record may be from a leader that lives."""
         return self.replica.read_offset + 1 >= self.log.bounds()[1]
 
     def stop(self) -> None:
-        """Lead no more, after what is in flight."""
+        """Stop leading once the requests in flight are settled."""
         self._stop.set()
 
     def join(self, timeout_s: float) -> None:
@@ -189,7 +198,7 @@ class Pipeline:
             self._thread.join(timeout_s)
 
     def close(self) -> None:
-        """Close the store; call when nothing applies any more."""
+        """Close the store; call it when nothing applies records any more."""
         with self.replica.lock:
             self.store.close()
 
@@ -207,14 +216,15 @@ class Pipeline:
     # -- verified bytes --------------------------------------------------------------------------------------------
 
     def applied(self) -> None:
-        """Say that a record was applied, to those who wait."""
+        """Tell the threads that wait that a record was applied."""
         with self.changed:
             self.changed.notify_all()
 
     def verified(self, key: bytes, length: int) -> None:
         """Take note that this node's bytes of a block are right and stored up to ``length``.
 
-        Said when no repair of it is planned any more (``verifier``, rule 5): an older length does not make a damaged block healthy.
+        Called when no repair of the block is planned any more (``verifier``, rule 5): an older length does not make a
+        damaged block healthy.
         """
         with self.changed:
             self._verified[key] = max(length, self._verified.pop(key, 0))
@@ -237,9 +247,10 @@ class Pipeline:
             self.changed.notify_all()
 
     def watch(self, request: WatchBlock) -> BlockWatched:
-        """Wait until this member has applied and verified what is asked for, for ``timeout_ms`` at most.
+        """Wait until this member has applied and verified the length that is asked for, for ``timeout_ms`` at most.
 
-        Not satisfied at once if the entry that was to commit the length is not in the log. Raises BlockError: BLOCK_DELETED.
+        Returns unsatisfied at once if the entry that was to commit the length is not in the log. Raises BlockError:
+        BLOCK_DELETED.
         """
         key = block_key(request.container_id, request.local_id)
         deadline = time.monotonic() + min(max(request.timeout_ms, 0), MAX_WATCH_MS) / 1000

@@ -10,7 +10,7 @@ from schemas import stream_errors as codes
 
 
 class PipelineTable:
-    """Of one datanode; for many threads. Pipelines come, and stay."""
+    """The table of one datanode; for many threads. Pipelines are added and never removed."""
 
     def __init__(self, node: str) -> None:
         self._node = node

@@ -1,10 +1,12 @@
-"""Requests that wait for this node to execute them as a pipeline's leader: intake, outbox and service of its LeaderLoop in one place.
+"""Requests that this node is to execute as a pipeline's leader: its LeaderLoop's intake, outbox and service in one.
 
 Rules:
     - At most MAX_WAITING requests of MAX_WAITING_BYTES are unanswered; more are refused with OVERLOADED.
-    - An answer leaves when its batch is effective and applied. The one exception is a PutBlock that asks for it (``wait_effective``
-      false): its answer leaves once the record that holds it has been handed to the appender. Refusals always wait.
-    - When the leadership ends, what is unanswered fails with NOT_LEADER: its outcome is unknown, and asking again is harmless.
+    - An answer leaves when its batch is effective and applied. The one exception is a PutBlock that asks for an early
+      answer (``wait_effective`` false): it is answered once the record that holds it has been handed to the appender.
+      Refusals always wait.
+    - When the leadership ends, unanswered requests fail with NOT_LEADER. Their outcome is unknown, and asking again is
+      harmless.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ MAX_WAITING = 4096
 """Requests of one pipeline that may be unanswered."""
 
 MAX_WAITING_BYTES = 64 * 1024 * 1024
-"""Bytes of chunks and checksums among them."""
+"""Bytes of chunks and checksums that the unanswered requests may have."""
 
 Answer = Future[Any]
 
 
 class Proposals:
-    """Of one pipeline. ``submit`` on any thread; everything else on the leader's."""
+    """The waiting requests of one pipeline. ``submit`` runs on any thread; everything else on the leader's."""
 
     def __init__(self, service: BlockService, outbox: Publisher, first: Callable[[], Any]) -> None:
         """``first`` returns a request to execute before all others of a new claim, or None."""
@@ -93,7 +95,7 @@ class Proposals:
         return take_queued(self._queue, limit, wait_s)
 
     def close(self) -> None:
-        """Fail what is unanswered: the claim has ended."""
+        """Fail the unanswered requests: the claim has ended."""
         with self._lock:
             self._open = False
             waiting, self._waiting = self._waiting, {}
@@ -119,7 +121,7 @@ class Proposals:
         return self._service.refuse(proposal, refusal, message, index)
 
     def handed_over(self) -> None:
-        """Answer what may leave early: everything executed so far has been handed to the appender."""
+        """Send the answers that may leave early: everything executed so far has been handed to the appender."""
         if self._early:
             early, self._early = self._early, []
             for answer, response in early:
@@ -128,19 +130,19 @@ class Proposals:
     # -- outbox ----------------------------------------------------------------------------------------------------
 
     def publish(self, replica: Replica, outcome: Offered) -> None:
-        """Publish what applying a record asks for; its answers come next."""
+        """Publish the events of an applied record; its answers come next."""
         self._offset = outcome.position.offset
         self._outbox.publish(replica, outcome)
 
     def reply(self, replies: Sequence[Reply]) -> None:
-        """Resolve answers: of the record that was published last."""
+        """Resolve the answers of the record that was published last."""
         for reply in replies:
             self._resolve(reply.proposal.reply_to, reply.response, self._offset)
 
     def _resolve(self, answer: Answer, response: bytes, offset: int) -> None:
         with self._lock:
             size = self._waiting.pop(answer, None)
-            if size is None:  # has left early
+            if size is None:  # it was answered early
                 return
             self._waiting_bytes -= size
         record = decode(response)
@@ -166,7 +168,7 @@ def _size_of(request: Any) -> int:
 
 
 class HandedOver:
-    """A log that tells ``handed_over`` after each append: what was executed before it is on its way."""
+    """A log that calls ``handed_over`` after each append: the requests executed before it are in flight."""
 
     def __init__(self, log: Log, handed_over: Callable[[], None]) -> None:
         self._log = log
@@ -185,7 +187,7 @@ class HandedOver:
         return self._log.read(offset, limit, wait_s)
 
     def appender(self) -> Appender:
-        """Return a fresh appender that tells."""
+        """Return a fresh appender that calls ``handed_over``."""
         return _TellingAppender(self._log.appender(), self._handed_over)
 
 
@@ -195,7 +197,7 @@ class _TellingAppender:
         self._handed_over = handed_over
 
     def append(self, token: int, value: bytes) -> None:
-        """Hand over a record, and tell."""
+        """Hand over a record, and call ``handed_over``."""
         self._appender.append(token, value)
         self._handed_over()
 

@@ -12,11 +12,14 @@ from schemas.codecs.codec import decode_as, encode
 from schemas.records.datanode import OpenPipeline
 
 REGISTRY = "pipelines.json"
-"""Its name in a datanode's folder."""
+"""The registry's file name in a datanode's folder."""
 
 
 def read_registry(path: Path) -> list[OpenPipeline]:
-    """Return the pipelines of a registry, none if there is no such file; raises ValueError naming the file if it is not one."""
+    """Return the pipelines of a registry, none if there is no such file.
+
+    Raises ValueError naming the file if it is no registry.
+    """
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -28,10 +31,11 @@ def read_registry(path: Path) -> list[OpenPipeline]:
 
 
 def write_registry(path: Path, pipelines: Sequence[OpenPipeline]) -> None:
-    """Replace the registry, atomically and durably. The names are there for people; ``opened`` is what is read."""
+    """Replace the registry, atomically and durably. Only ``opened`` is read again; the names are for people."""
     listed = [
         {
-            "pipeline": one.pipeline, "partition": one.partition, "members": [member.datanode for member in one.members],
+            "pipeline": one.pipeline, "partition": one.partition,
+            "members": [member.datanode for member in one.members],
             "opened": base64.b64encode(encode(one)).decode(),
         }
         for one in pipelines

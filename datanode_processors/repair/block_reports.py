@@ -1,10 +1,11 @@
-"""Block reports: what a member has read from its disk, at the index of a scrub barrier, for the audit (``schemas.records.datanode.BlockReport``).
+"""Block reports for the audit: what a member read from its disk, at the index of a scrub barrier (``BlockReport``).
 
 Rules:
-    - All members snapshot their rows at the same barrier, so their reports speak of the same blocks and lengths; the bytes are read
-      afterwards, slowly, from the disk.
-    - A block that the log has deleted since the barrier counts as its row says: its bytes are gone rightly.
-    - One scan at a time; a barrier that comes while one runs is left out. A report that is left out says nothing (`unknown`).
+    - All members snapshot their rows at the same barrier, so their reports speak of the same blocks and lengths. The
+      bytes are read from the disk afterwards, slowly.
+    - A block that the log has deleted since the barrier counts as its row says, because its bytes are rightly gone.
+    - One scan runs at a time; a barrier that comes during a scan is left out. A report that is left out says nothing
+      (`unknown`).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from schemas.topics import DN_AUDIT
 
 SCAN_BYTES_PER_SECOND = 64 * 1024 * 1024
 MAX_WAITING = 16
-"""Scans that wait for their turn: barriers of different pipelines come at the same time."""
+"""Scans that wait for their turn, because barriers of different pipelines come at the same time."""
 
 Send = Callable[[str, bytes, bytes, int, Headers], None]
 
 
 class BlockReports:
-    """Of all pipelines of a datanode; scans on a thread of its own."""
+    """The reports of all pipelines of a datanode; scans run on a thread of its own."""
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, clock: Clock, send: Send, note: Note,
@@ -65,7 +66,7 @@ class BlockReports:
         self._thread.start()
 
     def barrier(self, pipeline: Pipeline, at: Position) -> None:
-        """Scan a pipeline's blocks as of a scrub barrier that has just been applied, on the thread that applied it."""
+        """Scan a pipeline's blocks as of a scrub barrier that was just applied, on the thread that applied it."""
         position, _, snapshot = pipeline.replica.snapshot()
         if position.offset == at.offset and pipeline.partition not in self._scanning and not self._stop.is_set():
             try:
@@ -97,7 +98,7 @@ class BlockReports:
             except StoreFailure as error:
                 if not self._stop.is_set():
                     self._fatal(error)
-            except Exception as error:  # a report that fails is one that is missing: `unknown`
+            except Exception as error:  # a report that fails is a missing one: `unknown`
                 self._note(f"{pipeline.opened.pipeline}: no block report: {error!r}", shard=pipeline.partition)
             finally:
                 snapshot.close()

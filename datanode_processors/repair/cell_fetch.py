@@ -1,9 +1,9 @@
-"""Taking a block's cells from a peer: only what has the committed row's checksum is written.
+"""Taking a block's cells from a peer: only cells that have the committed row's checksum are written.
 
 Rules:
-    - Cells are asked for in runs of RUN_CELLS: a peer's answer that breaks off has then brought something.
-    - A cell that is damaged at the peer too is left to another peer; what lies behind it there may be right all the same.
-    - Nothing is written behind a gap: a file's length is what a restart goes by.
+    - Cells are requested in runs of RUN_CELLS, so that an answer which breaks off has still brought something.
+    - A cell that is damaged at the peer too is left to another peer; the cells behind it may still be right there.
+    - Nothing is written behind a gap: a restart goes by the file's length.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas import stream_errors as codes
 from schemas.records.datanode import BlockRow, ReadBlock, SalvageBlock
 
 RUN_CELLS = 64
-"""Cells that are asked for at once."""
+"""Cells in one request."""
 
 Ask = Callable[[int, int], ReadBlock | SalvageBlock]
 """Makes the request for (offset, length) of the block, which are whole cells."""
@@ -33,8 +33,9 @@ def fetch_cells(
 ) -> BlockError | None:  # fmt: skip
     """Write cells (ascending, one at least) of ``block`` (container id, local id) as a peer has them.
 
-    The numbers of those that came go to ``fetched``, whatever happens. They are stored under the fsync policy, with ``sync`` by an fsync in
-    any case. Returns why some did not come, if the peer had them damaged; raises BlockError: the peer's, the connection's or the store's.
+    The numbers of the cells that came are added to ``fetched``, whatever happens. They are stored under the fsync
+    policy, or always by an fsync if ``sync``. Returns an error if the peer has some of them damaged, else None. Raises
+    BlockError: the peer's, the connection's or the store's.
     """
     cell_bytes = row.bytes_per_checksum
     refused: BlockError | None = None
@@ -56,7 +57,7 @@ def fetch_cells(
                     if at < last:
                         runs.insert(0, (at + 1, last))
         finally:
-            # Whatever came counts, though the peer broke off: whoever asked reads it from the disk next.
+            # Cells that came count even if the peer broke off: the caller reads them from the disk next.
             if fetched and sync:
                 writer.sync()
         if not sync:

@@ -1,4 +1,4 @@
-"""A member's files, compared with what its pipeline has committed: wrong cells, files that end early, containers that the log has closed."""
+"""A member's files against the log: wrong cells, files that end early, containers that the log has closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schemas.records.datanode import BlockRow
 
 
 class CommittedFiles:
-    """Of one datanode; for many threads."""
+    """The files of one datanode; for many threads."""
 
     def __init__(self, blocks: BlockStore, *, note: Note) -> None:
         self._blocks = blocks
@@ -27,7 +27,7 @@ class CommittedFiles:
         blocks.committed(container_id, local_id, row.length)
         length = min(blocks.flush(container_id, local_id), row.length)
         while (found := blocks.checksums(container_id, local_id, length, row.bytes_per_checksum)) is None:
-            # Reading them has shown that there are fewer bytes: the file was cut behind the store's back, or the disk fails.
+            # The reading has found fewer bytes: the file was cut behind the store's back, or the disk fails.
             left = blocks.written_length(container_id, local_id)
             if left >= length:
                 raise BlockError(codes.FAILED, f"block {container_id}/{local_id}: its {length} bytes cannot be read")
@@ -41,10 +41,10 @@ class CommittedFiles:
         return [*wrong, *range(count, cell_count(row.length, row.bytes_per_checksum))]
 
     def is_to_close(self, pipeline: Pipeline, container_id: int) -> bool:
-        """Whether the log has closed a container that is not closed here, and there is anything of it."""
+        """Whether the log has closed a container that is still open here, and that has anything here."""
         if self._blocks.is_closed(container_id) or not is_closed(pipeline.store, container_id):
             return False
-        # Of those that are emptied there may be many, and none has anything here.
+        # Emptied containers may be many, and none of them has anything here.
         there = os.path.exists(self._blocks.container_folder(container_id))
         return there or any(not row.deleted for _, row in blocks_of(pipeline.store, container_id))
 
@@ -57,7 +57,7 @@ class CommittedFiles:
             return True
 
     def close(self, pipeline: Pipeline, container_id: int) -> None:
-        """Close a container in the store, and have nothing there but its committed blocks; what fails is noted."""
+        """Close a container in the store, and remove everything there but its committed blocks; failures are noted."""
         try:
             self._blocks.close_container(container_id)
             committed = dict(blocks_of(pipeline.store, container_id))
@@ -68,8 +68,8 @@ class CommittedFiles:
                 else:
                     self._blocks.reclaim(container_id, local_id, row.length)
             if all(row.deleted for row in committed.values()):
-                # Its directory has gone with the last block, and is not to come back: a closed container without a block would be
-                # reported, and replicas be missed that nobody can make.
+                # The container's directory has gone with its last block, and must not come back. A closed container
+                # without a block would be reported, and the Object Manager would miss replicas that nobody can make.
                 self._blocks.drop_if_empty(container_id)
         except BlockError as error:
             self._note(f"container {container_id} is not closed here: {error}", shard=pipeline.partition)

@@ -1,13 +1,16 @@
-"""Containers beyond those of this node's pipelines: copies of closed ones, fetched on the Object Manager's word (re-replication).
+"""Copies of closed containers of other pipelines, fetched when the Object Manager asks for them (re-replication).
 
 Rules:
-    - A copy is fetched from a source that has the container closed: its rows first (ListContainer), then each block's bytes, verified against
-      the row while they come. It appears whole or not at all (``transfer``).
-    - A copy answers GetBlock, ListContainer and reads as a member does; nothing is written to it, and it is in no pipeline's database. What
-      may be read of it, and what that must be, its rows say: length, checksums and index; its files may have been damaged since.
-    - A copy that a member of its pipeline is asked to fetch is there already: its own replica answers.
-    - Blocks of a copy are deleted by a DeleteBlocks to the node that has it, or when a member says that they are deleted (``copy_upkeep``):
-      their rows become tombstones, then their files go; on a full disk the other way round. The last one takes the copy with it.
+    - A copy is fetched from a source that has the container closed. Its rows come first (ListContainer), then each
+      block's bytes, which are verified against the row as they arrive. The copy appears whole or not at all
+      (``transfer``).
+    - A copy answers GetBlock, ListContainer and reads as a member does. Nothing is written to it, and it is in no
+      pipeline's database. Its rows say what may be read of it and what the bytes must be: length, checksums and index.
+      Its files may have been damaged since.
+    - If a member of the container's pipeline is asked to fetch a copy, nothing is to be done: its own replica answers.
+    - Blocks of a copy are deleted by a DeleteBlocks to the node that has it, or when a member says that they are
+      deleted (``copy_upkeep``). Their rows become tombstones, then their files go; on a full disk it is the other way
+      round. The last block takes the copy with it.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ MAX_KNOWN = 256
 
 
 class Copies:
-    """Of one datanode; for many threads."""
+    """The copies of one datanode; for many threads."""
 
     def __init__(self, blocks: BlockStore, *, node: str, cluster: str, note: Note) -> None:
         self._blocks = blocks
@@ -120,9 +123,10 @@ class Copies:
             yield data
 
     def delete(self, request: DeleteBlocks) -> BlocksDeleted:
-        """Delete blocks of copies; again if need be, as a file may have stayed behind. Raises BlockError.
+        """Delete blocks of copies, also a second time, because a file may have stayed behind. Raises BlockError.
 
-        NO_SUCH_PIPELINE if none of the containers is here: the request is for its pipeline, of which this node knows nothing.
+        NO_SUCH_PIPELINE if none of the containers is here: the request is meant for its pipeline, which this node does
+        not know.
         """
         by_container: dict[int, list[int]] = {}
         for block in request.blocks:
@@ -133,7 +137,7 @@ class Copies:
             for container_id, local_ids in by_container.items():
                 try:
                     index = self._delete(container_id, local_ids)
-                except BlockError as error:  # one that is damaged must not keep the others
+                except BlockError as error:  # one damaged copy must not keep the others from being deleted
                     failure = error
                     continue
                 if index is not None:
@@ -154,14 +158,15 @@ class Copies:
         left = {**rows, **{local_id: _tombstone(row) for local_id, row in fresh.items()}}
         last = all(row.deleted for row in left.values())
         try:
-            # First the rows: a block without its file would be damaged, a file without its row is garbage.
+            # Rows first: a block without its file would be damaged, while a file without its row is only garbage.
             if fresh:
                 self._replace_rows(container_id, left)
         except BlockError as error:
             if error.code != codes.DISK_FULL:
                 raise
-            # Then the other way round, or a full disk could never be emptied. Should the rows stay behind, the blocks are missing here
-            # until they are deleted again: the Object Manager asks until it is answered, and members tell (copy_upkeep).
+            # Now files first, or a full disk could never be emptied. If the rows then stay behind, the blocks are
+            # missing until they are deleted once more: the Object Manager asks until it is answered, and members tell
+            # (copy_upkeep).
             self._remove(container_id, held, last=last)
             if not last:
                 self._replace_rows(container_id, left)
@@ -176,16 +181,16 @@ class Copies:
         self._forget(container_id)
 
     def _remove(self, container_id: int, local_ids: Iterable[int], *, last: bool) -> None:
-        """Remove files, and with those of the ``last`` blocks the copy."""
+        """Remove files; if they are of the ``last`` blocks, remove the copy too."""
         for local_id in local_ids:
             self._blocks.delete(container_id, local_id, drop=False)
         if last:
-            self._blocks.recount(container_id)  # a file that was lost must not keep it
+            self._blocks.recount(container_id)  # a file that was lost must not keep the copy
             self._blocks.drop_if_empty(container_id)
             self._forget(container_id)
 
     def _forget(self, container_id: int) -> None:
-        """Have rows read anew, also by who is reading them now."""
+        """Have rows read anew, also for a reader that is reading them now."""
         with self._lock:
             self._known.pop(container_id, None)
             self._deletions += 1
@@ -193,11 +198,14 @@ class Copies:
     # -- what they hold --------------------------------------------------------------------------------------------
 
     def is_here(self, container_id: int) -> bool:
-        """Return whether there is a copy here, be it damaged."""
+        """Return whether there is a copy here, even a damaged one."""
         return has_rows(self._blocks, container_id) or self._blocks.is_closed(container_id)
 
     def rows(self, container_id: int) -> dict[int, bytes]:
-        """Return the rows of a copy by local id; empty if there is none. Raises BlockError FAILED if they are damaged."""
+        """Return the rows of a copy by local id; empty if there is none.
+
+        Raises BlockError FAILED if they are damaged.
+        """
         with self._lock:
             if (known := self._known.get(container_id)) is not None:
                 self._known.move_to_end(container_id)
@@ -212,13 +220,16 @@ class Copies:
         return found
 
     def stored(self, container_id: int) -> dict[int, BlockRow]:
-        """Return the rows of a copy as they are on the disk now; empty if there is none. Raises BlockError FAILED if they are damaged."""
+        """Return the rows of a copy as they are on the disk now; empty if there is none.
+
+        Raises BlockError FAILED if they are damaged.
+        """
         return {block_of_key(key)[1]: decode_block_row(value) for key, value in stored_rows(self._blocks, container_id)}
 
     def restore_rows(self, container_id: int, rows: list[tuple[bytes, bytes]]) -> bool:
-        """Put rows as :func:`closed_rows` gave them in place of damaged or lost ones; return False if those here can be read by now.
+        """Put rows as :func:`closed_rows` gave them in place of damaged or lost ones.
 
-        Raises BlockError DISK_FULL, FAILED.
+        Returns False if the rows here can be read after all. Raises BlockError DISK_FULL, FAILED.
         """
         with self._deleting:
             with suppress(BlockError):
@@ -229,14 +240,15 @@ class Copies:
         return True
 
     def recount(self, container_id: int) -> None:
-        """Count a copy's files anew, of which some were lost or restored. Raises BlockError FAILED."""
+        """Count a copy's files anew after some were lost or restored. Raises BlockError FAILED."""
         with self._deleting:
             self._blocks.recount(container_id)
 
     def drop_if_deleted(self, container_id: int) -> bool:
-        """Remove a copy all of whose blocks are deleted, and files that deletions left behind in others; return whether it has gone.
+        """Remove a copy if all of its blocks are deleted; return whether it has gone.
 
-        A copy that has neither rows nor files goes too: nothing is left that could be repaired. Raises BlockError FAILED.
+        In a copy that stays, files that deletions left behind are removed. A copy that has neither rows nor files goes
+        too: nothing is left that could be repaired. Raises BlockError FAILED.
         """
         with self._deleting:
             rows = self.stored(container_id)
@@ -244,7 +256,7 @@ class Copies:
             there = {local_id for local_id, _ in self._blocks.blocks(container_id)}
             last = len(deleted) == len(rows) and bool(rows or not there)
             self._remove(container_id, there.intersection(deleted), last=last)
-            return last and not self.is_here(container_id)  # a file that is nobody's keeps it
+            return last and not self.is_here(container_id)  # a file that belongs to no block keeps the copy
 
     def _not_here(self, container_id: int) -> BlockError:
         return BlockError(
@@ -270,7 +282,10 @@ def _tombstone(row: BlockRow) -> BlockRow:
 
 
 def closed_rows(peer: Peer, container_id: int) -> list[tuple[bytes, bytes]]:
-    """Ask a source for the (key, row)s of a container, ascending; raises BlockError, also if it is not closed there, or they are none of it."""
+    """Ask a source for the (key, row)s of a container, ascending.
+
+    Raises BlockError, also if the container is not closed there, or the rows cannot be a container's.
+    """
     listed = peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id))
     if not isinstance(listed, ContainerBlocks):
         raise BlockError(codes.BAD_FRAME, f"ListContainer was answered with a {type(listed).__name__}")

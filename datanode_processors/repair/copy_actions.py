@@ -1,6 +1,6 @@
-"""What the machines of copies ask for (``core/instructions``), done on the disk and with peers; each answers with the event that came of it.
+"""The instructions of copies' machines (``core/instructions``), done on the disk and with peers; each returns an event.
 
-Rule: blocks are read from the disk at the scrubber's pace (``read``): the background has one rate.
+Rule: blocks are read from the disk at the scrubber's pace (``read``): all background work shares one rate.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.records.datanode import BlockId, BlockRow, BlockWatched, DeleteBlocks, SalvageBlock, WatchBlock
 
 Found = Callable[[int, int, str], None]
-"""Is told (container id, local id or WHOLE, why) of what is damaged."""
+"""Called with (container id, local id or WHOLE, reason) of what is damaged."""
 
 
 class CopyActions:
-    """Of one datanode. Reading rows is for many threads, all else for one."""
+    """The actions of one datanode. Rows are read by many threads, everything else is done by one."""
 
     def __init__(
         self, blocks: BlockStore, copies: Copies, sources: CopySources, peers: CopyPeers, *, note: Note, found: Found,
         is_own: Callable[[int], bool], deleted: Callable[[Sequence[BlockId]], None], stopping: Event,
     ) -> None:  # fmt: skip
-        """``is_own`` says whether a container is of a pipeline of this node; ``deleted`` is told of blocks that were deleted here."""
+        """``is_own`` says whether a container is of a pipeline of this node; ``deleted`` is called after deletions."""
         self._blocks = blocks
         self._copies = copies
         self._sources = sources
@@ -74,11 +74,11 @@ class CopyActions:
         return [container_id for container_id in found if not self._is_own(container_id)]
 
     def is_copy(self, container_id: int) -> bool:
-        """Whether a copy of a container is here, be it damaged."""
+        """Whether a copy of a container is here, even a damaged one."""
         return not self._is_own(container_id) and self._copies.is_here(container_id)
 
     def rows(self, container_id: int) -> dict[int, BlockRow]:
-        """Return a copy's rows as they are on the disk; none, and the copy is damaged, if they cannot be read."""
+        """Return a copy's rows as they are on the disk. If they cannot be read: none, and the copy is damaged."""
         try:
             rows = self._copies.stored(container_id)
         except BlockError as error:
@@ -89,7 +89,10 @@ class CopyActions:
         return rows
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
-        """Yield (partition, container id, local id, row) of the copies' blocks behind a place, in the order of places."""
+        """Yield (partition, container id, local id, row) of the copies' blocks behind a place.
+
+        The blocks come in the order of places.
+        """
         places = sorted((container_id % PARTITIONS, container_id) for container_id in self.here())
         for partition, container_id in places:
             if after is not None and (partition, container_id) < after[:2]:
@@ -104,7 +107,7 @@ class CopyActions:
         """Remove a copy of which no block is left."""
         try:
             return CopyDropped() if self._copies.drop_if_deleted(container_id) else CopyKept()
-        except BlockError:  # its rows are damaged, or its files cannot be removed now: the next look tries again
+        except BlockError:  # the copy's rows are damaged, or its files cannot be removed now: the next look tries again
             return CopyKept()
 
     def compare_lengths(self, container_id: int, rows: Mapping[int, BlockRow]) -> LengthsCompared:
@@ -122,7 +125,7 @@ class CopyActions:
                     found[local_id] = f"{name} has {written} of {rows[local_id].length} bytes"
         now = self.rows(container_id) if found else {}
         for local_id, reason in found.items():
-            if is_live(now.get(local_id)):  # or it was deleted meanwhile
+            if is_live(now.get(local_id)):  # it may have been deleted meanwhile
                 self._found(container_id, local_id, reason)
         return LengthsCompared(live, self._sources.of(container_id))
 
@@ -136,12 +139,12 @@ class CopyActions:
                     return NotHeard()
                 listed = closed_rows(peer, container_id)
                 deleted = {block_of_key(key)[1]: decode_block_row(value).deleted for key, value in listed}
-        except BlockError:  # it is away, or has the container not closed: another may tell
+        except BlockError:  # the source is away, or has the container not closed: another may tell
             return NotHeard()
         return MemberAnswered(peer.name, deleted)
 
     def delete(self, container_id: int, asked: DeleteHere) -> DeletedHere | NotDeleted:
-        """Delete blocks here as a member has."""
+        """Delete the blocks here that a member has deleted."""
         blocks = [BlockId(container_id=container_id, local_id=local_id) for local_id in asked.local_ids]
         try:
             self._copies.delete(DeleteBlocks(partition=container_id % PARTITIONS, blocks=blocks))
@@ -206,11 +209,12 @@ def _live(rows: Mapping[int, BlockRow]) -> tuple[int, ...]:
 
 
 def ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlock]:
-    """Return what asks for cells of a block that may be damaged where they are asked for: those that are right come."""
+    """Return a function that requests cells of a block that may be damaged at the source: its right cells are sent."""
 
     def ask(offset: int, length: int) -> SalvageBlock:
         return SalvageBlock(
-            partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=0,
+            partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, offset=offset,
+            length=length, bcs_id=0,
         )  # fmt: skip
 
     return ask
@@ -219,7 +223,8 @@ def ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlo
 def _is_member(peer: Peer, container_id: int, local_id: int) -> bool:
     """Ask whether a datanode follows the container's pipeline: only a member answers a watch. Raises BlockError."""
     watch = WatchBlock(
-        partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, length=0, bcs_id=0, timeout_ms=0
+        partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, length=0, bcs_id=0,
+        timeout_ms=0,
     )  # fmt: skip
     try:
         return isinstance(peer.request(watch), BlockWatched)

@@ -1,4 +1,4 @@
-"""Connections to those who may have a copy's container too: one that was silent is left alone for a while (``away``)."""
+"""Connections to datanodes that may hold a copy's container too; a silent one is left alone for a while (``away``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEER_TIMEOUT_S = 10.0
 
 
 class CopyPeers:
-    """Of one datanode; for many threads."""
+    """The connections of one datanode; for many threads."""
 
     def __init__(self, *, node: str, cluster: str) -> None:
         self._node = node
@@ -25,14 +25,17 @@ class CopyPeers:
         self._away = Away()
 
     def named(self, addresses: Iterable[str]) -> None:
-        """Somebody has named datanodes: they may be asked, however silent they were."""
+        """Datanodes were named: they may be asked again, however silent they were."""
         with self._lock:
             for address in addresses:
                 self._away.answered(address)
 
     @contextmanager
     def connect(self, address: str) -> Iterator[Peer]:
-        """Connect to a source; raises BlockError, and at once if it could not be reached a moment ago or is this very node."""
+        """Connect to a source.
+
+        Raises BlockError; at once, if the source was unreachable a moment ago or is this very node.
+        """
         with self._lock:
             if self._away.is_away(address, time.monotonic()):
                 raise BlockError(codes.FAILED, "it did not answer a moment ago")
@@ -47,7 +50,7 @@ class CopyPeers:
             try:
                 yield peer
             except BlockError as error:
-                if error.code == codes.TIMED_OUT:  # it greets, and then says nothing
+                if error.code == codes.TIMED_OUT:  # it accepts connections, and then says nothing
                     self._did_not_answer(address)
                 raise
         with self._lock:

@@ -1,10 +1,10 @@
-"""Whom to ask about a copy: addresses of datanodes that may hold its container, those that were named last first.
+"""Whom to ask about a copy: addresses of datanodes that may hold its container, the latest named first.
 
 Rules:
-    - They come with FetchContainer: those that it was fetched from, and whoever the Object Manager names later. Addresses are never
-      forgotten for being silent, but for newer ones beyond MAX_SOURCES.
-    - They are kept in a file, so that a datanode that starts can ask at once. It is a hint: one that is lost, old or unreadable costs the time
-      until the Object Manager says it again.
+    - Addresses come with FetchContainer: the sources of the fetch, and those that the Object Manager names later. An
+      address is never forgotten for silence, only for newer ones beyond MAX_SOURCES.
+    - Addresses are kept in a file, so that a datanode that starts can ask at once. The file is a hint: if it is lost,
+      old or unreadable, the datanode waits until the Object Manager names the sources again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from threading import Lock
 
 SOURCES_FILE = "copy-sources.json"
-"""Its name in a datanode's folder."""
+"""The file's name in a datanode's folder."""
 MAX_SOURCES = 16
-"""Addresses of one container."""
+"""Addresses that are kept for one container."""
 
 
 def merged(known: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
@@ -31,7 +31,7 @@ def merged(known: Iterable[str], named: Iterable[str]) -> tuple[str, ...]:
 
 
 class CopySources:
-    """For many threads. Bounded by the copies that are here: ``save`` forgets those that are not."""
+    """For many threads. Bounded by the copies that are here: ``save`` forgets the others."""
 
     def __init__(self, path: Path) -> None:
         """Read the file, as far as it can be understood."""
@@ -41,10 +41,10 @@ class CopySources:
         self._sources = _read(path)
         self._changed = False
         self._named: set[int] = set()
-        """Containers that were named since the file was begun to be written, or before."""
+        """Containers that were named since the writing of the file began, or before."""
 
     def add(self, container_id: int, addresses: Iterable[str]) -> bool:
-        """Take note of who may hold a container; return whether anything of that is new."""
+        """Take note of who may hold a container; return whether any of them is new."""
         with self._lock:
             self._named.add(container_id)
             known = self._sources.get(container_id, ())
@@ -71,7 +71,7 @@ class CopySources:
                 return
             known = list(self._sources)
             self._named.clear()
-        gone = {one for one in known if not is_here(one)}  # it asks the disk: nobody waits for that
+        gone = {one for one in known if not is_here(one)}  # outside the lock, because it asks the disk
         with self._lock:
             self._sources = {
                 one: found for one, found in self._sources.items() if one not in gone or one in self._named

@@ -1,17 +1,22 @@
-"""Keeping copies right (``copies``): what is damaged is repaired from whoever has it, what its pipeline has deleted is deleted here too.
+"""Keeping copies right (``copies``): repairs damaged blocks from sources, and deletes what the pipeline has deleted.
 
-What belongs here: one thread, and the lock around the plan (``core/upkeep_plan``), which says what is next; ``copy_work`` does it. The rules:
+This module has one thread, and the lock around the plan (``core/upkeep_plan``), which says what is next; ``copy_work``
+does it. The rules:
 
-1. A copy is *looked at* when the datanode starts, when it has been fetched or the Object Manager has named its sources, SETTLE_S after that,
-   and then once in ``interval_s``. A look compares lengths with files, and asks the sources for their rows.
-2. A block is deleted here because a member of its pipeline has its tombstone, for nothing else: a tombstone is in the log, and final. That
-   nobody answers, that a source is no member, or that a member has no such row says nothing; the last is noted, for it cannot be.
-   All sources are asked: a member may be behind.
-3. A block is *damaged* if its bytes are not those of its row, whoever finds out: a reader, the scrubber, a look. It is repaired cell by cell;
-   a source's cell is written only if it has the row's checksum, and believed when it has been read from the disk again. If the rows
-   themselves are damaged, a source's take their place and every block is read. A block that is deleted meanwhile is not damaged.
-4. What nobody has right stays damaged, and is tried again after a pause that grows; the container is unhealthy in heartbeats until then.
-   It is logged when it is found, when it could not be repaired for the first time, and when it is.
+1. A copy is *looked at* when the datanode starts, when the copy has been fetched or the Object Manager has named its
+   sources, again SETTLE_S after that, and then once in ``interval_s``. A look compares lengths with files, and asks the
+   sources for their rows.
+2. A block is deleted here for one reason only: a member of its pipeline has its tombstone, which is in the log and
+   final. A source that does not answer, or is no member, says nothing; silence deletes nothing. A member without the
+   row says nothing either, but that is logged, because it should be impossible. All sources are asked, because a member
+   may be behind.
+3. A block is *damaged* if its bytes are not those of its row, whoever finds out: a reader, the scrubber, a look. It is
+   repaired cell by cell. A source's cell is written only if it has the row's checksum, and believed only when it has
+   been read from the disk again. If the rows themselves are damaged, a source's rows replace them and every block is
+   read. A block that is deleted meanwhile is not damaged.
+4. A block that nobody has right stays damaged, and is tried again after a pause that grows. Until then heartbeats
+   report its container as unhealthy. The log gets a line when damage is found, when the first repair fails, and when
+   the block is repaired.
 """
 
 from __future__ import annotations
@@ -47,16 +52,17 @@ IDLE_WAIT_S = 1.0
 
 
 class CopyUpkeep:
-    """Of one datanode; for many threads, with one of its own."""
+    """The upkeep of one datanode's copies. It has a thread of its own; many threads may call it."""
 
     def __init__(
         self, blocks: BlockStore, copies: Copies, *, node: str, cluster: str, sources_file: Path,
         is_own: Callable[[int], bool], interval_s: float, note: Note, fatal: Callable[[BaseException], None],
         changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``is_own`` says whether a container is of a pipeline of this node, so no copy; ``changed`` is told when health has changed.
+        """``is_own`` says whether a container is of a pipeline of this node, so that it is no copy.
 
-        ``interval_s`` is the scrubber's, in seconds; 0 = it does not run.
+        ``changed`` is called when health has changed. ``interval_s`` is the scrubber's, in seconds; 0 = the scrubber
+        does not run.
         """
         self._copies = copies
         self._note = note
@@ -75,7 +81,7 @@ class CopyUpkeep:
         self._thread = threading.Thread(target=self._guarded, name="copy-upkeep", daemon=True)
 
     def start(self, read: Callable[[int], None]) -> None:
-        """Begin with a look at every copy. ``read`` is told the bytes of each step of reading, and may sleep."""
+        """Begin with a look at every copy. ``read`` is called with the bytes of each step of reading, and may sleep."""
         self._actions.read = read
         for container_id in self._actions.here():
             with self._lock:
@@ -83,17 +89,17 @@ class CopyUpkeep:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what is left is found again."""
+        """End; work that is left is found again at the next start."""
         with self._lock:
             self._stopping.set()
             self._lock.notify_all()
         if self._thread.is_alive():
             self._thread.join(PEER_TIMEOUT_S)
 
-    # -- what is to be done; on any thread. Only ``damaged`` reads: a copy's rows, on a thread that has just read its blocks
+    # -- what is to be done; on any thread. Only ``damaged`` reads: rows, on a thread that has just read blocks -----
 
     def named(self, container_id: int, addresses: Iterable[str]) -> None:
-        """A copy is here, and these datanodes may hold its container too: look at it, and repair it, now."""
+        """A copy is here, and these datanodes may hold its container too: look at the copy, and repair it, now."""
         named = list(addresses)
         added = self._sources.add(container_id, named)
         self._peers.named(named)
@@ -106,7 +112,7 @@ class CopyUpkeep:
         with self._lock:
             if self._plan.find_again(container_id, local_id):
                 return
-        # Whoever found it may have begun before the block was deleted, or its copy dropped.
+        # The finder may have begun before the block was deleted, or its copy dropped.
         if local_id == WHOLE or is_live(self._actions.rows(container_id).get(local_id)):
             self._found(container_id, local_id, reason)
 
@@ -117,7 +123,7 @@ class CopyUpkeep:
         self._tell(said)
 
     def deleted(self, blocks: Sequence[BlockId]) -> None:
-        """Blocks were deleted from copies here, or should have been: look whether any of them still counts as damaged."""
+        """Blocks of copies were deleted, or should have been: check whether any of them still counts as damaged."""
         with self._lock:
             self._plan.note_deletion([(block.container_id, block.local_id) for block in blocks], time.monotonic())
             self._lock.notify_all()
@@ -149,7 +155,10 @@ class CopyUpkeep:
             return self._plan.named_damage()
 
     def status(self) -> dict[str, object]:
-        """Return the copies for ``/status``; ``unconfirmed`` are those of which no member of their pipeline was heard since the start."""
+        """Return the copies for ``/status``.
+
+        ``unconfirmed`` are the copies of which no member of their pipeline was heard since the start.
+        """
         here = self._actions.here()
         with self._lock:
             unconfirmed = sum(map(self._plan.is_unconfirmed, here))
@@ -159,7 +168,10 @@ class CopyUpkeep:
         }  # fmt: skip
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
-        """Yield (partition, container id, local id, row) of the copies' blocks behind a place, in the order of places."""
+        """Yield (partition, container id, local id, row) of the copies' blocks behind a place.
+
+        The blocks come in the order of places.
+        """
         return self._actions.committed_blocks(after)
 
     # -- the thread ------------------------------------------------------------------------------------------------
@@ -190,12 +202,12 @@ class CopyUpkeep:
         return None
 
     def save(self) -> None:
-        """Write whom to ask about copies; a disk that is full is noted, for it is a hint. On any thread."""
+        """Write whom to ask about copies. A full disk is only noted, because the file is a hint. On any thread."""
         with self._lock:
             self._plan.note_saving(time.monotonic())
         here = set(self._actions.here())
         try:
-            # Asked once more: a copy may have come since.
+            # The second question counts: a copy may have come since the first.
             self._sources.save(lambda container_id: container_id in here or self._copies.is_here(container_id))
         except OSError as error:
             self._note(f"the sources of copies are not written: {error.strerror}")
@@ -210,7 +222,7 @@ class CopyUpkeep:
     # -- what the work says (``copy_work.CopyReports``) ------------------------------------------------------------
 
     def gone(self, container_id: int) -> None:
-        """A copy has gone: nothing of it is to be done any more."""
+        """A copy has gone: nothing of it is left to do."""
         with self._lock:
             self._plan.forget(container_id)
         if self._actions.is_copy(
@@ -220,12 +232,12 @@ class CopyUpkeep:
         self._changed()
 
     def look_soon(self, container_id: int) -> None:
-        """A copy is to be looked at again: its rows have come from somebody else."""
+        """Look at a copy again: its rows have come from another datanode."""
         with self._lock:
             self._plan.look_soon(container_id, time.monotonic())
 
     def left(self, container_id: int, local_id: int, reason: str) -> bool:
-        """A block could not be repaired with its whole copy: return whether it is tried again by itself."""
+        """The repair of a whole copy could not repair this block: return whether it is tried again by itself."""
         with self._lock:
             said = self._plan.leave(container_id, local_id, reason, time.monotonic())
         self._tell(said or ())

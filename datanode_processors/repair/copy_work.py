@@ -1,4 +1,7 @@
-"""Looks and repairs of copies: the machines (``core/copy_look``, ``core/copy_repair``) say what is to be done, ``copy_actions`` does it."""
+"""Looks and repairs of copies.
+
+The machines (``core/copy_look``, ``core/copy_repair``) say what is to be done, ``copy_actions`` does it.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +46,20 @@ from schemas.records.datanode import BlockRow
 
 
 class CopyReports(Protocol):
-    """Who is told what a look or a repair has found."""
+    """Receives what a look or a repair has found."""
 
     def gone(self, container_id: int) -> None:
-        """A copy has gone: nothing of it is to be done any more."""
+        """A copy has gone: nothing of it is left to do."""
 
     def look_soon(self, container_id: int) -> None:
-        """A copy is to be looked at again: its rows have come from somebody else."""
+        """Look at a copy again: its rows have come from another datanode."""
 
     def left(self, container_id: int, local_id: int, reason: str) -> bool:
-        """A block could not be repaired with its whole copy: return whether it is tried again by itself."""
+        """The repair of a whole copy could not repair this block: return whether it is tried again by itself."""
 
 
 class CopyWork:
-    """Of one datanode; for one thread."""
+    """The work on one datanode's copies; for one thread."""
 
     def __init__(
         self, actions: CopyActions, copies: Copies, sources: CopySources, reports: CopyReports, *, note: Note,
@@ -70,14 +73,16 @@ class CopyWork:
         self._stopping = stopping
 
     def look(self, container_id: int) -> LookState:
-        """Look at a copy and return how that has ended: GONE, HEARD or SILENT."""
+        """Look at a copy and return how the look has ended: GONE, HEARD or SILENT."""
         look = CopyLook(container_id)
         _drive(look, LookBegins(), lambda instruction: self._carry_out(container_id, instruction))
         return look.state
 
     def repair_whole(self, container_id: int) -> None:
-        """Have readable rows, then every block right. Those that are not are damaged one by one from then on, or all would be read again
-        for one that nobody has; raises BlockError for the first that finds no place among MAX_DAMAGED.
+        """Make the copy's rows readable, then every block right.
+
+        Blocks that cannot be repaired become damaged one by one, so that one block that nobody has right does not make
+        all be read again. Raises BlockError for the first that finds no place among MAX_DAMAGED.
         """
         if not self._actions.is_copy(container_id):
             return
@@ -103,13 +108,13 @@ class CopyWork:
             raise BlockError(codes.STOPPING, f"container {container_id}: the datanode is stopping")
         try:
             self.repair_block(container_id, local_id, row)
-        except BlockError as error:  # the others may be mended
+        except BlockError as error:  # the other blocks may still be repaired
             if self._stopping.is_set() or not self._reports.left(container_id, local_id, error.message):
                 return BlockLeft(error)
         return BlockSettled()
 
     def repair_block(self, container_id: int, local_id: int, row: BlockRow | None) -> None:
-        """Have a block's bytes right; raises BlockError if nobody has all of them."""
+        """Make a block's bytes right; raises BlockError if nobody has all of them."""
         if not is_live(row):
             return
         actions = self._actions
@@ -127,7 +132,7 @@ class CopyWork:
         _drive(BlockRepair(container_id, local_id), RepairBegins(), carry_out)
 
     def _carry_out(self, container_id: int, instruction: Instruction) -> Any:
-        """Do what a machine asks for, and return the event that came of it, if any; raises BlockError."""
+        """Do what a machine asks for, and return the event that results, if any; raises BlockError."""
         actions = self._actions
         match instruction:
             case LogLine():
@@ -152,7 +157,7 @@ class CopyWork:
 
 
 def _drive(machine: CopyLook | CopyRepair, event: Any, carry_out: Callable[[Instruction], Any]) -> None:
-    """Tell a machine what has happened and do what it says, until it asks for nothing more; raises the failure of a repair."""
+    """Feed a machine events and do what it says, until it asks for nothing more; raises the failure of a repair."""
     while event is not None:
         answers = [carry_out(instruction) for instruction in machine.step(event)]
         event = next((answer for answer in answers if answer is not None), None)

@@ -1,15 +1,18 @@
-"""Scrubbing: the committed blocks are read from the disk again and again, slowly, and what does not have its checksum is repaired.
+"""Scrubbing: reads the committed blocks from the disk again and again, slowly, and has bad cells repaired.
 
 Rules:
 
-1. A block's row says what its bytes must be; the store's own memory of checksums is not asked. Bytes come from the disk, not from the
-   page cache, which is left as small as it was.
-2. A cell is bad if its bytes do not have the row's checksum, cannot be read, or are not there. What lies beyond the committed length is
-   nobody's business.
-3. The rate (``bytes_per_second``) bounds the average, block by block in steps of what is read at once; a step is never split.
-4. The cursor is the last block that was finished. It is kept in a file, so that a restart goes on there and the end of a large disk is
-   reached; after the last block the next round begins, at most once in ``round_s``.
-5. A block that is deleted meanwhile is nobody's fault. An error of one block is logged, counted, and does not end the round.
+1. A block's row says what its bytes must be; the store's own memory of checksums is not asked. Bytes come from the
+   disk, not from the page cache. Scrubbing leaves the page cache as small as it was.
+2. A cell is bad if its bytes do not have the row's checksum, cannot be read, or are not there. Bytes beyond the
+   committed length are not checked.
+3. The rate (``bytes_per_second``) bounds the average, block by block in steps of what is read at once; a step is never
+   split.
+4. The cursor is the last block that was finished. It is kept in a file, so that a restart goes on there and the
+   scrubber reaches the end of a large disk. After the last block the next round begins; rounds begin ``round_s`` apart
+   at least.
+5. A block that is deleted meanwhile is no error. An error of one block is logged and counted, and does not end the
+   round.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ SCRUB_BYTES_PER_SECOND = 16 * 1024 * 1024
 ROUND_S = 3600.0
 """Seconds from the beginning of one round to that of the next, at least."""
 MAX_PAUSE_S = 1.0
-"""Longest sleep at once; stopping waits for one step and no sleep."""
+"""Longest sleep at once: stopping waits for one step at most, and for no sleep."""
 CURSOR_EVERY_S = 10.0
 """Seconds after which the cursor is written again."""
 CURSOR_FILE = "scrub-cursor"
@@ -43,9 +46,12 @@ logger = logging.getLogger(__name__)
 Place = tuple[int, int, int]
 """(partition, container id, local id)."""
 CommittedBlocks = Callable[[Place | None], Iterable[tuple[int, int, int, BlockRow]]]
-"""Gives (partition, container id, local id, row) of the committed blocks behind a place, in the order of places; tombstones left out."""
+"""Yields (partition, container id, local id, row) of the committed blocks behind a place, in the order of places.
+
+Tombstones are left out.
+"""
 Repair = Callable[[int, int, int, list[int]], None]
-"""Is told (partition, container id, local id, bad cells); runs on the scrubber's thread."""
+"""Called with (partition, container id, local id, bad cells); runs on the scrubber's thread."""
 
 
 def bad_cells(
@@ -53,18 +59,19 @@ def bad_cells(
 ) -> list[int]:
     """Read a block's committed bytes from the disk and return the cells that are bad (rule 2), ascending.
 
-    ``read`` is told the bytes of each step, and may sleep. Raises BlockError OVERLOADED; ValueError if the row contradicts itself.
+    ``read`` is called with the bytes of each step, and may sleep. Raises BlockError OVERLOADED; ValueError if the row
+    contradicts itself.
     """
     check_list(row.checksums, row.length, row.bytes_per_checksum)
     found: list[int] = []
     cell, cells = 0, cell_count(row.length, row.bytes_per_checksum)
     while cell < cells:
-        # Of a file that was cut every cell fails: one line in the log says it.
+        # Every cell of a file that was cut fails: one line in the log is enough.
         for number, crc in _read(store, container_id, local_id, row, cell, read, quiet=bool(found)):
             if crc != checksum_at(row.checksums, number):
                 found.append(number)
             cell = number + 1
-        if cell < cells:  # it cannot be read, or is not there
+        if cell < cells:  # this cell cannot be read, or is not there
             found.append(cell)
             cell += 1
     return found
@@ -114,9 +121,10 @@ def is_good(store: BlockStore, container_id: int, local_id: int, row: BlockRow, 
 def read_checksums(
     store: BlockStore, container_id: int, local_id: int, row: BlockRow, read: Callable[[int], None] = lambda _: None
 ) -> tuple[int, bytes]:
-    """Return (length, packed checksums) of a block's committed bytes as they are on the disk, up to the first that cannot be read.
+    """Return (length, packed checksums) of a block's committed bytes on the disk, up to the first unreadable cell.
 
-    For ``digests.container_digest``. ``read`` is told the bytes of each cell, and may sleep. Raises BlockError OVERLOADED.
+    For ``digests.container_digest``. ``read`` is called with the bytes of each cell, and may sleep. Raises BlockError
+    OVERLOADED.
     """
     packed = bytearray()
     for _, crc in _read(store, container_id, local_id, row, 0, read):
@@ -125,7 +133,10 @@ def read_checksums(
 
 
 class Pace:
-    """Keeps an average rate by sleeping, and never makes up for more than a second of idleness. Threads that share it share the rate."""
+    """Keeps an average rate by sleeping; at most a second of idleness is made up for.
+
+    Threads that share a Pace share its rate.
+    """
 
     def __init__(self, bytes_per_second: int, stop: Event) -> None:
         self._rate = bytes_per_second
@@ -134,7 +145,7 @@ class Pace:
         self._due = time.monotonic()
 
     def took(self, size: int) -> None:
-        """``size`` bytes were read: sleep until they were due, or until stopped."""
+        """``size`` bytes were read: sleep until they are due, or until stopped."""
         with self._lock:
             self._due = due = max(self._due, time.monotonic() - MAX_PAUSE_S) + size / self._rate
         while (wait := due - time.monotonic()) > 0 and not self._stop.wait(min(wait, MAX_PAUSE_S)):
@@ -165,7 +176,10 @@ class Scrubber:
         bytes_per_second: int = SCRUB_BYTES_PER_SECOND,
         round_s: float = ROUND_S,
     ) -> None:
-        """``cursor_file`` is where the cursor is kept (CURSOR_FILE in the datanode's folder). Raises ValueError for a rate below 1."""
+        """``cursor_file`` is where the cursor is kept (CURSOR_FILE in the datanode's folder).
+
+        Raises ValueError for a rate below 1.
+        """
         if bytes_per_second < 1:
             raise ValueError(f"a scrubber at {bytes_per_second} bytes per second")
         self._store = store
@@ -175,14 +189,14 @@ class Scrubber:
         self._round_s = round_s
         self._stop = Event()
         self.pace = Pace(bytes_per_second, self._stop)
-        """For all that reads blocks in the background: the rate is one."""
+        """Shared by everything that reads blocks in the background, so that all keep one rate."""
         self._saved_at = time.monotonic()
         self.cursor: Place | None = read_cursor(cursor_file)
         self._rounds = self._done = self._bytes = self._bad = self._errors = 0
 
     @property
     def counts(self) -> ScrubCounts:
-        """What has been done so far."""
+        """Return what has been done so far."""
         return ScrubCounts(
             rounds=self._rounds, blocks=self._done, bytes=self._bytes, bad_cells=self._bad, errors=self._errors
         )
@@ -217,7 +231,7 @@ class Scrubber:
         return True
 
     def scrub_block(self, partition: int, container_id: int, local_id: int, row: BlockRow) -> list[int]:
-        """Verify one block now, have its bad cells repaired, and return them."""
+        """Verify one block now, have its bad cells repaired, and return these cells."""
         try:
             found = bad_cells(self._store, container_id, local_id, row, self._took)
             if found and not self._stop.is_set():
@@ -226,7 +240,7 @@ class Scrubber:
                 logger.error("block %d/%d: %d bad cells, the first is %d", container_id, local_id, len(found), found[0])
                 self._repair(partition, container_id, local_id, found)
         except Exception:
-            # One block's trouble (a peer that is away, a row that contradicts itself) must not end the scrubbing of all others.
+            # One block's trouble (a peer is away, a row contradicts itself) must not end the scrubbing of the others.
             self._errors += 1
             logger.exception("block %d/%d could not be scrubbed", container_id, local_id)
             return []
@@ -246,7 +260,7 @@ class Scrubber:
 
 
 def read_cursor(file: Path) -> Place | None:
-    """Return the place that is kept in a file; None (begin anew) if there is none that can be understood. Raises OSError."""
+    """Return the place that is kept in a file; None (begin anew) if the file holds no place. Raises OSError."""
     try:
         partition, container_id, local_id = json.loads(file.read_text("utf-8"))
         return int(partition), int(container_id), int(local_id)
@@ -255,7 +269,7 @@ def read_cursor(file: Path) -> Place | None:
 
 
 def write_cursor(file: Path, cursor: Place | None) -> None:
-    """Keep a place in a file. Not fsynced: losing it costs reading some blocks twice. Raises OSError."""
+    """Keep a place in a file. It is not fsynced: losing it costs reading some blocks twice. Raises OSError."""
     aside = file.with_name(f".{file.name}.new")
     aside.write_text(json.dumps(cursor), "utf-8")
     aside.rename(file)

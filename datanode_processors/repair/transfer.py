@@ -1,13 +1,13 @@
-"""Copies of closed containers: a peer's rows and bytes become a directory, which appears when it is complete and verified.
+"""Copies of closed containers: a peer's rows and bytes become a directory, which appears complete and verified.
 
 Rules:
 
-1. A copy holds the committed bytes of each block, and its row. What comes is verified cell by cell while it is written: a copy is right
-   or there is none.
-2. An import is put together in ``.import-<container id>``, fsynced, and renamed into place. What is interrupted is removed, at the latest
-   at the next start.
-3. The rows lie beside the blocks in the file ``rows``, so that a datanode which is no member of the container's pipeline can answer for
-   the copy and pass it on. Tombstones are kept as rows, without a file.
+1. A copy holds the committed bytes of each block, and its row. The bytes are verified cell by cell as they are written:
+   a copy is right, or there is none.
+2. An import is put together in ``.import-<container id>``, fsynced, and renamed into place. An interrupted import is
+   removed, at the latest at the next start.
+3. The rows lie beside the blocks in the file ``rows``, so that a datanode which is no member of the container's
+   pipeline can answer for the copy and pass it on. Tombstones are kept as rows, without a file.
 
 Layout of ``rows``, for each block in the order of keys::
 
@@ -56,8 +56,9 @@ def import_container(
 ) -> Imported:
     """Store a copy of a closed container from (key, row, pieces) of its blocks, ascending by key; all of it or nothing.
 
-    Raises BlockError: INVALID_REQUEST (it is stored here already, is being imported, or a key is not the container's or out of order),
-    CHECKSUM_MISMATCH (bytes that are not the row's), DISK_FULL, FAILED (any OSError, the iterators' too); and what else the iterators raise.
+    Raises BlockError: INVALID_REQUEST (the container is stored here already, is being imported, or a key is not the
+    container's or out of order), CHECKSUM_MISMATCH (bytes that are not the row's), DISK_FULL, FAILED (any OSError, also
+    of the iterators); and anything else that the iterators raise.
     """
     folder = store.import_folder(container_id)
     if store.container_folder(container_id).exists():
@@ -143,9 +144,10 @@ def _write_row(file: BinaryIO, key: bytes, value: bytes) -> None:
 
 
 def replace_rows(store: BlockStore, container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
-    """Put other (key, row)s, ascending, in place of those of a copy, all or none; raises BlockError DISK_FULL, FAILED.
+    """Replace the rows of a copy by other (key, row)s, ascending, all or none; raises BlockError DISK_FULL, FAILED.
 
-    What they need may come out of the disk's reserve: they are few bytes, and without them nothing could be deleted from a full disk.
+    The new rows may use the disk's reserve. They are few bytes, and without them nothing could be deleted from a full
+    disk.
     """
     folder = store.container_folder(container_id)
     fresh = folder / NEW_ROWS_FILE
@@ -158,14 +160,14 @@ def replace_rows(store: BlockStore, container_id: int, rows: Iterable[tuple[byte
         fresh.replace(folder / ROWS_FILE)
         store.fsyncs.directory(folder)
     except OSError as error:
-        with suppress(OSError):  # half of it must not keep the room that others lack
+        with suppress(OSError):  # a half-written file must not keep room that others lack
             fresh.unlink(missing_ok=True)
         raise block_error(error, "replace the rows of", folder) from error
 
 
 def has_rows(store: BlockStore, container_id: int) -> bool:
-    """Return whether a container has a file of rows, right or damaged; False if the disk does not tell."""
-    # Not Path.exists, which raises what the disk says: that would end a thread that looks at all copies.
+    """Return whether a container has a file of rows, right or damaged; False if the disk cannot tell."""
+    # Not Path.exists, which raises the disk's error: that would end a thread that looks at all copies.
     return os.path.exists(store.container_folder(container_id) / ROWS_FILE)
 
 
@@ -176,7 +178,10 @@ def check_rows(container_id: int, rows: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def stored_rows(store: BlockStore, container_id: int) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over (key, row) of a container that was imported; of any other there are none. Raises BlockError FAILED if damaged."""
+    """Iterate over (key, row) of a container that was imported; any other container has none.
+
+    Raises BlockError FAILED if they are damaged.
+    """
     path = store.container_folder(container_id) / ROWS_FILE
     try:
         with path.open("rb") as file:

@@ -1,17 +1,19 @@
-"""Compares this node's bytes with what is committed, and fetches from peers what is missing or wrong (design, section 8).
+"""Compares this node's bytes with the committed rows, and fetches missing or wrong ones from peers (design, section 8).
 
-What belongs here: one thread that verifies, FETCHERS that fetch, and their bounded lists of blocks. The rules:
+This module has one thread that verifies, FETCHERS threads that fetch, and their bounded lists of blocks. The rules:
 
-1. Every PutBlock that is applied here is verified: the block is flushed under the fsync policy, and its checksums are compared with the
-   row's. Whoever waits for a block that is not known to be verified (after a restart) has it verified too.
-2. A block that fails is unhealthy and is fetched: cell by cell, only cells that differ, from every other member in turn; a cell is written
-   only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked for that one only. Again after a pause
-   that grows, as long as it is needed. A peer that was silent, or too slow, is asked after the others.
-3. A tombstone deletes the block; a closed container is closed in the store, and what lies beyond its blocks' committed lengths reclaimed.
-   One that has no block left has no directory either.
-4. Nothing that follows from the log waits here for room: if a list is full, the pipeline is looked through as a whole later.
-5. A block is unhealthy exactly while its repair is planned: both change under one lock. So a repair that ends cannot hide what was
-   found while it was under way (a longer PutBlock, a bad cell), nor can a verification of an older length.
+1. Every PutBlock that is applied here is verified: the block is flushed under the fsync policy, and its checksums are
+   compared with the row's. A block that somebody waits for is verified too, if it is not known to be (after a restart).
+2. A block that fails is unhealthy and is fetched: cell by cell, only cells that differ, from every other member in
+   turn. A cell is written only if it has the row's checksum. Where a peer's own cell is damaged, the next peer is asked
+   for that one only. The repair is tried again after a pause that grows, as long as it is needed. A peer that was
+   silent, or too slow, is asked after the others.
+3. A tombstone deletes the block. A closed container is closed in the store, and bytes beyond its blocks' committed
+   lengths are reclaimed. A closed container without blocks has no directory either.
+4. Work that follows from the log never waits for room: if a list is full, the pipeline is looked through as a whole
+   later.
+5. A block is unhealthy exactly while its repair is planned: both change under one lock. So damage found during a repair
+   (a longer PutBlock, a bad cell) is not hidden when the repair ends, nor when an older length has been verified.
 """
 
 from __future__ import annotations
@@ -40,19 +42,19 @@ from schemas.records.datanode import BlockRow, Member, ReadBlock
 MAX_TO_VERIFY = 10_000
 MAX_TO_FETCH = 10_000
 FETCHERS = 3
-"""Blocks that are fetched at once: a peer that gives its bytes slowly holds up one of them."""
+"""Blocks that are fetched at once: a peer that sends slowly holds up only one of them."""
 PEER_TIMEOUT_S = 10.0
 IDLE_WAIT_S = 1.0
 
 
 class Verifier:
-    """Of all pipelines of a datanode."""
+    """The verifier of all pipelines of a datanode."""
 
     def __init__(
         self, blocks: BlockStore, *, node: str, cluster: str, note: Note, fatal: Callable[[BaseException], None],
         changed: Callable[[], None],
     ) -> None:  # fmt: skip
-        """``changed`` is told when a block has become healthy or unhealthy."""
+        """``changed`` is called when a block has become healthy or unhealthy."""
         self._blocks = blocks
         self._node = node
         self._cluster = cluster
@@ -78,7 +80,7 @@ class Verifier:
             thread.start()
 
     def stop(self) -> None:
-        """End; what is left is found again at the next start."""
+        """End; work that is left is found again at the next start."""
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
@@ -103,11 +105,11 @@ class Verifier:
             self._lock.notify_all()
 
     def repair(self, pipeline: Pipeline, key: bytes, cell: int) -> None:
-        """Have a cell fetched whose bytes were read and are not the committed ones."""
+        """Have a cell fetched whose bytes were read and found wrong."""
         container_id, local_id = block_of_key(key)
         with self._lock:
             if self._repairs.waits_for((pipeline.partition, key), cell):
-                return  # somebody reads again what nobody has right: nothing is new
+                return  # read again, and nobody has it right: no news
         self._blocks.forget_checksums(container_id, local_id)
         self._unhealthy(pipeline, key, f"block {container_id}/{local_id}: cell {cell} has wrong bytes", cell)
 
@@ -148,7 +150,10 @@ class Verifier:
         return None
 
     def _has_room(self) -> bool:
-        """Whether it is worth while to look for blocks that were left out: one by one would look through all for each."""
+        """Whether there is enough room to look for the blocks that were left out.
+
+        With room for only one block, each search would go through all blocks of the pipeline.
+        """
         return len(self._repairs) <= MAX_TO_FETCH // 2
 
     def _verify(self, pipeline: Pipeline, key: bytes) -> None:
@@ -173,14 +178,14 @@ class Verifier:
             if place not in self._repairs:
                 pipeline.verified(key, row.length)
                 return
-            # Its repair says so in the end: it may know of more than was looked at here.
+            # The repair reports the block when it ends: it may know of more damage than was compared here.
             self._repairs.hurry(place, time.monotonic())
             self._lock.notify_all()
 
     def _unhealthy(self, pipeline: Pipeline, key: bytes, reason: str, cell: int | None = None) -> None:
         with self._lock:
             if not self._repairs.add((pipeline.partition, key), time.monotonic(), cell):
-                # Not forgotten: whoever reads or watches the block finds it again, and so does a look for blocks that are short.
+                # The block is not forgotten: a later read or watch finds it again, and so does a look for short blocks.
                 self._queue.leave_out(pipeline.partition)
                 return
             pipeline.failed(key, reason)
@@ -188,7 +193,7 @@ class Verifier:
         self._changed()
 
     def _look_through(self, pipeline: Pipeline) -> None:
-        """Compare each committed block's length with its file's, and do again what the log asked for while nobody was there."""
+        """Compare each committed block's length with its file's, and catch up on deletions and closings."""
         for container_id in list(containers_of(pipeline.store)):
             if self._files.is_to_close(pipeline, container_id):
                 self._files.close(pipeline, container_id)
@@ -227,7 +232,7 @@ class Verifier:
         return None
 
     def _fetched(self, pipeline: Pipeline, taken: RepairTask, length: int | None) -> None:
-        """Take note that a block was found right up to ``length``, or deleted (None); rule 5."""
+        """Note that a block was found right up to ``length``, or deleted (None); rule 5."""
         key = taken.place[1]
         with self._lock:
             row = pipeline.block(*block_of_key(key))
@@ -241,7 +246,7 @@ class Verifier:
                 pipeline.verified(key, length)
 
     def _fetch(self, pipeline: Pipeline, key: bytes) -> int | None:
-        """Bring a block's committed bytes here and return how many those are, None of a deleted block.
+        """Fetch a block's committed bytes and return how many there are, None for a deleted block.
 
         Raises BlockError if no peer could give all of them.
         """
@@ -263,7 +268,8 @@ class Verifier:
             if member is None:
                 raise BlockError(
                     codes.NOT_COMMITTED,
-                    f"block {container_id}/{local_id}: committed bytes are not to be had ({'; '.join(reasons) or 'no peer'})",
+                    f"block {container_id}/{local_id}: committed bytes are not to be had "
+                    f"({'; '.join(reasons) or 'no peer'})",
                 )
             try:
                 self._fetch_from(member.address, place, row, wrong)
@@ -272,7 +278,7 @@ class Verifier:
         return None
 
     def _peers(self, pipeline: Pipeline) -> list[Member]:
-        """Return the other members; those that were silent when they were asked last come last."""
+        """Return the other members; those that were silent when last asked come last."""
         now_s = time.monotonic()
         with self._lock:
             peers = [member for member in pipeline.opened.members if member.datanode != self._node]

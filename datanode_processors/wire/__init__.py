@@ -1,5 +1,6 @@
 """Block bytes over TCP: connections, streams, and their limits.
 
-``wire`` frames, ``stream`` is one stream's state (pure), ``forwarding`` moves its packets to its ``children``, ``reading`` sends blocks,
-``server`` accepts, ``peer`` asks other datanodes. Begin with ``stream.py``.
+``wire`` frames bytes, ``core/stream`` is one stream's state (pure), ``forwarding`` moves its packets to its
+``children``, ``reading`` sends blocks, ``server`` accepts, ``peer`` asks other datanodes. Begin with
+``core/stream.py``.
 """

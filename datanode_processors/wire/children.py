@@ -1,6 +1,6 @@
-"""The datanodes that a stream is forwarded to: their connections, what they take, and what they say.
+"""The datanodes that a stream is forwarded to: their connections, what they accept, and what they say.
 
-What goes wrong with one of them is DOWNSTREAM_FAILED for the client, with its name and its code. For the stream's thread.
+The client is told the failure of a child as DOWNSTREAM_FAILED, with the child's name and code. For the stream's thread.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Child:
         self.height = below.height
         self.wire: Wire | None = None
         self.moved_at = time.monotonic()
-        """When it last took or acknowledged something."""
+        """When the child last accepted bytes or acknowledged some."""
         self.left: memoryview | None = None
-        """What it has not taken yet of the packet in hand."""
+        """The part of the packet in hand that the child has not accepted yet."""
 
     @property
     def connection(self) -> Wire:
-        """Return its connection, which stands while the stream runs."""
+        """Return the child's connection, which stays while the stream runs."""
         assert self.wire is not None, self.name  # noqa: S101 - opened before anything is sent
         return self.wire
 
 
 class StreamChildren:
-    """Of one stream."""
+    """The children of one stream."""
 
     def __init__(
         self, state: StreamState, poll: select.poll, limits: WireLimits, *, name: str, cluster: str,
         attach: Callable[[Wire, str], None], detach: Callable[[Wire], None],
     ) -> None:  # fmt: skip
-        """``name`` is this datanode's; ``attach`` and ``detach`` are told of connections, for the counters."""
+        """``name`` is this datanode's; ``attach`` and ``detach`` are called with connections, for the counters."""
         self._state = state
         self._poll = poll
         self._limits = limits
@@ -59,11 +59,14 @@ class StreamChildren:
         return iter(self._children)
 
     def by_fileno(self, fileno: int) -> Child | None:
-        """Return the child with this connection; None: it is nobody's who was greeted."""
+        """Return the child with this connection; None if no greeted child has it."""
         return self._by_fileno.get(fileno)
 
     def connect(self, child: Child, opening: bytes) -> None:
-        """Connect to a child, and send it the HELLO and the OPEN frame; raises BlockError DOWNSTREAM_FAILED, as all here."""
+        """Connect to a child, and send it the HELLO and the OPEN frame.
+
+        Raises BlockError DOWNSTREAM_FAILED, as all methods here.
+        """
         try:
             child.wire = connect(child.address, self._limits.connect_timeout_s)
             self._attach(child.wire, child.name)
@@ -92,18 +95,18 @@ class StreamChildren:
         self.hear(child)
 
     def offer(self, child: Child, data: memoryview) -> None:
-        """Send a child what its connection takes at once; ``left`` is the rest."""
+        """Send a child as much as its connection accepts at once; ``left`` is the rest."""
         try:
             count = child.connection.send(data)
         except WireClosed as error:
-            self.hear(child)  # it may have said why
+            self.hear(child)  # the child may have said why
             raise self._lost(child, error) from error
         if count:
             child.moved_at = time.monotonic()
         child.left = data[count:] if count < len(data) else None
 
     def hear(self, child: Child) -> None:
-        """Take what a child has said."""
+        """Take the child's frames that have arrived."""
         try:
             while (frame := child.connection.frame()) is not None:
                 if frame.header.kind is Kind.ERROR:

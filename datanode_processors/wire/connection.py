@@ -1,7 +1,8 @@
 """One connection that a datanode has accepted: HELLO, then streams and requests one after another, until the peer goes.
 
-What a peer did wrong is told it: in an answer to a request the connection goes on, after a stream's error or a frame that is none it is
-closed, because what still comes cannot be placed any more. A defect is logged with its traceback and told as FAILED.
+The peer is told its errors. After an error that answers a request the connection goes on. After a stream's error, or a
+malformed frame, it is closed, because bytes that still arrive can no longer be attributed. A defect is logged with its
+traceback and answered with FAILED.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class ServedConnection:
         self._talk = wire.conversation(ConversationRole.SERVER, own_hello(node.name, node.cluster))
 
     def stop(self) -> None:
-        """Have the connection end: what it does is told STOPPING. Called by another thread."""
+        """Have the connection end: its request or stream fails with STOPPING. Called by another thread."""
         self._stopping = True
         self.wire.stop_receiving()
 
@@ -67,7 +68,7 @@ class ServedConnection:
         if isinstance(event, PeerRefused):
             said = refusal(event.error)
             raise BlockError(said.code, said.message, hint=said.hint, datanode=said.datanode)
-        assert isinstance(event, PeerGreeted), event  # noqa: S101 - nothing else comes before HELLO
+        assert isinstance(event, PeerGreeted), event  # noqa: S101 - nothing else is possible before HELLO
         self.peer = shown(event.hello.peer, MAX_NAME_CHARACTERS)
         self._counters.name(self.wire, self.peer)
 
@@ -94,7 +95,7 @@ class ServedConnection:
         with self._counters.stream(self._node.limits.max_streams) as outcome:
             self.streaming = True
             try:
-                # It takes the stream's frames out of the same buffer, until it has acknowledged END.
+                # The stream takes its frames out of the same buffer, until it has acknowledged END.
                 Forwarding(self._node, self.wire, header, stream_request(frame)).run()
                 self._talk.stream_is_over()
                 outcome.completed = True
@@ -138,7 +139,7 @@ class ServedConnection:
         self.wire.wait_send(answer, timeout_s=self._node.limits.send_timeout_s)
 
     def _error(self, error: BlockError, header: FrameHeader | None = None) -> bytes:
-        """Return the ERROR frame that says ``error``, to what the frame with ``header`` began."""
+        """Return the ERROR frame that says ``error``, to the exchange that the frame with ``header`` began."""
         stream, sequence = (header.stream, header.sequence) if header else (0, 0)
         record = encode(stream_error(self._node.name, error))
         return self._talk.say(Kind.ERROR, record, stream=stream, sequence=sequence, offset=max(0, error.offset))
@@ -149,7 +150,7 @@ class ServedConnection:
         )
 
     def _refuse(self, error: BlockError, header: FrameHeader | None = None) -> None:
-        """Tell the peer, and see to it that it can read it."""
+        """Send the peer an error, and make sure that it can read it."""
         try:
             self.wire.wait_send(self._error(error, header), timeout_s=self._node.limits.linger_s)
         except WireClosed:

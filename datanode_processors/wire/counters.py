@@ -1,6 +1,7 @@
-"""Counters of a stream server, for its metrics: what went in and out by peer, packets, streams, requests.
+"""Counters of a stream server, for its metrics: bytes in and out by peer, packets, streams, requests.
 
-The threads of streams count on their own Wire without a lock; a snapshot adds up the live ones and what the closed ones left.
+The threads of streams count on their own Wire without a lock. A snapshot adds up the live Wires and the counts that
+closed ones left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamCounts:
-    """Counts since the server started; ``connections`` and ``streams`` are those of now. Bytes by peer, headers included."""
+    """Counts since the server started, but ``connections`` and ``streams`` are those open now.
+
+    Bytes are by peer, headers included.
+    """
 
     connections: int
     streams: int
@@ -68,7 +72,7 @@ class Counters:
                 self._peers[wire] = peer
 
     def detach(self, wire: Wire) -> None:
-        """Keep what a connection has counted, and forget it; one that is not counted changes nothing."""
+        """Keep what a connection has counted, and forget the connection. Nothing changes if it is not counted."""
         with self._lock:
             peer = self._peers.pop(wire, None)
             if peer is not None:
@@ -103,7 +107,7 @@ class Counters:
         return self._streams
 
     def snapshot(self, connections: int) -> StreamCounts:
-        """Return the counts, of ``connections`` accepted ones that are open."""
+        """Return the counts; ``connections`` is the number of accepted ones that are open."""
         with self._lock:
             coming, going = self._in.copy(), self._out.copy()
             packets = self._counts["packets"]

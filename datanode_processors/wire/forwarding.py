@@ -1,11 +1,17 @@
-"""One stream at one datanode: packets from above are checked, sent on to the children, written, and acknowledged upward.
+"""One stream at one datanode: checks packets from above, sends them on, writes them, and acknowledges them upward.
 
-One thread does it all: it never holds more than the packet in hand, so what it does not take waits in TCP's buffers and holds back
-exactly the client that sent it. Small packets that have come together (as many as a usual one holds) are taken as one: checked one by one, sent on with
-one call, written with one, acknowledged once; if one of them is wrong, those before it are taken first. A packet is offered to all children first, then
-written here while the kernel sends, and only then waits for the child that has not taken it whole. What the children acknowledge is read whenever nothing more has come from above,
-after each ACK_EVERY_BYTES, and while a child is waited for. Upward, an acknowledgement goes when nothing more is on its way from above
-(the beginning of a frame says that more is), and after each ACK_EVERY_BYTES. The rules of what fits and what may be acknowledged are in ``stream``.
+One thread does everything. It never holds more than the packet in hand, so bytes that it does not take wait in TCP's
+buffers and slow exactly the client that sent them.
+
+Small packets that have arrived together (as many as a usual one holds) are taken as one. They are checked one by one,
+sent on with one call, written with one, and acknowledged once. If one of them is wrong, those before it are taken
+first. A packet is first offered to all children, then written here while the kernel sends; only then does the thread
+wait for a child that has not taken it whole.
+
+The children's acknowledgements are read whenever nothing more has arrived from above, after each ACK_EVERY_BYTES, and
+while the thread waits for a child. An acknowledgement is sent upward when nothing more is on its way from above (the
+beginning of a frame shows that more is), and after each ACK_EVERY_BYTES. ``stream`` has the rules of what fits and what
+may be acknowledged.
 """
 
 from __future__ import annotations
@@ -33,9 +39,9 @@ from schemas.records.datanode import OpenStream, PutBlock
 from schemas.records.packets import BadFrame, Frame, FrameHeader, Kind, encode_frame
 
 ACK_EVERY_BYTES = 1024 * 1024
-"""A stream that never pauses is acknowledged this often."""
+"""Bytes after which a stream that never pauses is acknowledged."""
 TAKEOVER_POLL_S = 0.02
-"""How often a stream looks whether an older one of its block has ended."""
+"""How often a stream checks whether an older one of its block has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class StreamHost:
     blocks: Blocks
     pipelines: PipelineRequests
     attach: Callable[[Wire, str], None]
-    """Told of each connection to another datanode, with that one's name, for the counters."""
+    """Called with each connection to another datanode, and that datanode's name, for the counters."""
     detach: Callable[[Wire], None]
 
 
@@ -67,23 +73,28 @@ class Forwarding:
         self._stream = opening.stream
         self._poll = select.poll()
         self._children = StreamChildren(
-            self.state, self._poll, node.limits, name=node.name, cluster=node.cluster, attach=node.attach, detach=node.detach
+            self.state, self._poll, node.limits, name=node.name, cluster=node.cluster,
+            attach=node.attach, detach=node.detach
         )  # fmt: skip
         self._heard_at = time.monotonic()
         self._told_at = self._heard_at
         self._unacknowledged = 0
         self._reads_client = False
-        """Whether what the client sends is waited for; else only that it goes."""
+        """Whether the thread waits for frames of the client; if not, only for its going away."""
         self._writer: Writer | None = None
 
     def run(self) -> None:
-        """Run the stream; raises BlockError to tell the client, WireClosed if it has gone. Everything is closed then."""
+        """Run the stream; raises BlockError to tell the client, WireClosed if it has gone.
+
+        On return everything is closed.
+        """
         try:
             self._open()
             end = self._transfer()
             self._finish(end)
         except BlockError as error:
-            # Never the store's own, which is how far this replica has come: the client would believe that all have.
+            # The error must not carry the store's own offset, which is only how far this replica has come. The client
+            # would believe that all replicas have come so far.
             error.offset = self.state.everyone
             raise
         except BadFrame as error:
@@ -114,9 +125,9 @@ class Forwarding:
         self._send_ack(b"", self.state.sequence, self._request.offset)
 
     def _open_writer(self) -> Writer:
-        """Open the block, when an older stream of it has ended or is given up.
+        """Open the block, once an older stream of it has ended or is given up.
 
-        A client that opens a second one has lost the first, whose end may not have come here yet.
+        A client that opens a second stream has lost the first one, and this datanode may not have seen its end yet.
         """
         request = self._request
         deadline = time.monotonic() + self._limits.takeover_wait_s
@@ -161,7 +172,7 @@ class Forwarding:
                 return end
 
     def _gather(self, first: Frame) -> tuple[list[Frame], Frame | None, Exception | None]:
-        """Return the packets that have come together, and behind them END, or what is wrong with what came there."""
+        """Return the packets that have arrived together, and after them END, or the error in what followed them."""
         packets: list[Frame] = []
         frame: Frame | None = first
         try:
@@ -203,7 +214,7 @@ class Forwarding:
     def _wait_to_send(self, child: Child, timeout_s: float) -> None:
         assert child.left is not None  # noqa: S101 - asked by the caller
         self._poll.modify(child.connection, select.POLLIN | select.POLLOUT)
-        # What the client has sent meanwhile stays where it is, and must not wake this thread again and again.
+        # Frames that the client has sent meanwhile stay unread, and must not wake this thread again and again.
         self._poll.modify(self._upstream, HANG_UP)
         self._reads_client = False
         try:
@@ -240,7 +251,10 @@ class Forwarding:
     # ------------------------------------------------------------------------------------- acknowledgements
 
     def _acknowledge(self, *, again: bool = False) -> None:
-        """Acknowledge upward what everyone has, if that is more than before (or ``again``) and the connection takes it."""
+        """Acknowledge upward what everyone has.
+
+        Only if it is more than before (or ``again``), and the connection takes the frame.
+        """
         everyone = self.state.everyone
         if everyone == self.state.acknowledged and not again:
             return
@@ -258,11 +272,12 @@ class Forwarding:
     # ------------------------------------------------------------------------------------------------ waits
 
     def _wait(self, timeout_s: float) -> None:
-        """Wait until a child has said something (and take it), or something that the poll asks for has happened.
+        """Wait until a child has said something (and take it), or until an event happens that the poll asks for.
 
-        ``timeout_s`` is how long a child that owes an acknowledgement may stand still. Raises DOWNSTREAM_FAILED for one
-        that stood still longer, TIMED_OUT for a client of whom no whole frame came, WireClosed for one that has gone while
-        nothing of it is read. Deadlines are looked at whatever has happened: something may always happen.
+        ``timeout_s`` is how long a child that owes an acknowledgement may stand still. Raises DOWNSTREAM_FAILED for a
+        child that stood still longer, TIMED_OUT for a client that has not sent a whole frame, WireClosed for a client
+        that has gone while its frames are not read. Deadlines are checked after every event, because events may never
+        stop.
         """
         deadline, silent = self._next_deadline(timeout_s)
         wake_at = deadline
@@ -322,7 +337,10 @@ def stream_request(frame: Frame) -> OpenStream:
 
 
 def put_on_end(end: Frame, request: OpenStream) -> PutBlock | None:
-    """Return the PutBlock that rides a stream's END, None if there is none; raises INVALID_REQUEST if it is not the stream's."""
+    """Return the PutBlock that rides a stream's END, None if there is none.
+
+    Raises INVALID_REQUEST if it does not belong to the stream.
+    """
     if not end.header.length:
         return None
     put = read_record(end, PutBlock)

@@ -1,7 +1,7 @@
 """A datanode as the client of another: one connection, requests one after another, and a block's cells.
 
-Made to be used by one thread for one errand and closed: what failed is a BlockError, and the connection is of no further use after
-anything but an answer of the peer's.
+A Peer is made for one thread and one errand, and then closed. Every failure is a BlockError. After a failure the
+connection can be used again only if the failure was the peer's own answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from schemas.records.packets import Frame, Kind
 
 CONNECT_TIMEOUT_S = 5.0
 SLOWEST_BYTES_PER_S = 256 * 1024
-"""A peer that gives a block's bytes more slowly, on the whole, has timed out: it would hold up whoever waits for them, cell by cell."""
+"""A peer that sends a block's bytes more slowly on average has timed out: it would delay
+those who wait, cell by cell.
+"""
 
 
 class Peer:
@@ -77,16 +79,17 @@ class Peer:
         return event.record
 
     def read_block(self, request: ReadBlock | SalvageBlock) -> Iterator[tuple[int, memoryview, int]]:
-        """Yield (offset, bytes, CRC32C) of the cells that hold what is asked for; the bytes are good until the next one.
+        """Yield (offset, bytes, CRC32C) of the cells that hold the requested range; bytes are good until the next cell.
 
-        Each has its checksum. Raises BlockError, TIMED_OUT also for a peer that is slower than SLOWEST_BYTES_PER_S. The connection can be used again only once all cells were taken.
+        Each cell has its checksum. Raises BlockError; TIMED_OUT also for a peer that is slower than
+        SLOWEST_BYTES_PER_S. The connection can be used again only after all cells were taken.
         """
         self._ask(request)
         left_s = self._timeout_s + max(0, request.length) / SLOWEST_BYTES_PER_S
         while True:
             begun_s = time.monotonic()
             event = self._receive(min(self._timeout_s, left_s))
-            left_s -= time.monotonic() - begun_s  # what is done with the bytes is no fault of the peer's
+            left_s -= time.monotonic() - begun_s  # the time that the caller spends on the bytes is not the peer's fault
             if not isinstance(event, Frame):
                 raise self._unexpected(event)
             if event.header.kind is not Kind.DATA:
@@ -94,7 +97,8 @@ class Peer:
             if left_s <= 0:
                 raise BlockError(
                     stream_errors.TIMED_OUT,
-                    f"datanode at {self._address}: less than {SLOWEST_BYTES_PER_S} bytes a second came of {request.length}",
+                    f"datanode at {self._address}: less than {SLOWEST_BYTES_PER_S} bytes a second came "
+                    f"of {request.length}",
                 )
             yield event.header.offset, event.payload, event.header.crc
 
@@ -131,7 +135,7 @@ class Peer:
         return BlockError(code, f"datanode at {self._address}: {error}")
 
     def _failed(self, error: ConversationFailed) -> BlockError:
-        # What a peer answers in the wrong place is no request that this datanode could call invalid.
+        # A peer's misplaced answer is not a request that this datanode could call invalid.
         code = stream_errors.BAD_FRAME if error.fault is ConversationFault.OUT_OF_PLACE else CODES[error.fault]
         return BlockError(code, f"datanode at {self._address}: {error}")
 

@@ -1,7 +1,7 @@
 """What the stream server needs from the rest of a datanode: block files, and the pipelines that know what is committed.
 
-The real ones are ``block_store`` and ``pipelines``. Methods raise :class:`BlockError` for whatever a client can be told; any other
-exception is a defect, is logged, and is answered with FAILED.
+The real ones are ``block_store`` and ``pipelines``. Methods raise :class:`BlockError` for every error that a client can
+be told. Any other exception is a defect, is logged, and is answered with FAILED.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ class Writer(Protocol):
     """Writes one stream's bytes into one block's file. One thread uses it."""
 
     def write_packets(self, offset: int, packets: Sequence[tuple[memoryview, int]]) -> None:
-        """Write packets (bytes, their CRC32C) one behind the other from ``offset`` on; the caller reuses their memory afterwards."""
+        """Write packets (bytes, their CRC32C) one after the other from ``offset`` on.
+
+        The caller reuses the packets' memory afterwards.
+        """
 
     def flush(self) -> None:
-        """Store what was written, under the fsync policy."""
+        """Store the written bytes under the fsync policy."""
 
     def close(self) -> None:
         """Release the file; further calls do nothing."""
@@ -61,7 +64,7 @@ class Blocks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What may be read of a block, and what it must be."""
+    """What may be read of a block, and which checksums it must have."""
 
     length: int
     """Bytes of the block that may be read."""
@@ -70,23 +73,34 @@ class Readable:
     checksums: bytes
     """CRC32C of each cell of the first ``length`` bytes, 4 bytes big-endian each."""
     stored: int | None = None
-    """Bytes of it that are here (None: all); fewer in an unhealthy block, of which the whole cells may be read."""
+    """Bytes of the block that are here (None: all); fewer in an unhealthy block, of which the
+    whole cells may be read.
+    """
 
 
 class PipelineRequests(Protocol):
     """The pipelines of this datanode. Many threads use it."""
 
     def check_stream(self, partition: int, container_id: int, local_id: int) -> None:
-        """Raise NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED if the block takes no bytes here."""
+        """Raise an error if a block takes no bytes here.
+
+        The error is NO_SUCH_PIPELINE, PIPELINE_CLOSED, CONTAINER_CLOSED or BLOCK_DELETED.
+        """
 
     def handle(self, request: Any) -> Any:
-        """Carry out a request (a record of ``schemas.records.datanode``, never ReadBlock or SalvageBlock) and return its answer; may block."""
+        """Carry out a request and return its answer; may block.
+
+        A request is a record of ``schemas.records.datanode``, never ReadBlock or SalvageBlock.
+        """
 
     def readable(self, request: ReadBlock | SalvageBlock) -> Readable:
-        """Return what may be read: what is committed, or with ``committed_only`` false what is stored.
+        """Return what may be read: the committed bytes, or all stored ones if not ``committed_only``.
 
-        Of an unhealthy block only a SalvageBlock may read.
+        Only a SalvageBlock may read a block that is unhealthy.
         """
 
     def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
-        """Take note that the cell at ``offset`` has not its checksum, or is missing: it must be repaired from a peer."""
+        """Note that the cell at ``offset`` is missing or does not have its checksum.
+
+        The cell must be repaired from a peer.
+        """

@@ -1,8 +1,9 @@
-"""ReadBlock and SalvageBlock: a block's cells as DATA frames, each verified against the checksum that it must have, then END.
+"""ReadBlock and SalvageBlock: a block's cells as DATA frames, each verified against its checksum, then END.
 
-A cell that does not have its checksum is never sent: the reader is told CHECKSUM_MISMATCH with the block and the offset, and so is the
-pipeline, which repairs the cell from a peer. The cells before it have been sent, and those behind it can be asked for: what is wrong in one
-place of a block says nothing of the others. A cell that is not here whole ends the answer with NOT_COMMITTED in the same way.
+A cell that does not have its checksum is never sent. The reader is told CHECKSUM_MISMATCH with the block and the
+offset; the pipeline is told too, and repairs the cell from a peer. The cells before it have been sent, and those behind
+it can be requested: damage in one place of a block says nothing of the others. A cell that is not here whole ends the
+answer with NOT_COMMITTED in the same way.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from schemas.records.packets import FrameHeader, Kind
 
 _CHECKSUM = Struct(">I")
 _NOT_THERE = frozenset({stream_errors.FAILED, stream_errors.NO_SUCH_BLOCK})
-"""How the store says that bytes which it was sure of cannot be read: the file was cut or removed behind its back, or the disk fails."""
+"""The store's codes for stored bytes that cannot be read: the file was cut or removed, or the disk fails."""
 
 
 def cells_of(request: ReadBlock | SalvageBlock, readable: Readable) -> tuple[int, int]:
-    """Return (offset, length) of the whole cells that hold what is asked for; length 0 at the end of the block.
+    """Return (offset, length) of the whole cells that hold the requested range; length 0 at the end of the block.
 
-    Raises INVALID_REQUEST for a range that begins beyond the end, or is none.
+    Raises INVALID_REQUEST for a range that begins beyond the end, or is not a range.
     """
     if request.offset < 0 or request.length < 0 or request.offset > readable.length:
         raise BlockError(
@@ -65,7 +66,8 @@ def send_block(
     if reached != start + length:
         raise BlockError(
             stream_errors.NOT_COMMITTED,
-            f"block {request.container_id}/{request.local_id} ends here at {reached}; {start + length} bytes were expected",
+            f"block {request.container_id}/{request.local_id} ends here at {reached}; "
+            f"{start + length} bytes were expected",
         )
     end = talk.say(Kind.END, stream=asked.stream, sequence=asked.sequence, offset=reached)
     wire.wait_send(end, timeout_s=node.limits.send_timeout_s)
@@ -75,7 +77,7 @@ def _cells(
     node: StreamHost, request: ReadBlock | SalvageBlock, readable: Readable, start: int, stop: int
 ) -> Iterable[tuple[int, memoryview, int]]:
     if readable.stored is not None and readable.stored < readable.length:
-        # A cell that is cut through has no checksum that it could be verified against.
+        # A cell that is cut through has no checksum against which it could be verified.
         stop = min(stop, readable.stored // readable.bytes_per_checksum * readable.bytes_per_checksum)
     if stop <= start:
         return ()
@@ -99,6 +101,7 @@ def _check(
     node.pipelines.found_corrupt(request.container_id, request.local_id, offset)
     raise BlockError(
         stream_errors.CHECKSUM_MISMATCH,
-        f"block {request.container_id}/{request.local_id}: {length} bytes at offset {offset} do not have their checksum",
+        f"block {request.container_id}/{request.local_id}: {length} bytes at offset {offset} "
+        "do not have their checksum",
         offset=offset,
     )

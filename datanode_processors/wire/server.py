@@ -1,11 +1,12 @@
 """The TCP server of a datanode: one thread that accepts, and one for each connection.
 
-Clients share nothing but the processor, the disk and the network: each connection has its own thread, buffer and file. At
-``max_connections`` a further one is told OVERLOADED. ``stop`` takes no more connections, lets streams end for a while, tells the others
-STOPPING, and waits for the threads.
+Clients share nothing but the processor, the disk and the network: each connection has its own thread, buffer and file.
+Connections beyond ``max_connections`` are told OVERLOADED. ``stop`` accepts no more connections, lets streams end for a
+while, tells the others STOPPING, and waits for the threads.
 
-What the process has no more of must not end the server. A connection for which no thread can be started is told OVERLOADED. So is one for
-which there is no descriptor: one is kept in reserve, to take it and refuse it. The log gets a line of either every NOTE_S.
+A shortage of threads or descriptors must not end the server. A connection for which no thread can be started is told
+OVERLOADED. So is a connection without a descriptor: one descriptor is kept in reserve, to accept the connection and
+refuse it. The log gets a line about either every NOTE_S.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ BACKLOG = 128
 """Connections that the kernel holds until they are accepted."""
 STOP_POLL_S = 0.05
 NOTE_S = 10.0
-"""How often the log says that connections cannot be taken."""
+"""How often the log says that connections cannot be accepted."""
 
 
 class StreamServer:
@@ -40,7 +41,10 @@ class StreamServer:
         self, *, name: str, cluster: str, host: str, port: int, blocks: Blocks, pipelines: PipelineRequests, note: Note,
         limits: WireLimits | None = None,
     ) -> None:  # fmt: skip
-        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept. Raises OSError if it cannot be bound."""
+        """Bind ``host:port`` (0 = a free port, see ``port``) and begin to accept.
+
+        Raises OSError if the address cannot be bound.
+        """
         self._counters = Counters()
         self._note = note
         self._node = StreamHost(
@@ -56,23 +60,23 @@ class StreamServer:
         self._reserve = self._hold_reserve()
         self._noted_s = -NOTE_S
         self._untold = 0
-        """Connections that could not be taken since the log last said so."""
+        """Connections that could not be accepted since the log last said so."""
         self.port: int = self._socket.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
         self._accepting.start()
 
     def snapshot(self) -> StreamCounts:
-        """Return what was counted, for the metrics."""
+        """Return the counts, for the metrics."""
         with self._lock:
             connections = len(self._connections)
         return self._counters.snapshot(connections)
 
     def stop(self) -> None:
-        """Stop serving: returns when the threads have ended, or ``stop_grace_s`` and a little more are over."""
+        """Stop serving; returns when the threads have ended, or a little after ``stop_grace_s``."""
         with self._lock:
             if self._stopping:
                 return
-            # Before the flag is seen: the thread that accepts closes this socket when it ends.
+            # This comes before the flag is set: the thread that accepts closes this socket when it ends.
             self._wake_write.send(b"!")
             self._stopping = True
         self._accepting.join()
@@ -90,7 +94,7 @@ class StreamServer:
     @staticmethod
     def _listen(host: str, port: int) -> socket.socket:
         listener = socket.create_server((host, port), backlog=BACKLOG)
-        # Inherited by what is accepted: set later, it would not widen the window that TCP has announced by then.
+        # Accepted sockets inherit this. Set later, it would not widen the window that TCP has announced by then.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
         listener.setblocking(False)
         return listener
@@ -104,7 +108,7 @@ class StreamServer:
             try:
                 self._accept_one()
             except Exception as error:
-                # A defect, or no memory: those that are connected go on, and it is tried again.
+                # A defect, or no memory: existing connections go on, and accepting is tried again.
                 self._note_failure(f"a connection could not be accepted: {error!r}", error=error)
                 time.sleep(STOP_POLL_S)
         if self._reserve is not None:
@@ -137,7 +141,10 @@ class StreamServer:
             return None
 
     def _refuse_on_reserve(self) -> bool:
-        """Take a connection by means of the reserve and refuse it: it would wait without a word. Return whether that was possible."""
+        """Accept a connection with the reserved descriptor and refuse it; otherwise it would wait without an answer.
+
+        Returns whether that was possible.
+        """
         if self._reserve is None:
             self._reserve = self._hold_reserve()
             return False
@@ -198,12 +205,12 @@ class StreamServer:
                 self._connections.pop(connection, None)
 
     def _refuse(self, sock: socket.socket, reason: str) -> None:
-        """Say that no connection is taken now, as far as that is possible without waiting."""
+        """Tell the peer that no connection is accepted now, as far as that is possible without waiting."""
         frame = error_frame(self._node.name, BlockError(stream_errors.OVERLOADED, reason))
         try:
             sock.setblocking(False)
             sock.send(frame)
-            # What has come is taken: the kernel resets a connection with unread bytes, and the peer would not see why.
+            # Read what has arrived: the kernel resets a connection with unread bytes, and the peer would not see why.
             sock.shutdown(socket.SHUT_WR)
             sock.recv(MAX_HELLO_BYTES)
         except OSError:

@@ -1,7 +1,8 @@
 """One TCP connection of the stream protocol: frames in, frames out.
 
-A Wire belongs to one thread. Its socket does not block: what waits says so in its name, and for how long. Each failure of the
-connection is a :class:`WireClosed`, each frame that is none a ``BadFrame``; both mean that the connection is of no further use.
+A Wire belongs to one thread. Its socket does not block: a method that waits has that in its name, and takes a time-out.
+Each failure of the connection is a :class:`WireClosed`, each malformed frame a ``BadFrame``; after either the
+connection is of no further use.
 """
 
 from __future__ import annotations
@@ -33,12 +34,15 @@ from schemas.records.packets import BadFrame, Frame, FrameBuffer, Kind, check_pa
 Taken = TypeVar("Taken")
 
 SOCKET_BUFFER_BYTES = 1024 * 1024
-"""Send and receive buffer that is asked of the kernel for each connection; Linux doubles it for its own bookkeeping, up to its
-own limit. Together with one packet per hop this bounds what a stream holds in a datanode."""
+"""Send and receive buffer that each connection asks of the kernel.
+
+Linux doubles it for its own bookkeeping, up to its own limit. Together with one packet per hop this bounds what a
+stream holds in a datanode.
+"""
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 10, 5, 3
-"""A peer whose host has vanished is noticed 25 s after its last sign of life."""
+"""Keep-alive settings by which a peer whose host has vanished is noticed 25 s after its last sign of life."""
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
-"""Errors of a process, or a host, that has no more descriptors."""
+"""Errors of a process, or a host, that has run out of descriptors."""
 CODES = {
     ConversationFault.BAD_FRAME: stream_errors.BAD_FRAME,
     ConversationFault.UNREADABLE: stream_errors.INVALID_REQUEST,
@@ -48,9 +52,9 @@ CODES = {
     ConversationFault.OUT_OF_PLACE: stream_errors.INVALID_REQUEST,
     ConversationFault.CUT_OFF: stream_errors.FAILED,
 }
-"""How a datanode tells what was wrong in a conversation."""
+"""The code with which a datanode reports each error of a conversation."""
 HANG_UP = getattr(select, "POLLRDHUP", select.POLLHUP)
-"""The event of a peer that has closed its sending side."""
+"""The event which says that a peer has closed its sending side."""
 
 
 class WireClosed(Exception):
@@ -62,7 +66,7 @@ class WireClosed(Exception):
 
 
 class Room:
-    """How much the buffers of many connections may grow beyond the usual size, in bytes, all together. For many threads."""
+    """How many bytes the buffers of many connections may grow beyond the usual size, all together. For many threads."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -80,7 +84,7 @@ class Room:
             self.taken_bytes += size
 
     def give(self, size: int) -> None:
-        """Take note that ``size`` bytes are free again."""
+        """Give back ``size`` bytes."""
         with self._lock:
             self.taken_bytes -= size
 
@@ -89,7 +93,7 @@ class Wire:
     """A connected socket and the buffer that frames are taken from. Counts its bytes for the metrics."""
 
     def __init__(self, sock: socket.socket, room: Room | None = None) -> None:
-        """``room`` is what the buffer may grow into, with those of others."""
+        """``room`` is what the buffer may grow into, shared with other connections."""
         self.sock = sock
         self._room = room
         self.bytes_in = 0
@@ -105,7 +109,7 @@ class Wire:
         return self.sock.fileno()
 
     def close(self) -> None:
-        """Close the socket; may be called again. No frame is taken any more."""
+        """Close the socket; may be called again. No more frames are taken afterwards."""
         self.sock.close()
         room, self._room = self._room, None
         if room is not None:
@@ -113,18 +117,24 @@ class Wire:
 
     @property
     def receiving(self) -> bool:
-        """Whether the beginning of a frame has come, so that more is on its way."""
+        """Whether the beginning of a frame has arrived, so that more is on its way."""
         return len(self._buffer) > 0
 
     def stop_receiving(self) -> None:
-        """Have the thread that receives find the connection closed; what it sends still goes out. Called by another thread."""
+        """Make the thread that receives find the connection closed; its own frames still go out.
+
+        Called by another thread.
+        """
         try:
             self.sock.shutdown(socket.SHUT_RD)
         except OSError:
             pass  # it is closed already
 
     def hung_up(self) -> bool:
-        """Return whether the peer has closed or lost the connection, whatever of it is still unread. Called by other threads too."""
+        """Return whether the peer has closed or lost the connection, even if received bytes are unread.
+
+        Called by other threads too.
+        """
         if self.sock.fileno() < 0:
             return True
         poll = select.poll()
@@ -136,11 +146,11 @@ class Wire:
         return Conversation(role, hello, frames=self._buffer)
 
     def frame(self) -> Frame | None:
-        """Return the next frame, or None if it has not come whole; does not wait. Raises BadFrame, WireClosed."""
+        """Return the next frame, or None if it has not arrived whole; does not wait. Raises BadFrame, WireClosed."""
         return self._next(self._buffer.frame)
 
     def _next(self, take: Callable[[], Taken | None]) -> Taken | None:
-        """Return what ``take`` makes of the buffer, receiving what has come; None if that is not enough."""
+        """Return what ``take`` makes of the buffer, after receiving what has arrived; None if that is not enough."""
         while (taken := take()) is None:
             try:
                 count = self.sock.recv_into(self._buffer.space())
@@ -155,7 +165,10 @@ class Wire:
         return taken
 
     def ready(self) -> Frame | None:
-        """Return the next frame if it was received together with the last one; frames taken before stay good. Raises BadFrame."""
+        """Return the next frame if it was received together with the last one; frames taken before stay good.
+
+        Raises BadFrame.
+        """
         return self._buffer.frame()
 
     def together(self, first: Frame, last: Frame) -> memoryview:
@@ -183,13 +196,16 @@ class Wire:
         return taken
 
     def _shrink(self) -> None:
-        """A connection on which nothing is under way keeps no more than the usual."""
+        """Shrink the buffer to the usual size while nothing is under way."""
         if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
             self._buffer.shrink()
             self._room.give(grown_bytes - self._buffer.grown_bytes)
 
     def wait_hello(self, timeout_s: float) -> Frame:
-        """Return the frame with which the peer begins: HELLO, or an ERROR. Raises as ``wait_frame``, BadFrame for any other at once."""
+        """Return the peer's first frame: HELLO, or an ERROR.
+
+        Raises as ``wait_frame``; BadFrame at once for any other frame.
+        """
         self._buffer.greeting = True
         try:
             return self.wait_frame(timeout_s)
@@ -197,7 +213,7 @@ class Wire:
             self._buffer.greeting = False
 
     def send(self, data: bytes | memoryview) -> int:
-        """Send what the kernel takes of ``data`` at once and return how much that was. Raises WireClosed."""
+        """Send as much of ``data`` as the kernel takes at once and return how much that was. Raises WireClosed."""
         try:
             count = self.sock.send(data)
         except BlockingIOError:
@@ -208,9 +224,9 @@ class Wire:
         return count
 
     def send_small(self, frame: bytes) -> bool:
-        """Send a small frame without waiting; False if the kernel did not take it, and nothing of it is sent. Raises WireClosed.
+        """Send a small frame without waiting; False if the kernel took nothing of it. Raises WireClosed.
 
-        A frame of which a part was taken is finished by the next call that sends.
+        If the kernel took a part, the next call that sends finishes the frame.
         """
         if self._unsent:
             self._unsent = self._unsent[self.send(self._unsent) :]
@@ -222,7 +238,10 @@ class Wire:
         return count > 0
 
     def wait_send(self, *parts: bytes | memoryview, timeout_s: float) -> None:
-        """Send all parts, one after the other; ``timeout_s`` is how long the peer may take nothing. Raises WireClosed."""
+        """Send all parts, one after the other; raises WireClosed.
+
+        ``timeout_s`` is how long the peer may take nothing.
+        """
         left = [memoryview(part) for part in (self._unsent, *parts) if len(part)]
         self._unsent = b""
         deadline = time.monotonic() + timeout_s
@@ -242,9 +261,9 @@ class Wire:
                 left[0] = left[0][count:]
 
     def discard(self, timeout_s: float, limit_bytes: int) -> None:
-        """Close the sending side, then drop what comes until the peer closes its own, the time is over or it was too much.
+        """Close the sending side, then drop what arrives until the peer closes its own, time is up or it was too much.
 
-        Without this, data that nobody read makes the kernel reset the connection, and the peer never sees the last frame.
+        Without this, the kernel resets a connection that has unread data, and the peer never sees the last frame.
         """
         deadline = time.monotonic() + timeout_s
         scrap = bytearray(SOCKET_BUFFER_BYTES // 4)
@@ -270,7 +289,7 @@ class Wire:
 
 
 def tune(sock: socket.socket) -> None:
-    """Set what every connection of the protocol has: no blocking, no Nagle, large buffers, keep-alive."""
+    """Set the options of every connection of the protocol: no blocking, no Nagle, large buffers, keep-alive."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -291,29 +310,32 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def connect(address: str, timeout_s: float) -> Wire:
-    """Connect to a datanode. Raises INVALID_REQUEST for what is no address, OVERLOADED without a descriptor, WireClosed if nobody answers."""
+    """Connect to a datanode.
+
+    Raises INVALID_REQUEST for an illegal address, OVERLOADED without a descriptor, WireClosed if nobody answers.
+    """
     host, port = split_address(address)
     try:
         return Wire(socket.create_connection((host, port), timeout=timeout_s))
     except TimeoutError as error:
         raise WireClosed(f"no connection to {address} within {timeout_s:g} s", timed_out=True) from error
-    except ValueError as error:  # a host that can have no name
+    except ValueError as error:  # an impossible host name
         raise BlockError(stream_errors.INVALID_REQUEST, f"{address!r} is no address host:port") from error
     except OSError as error:
-        if error.errno in NO_DESCRIPTOR:  # no fault of the other's, whom a client would leave out
+        if error.errno in NO_DESCRIPTOR:  # not the other datanode's fault: a client would leave it out
             raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
         raise WireClosed(f"no connection to {address}: {error}") from error
 
 
 def hello_frame(peer: str, cluster: str) -> bytes:
-    """Return the first frame of a side that calls itself ``peer``."""
+    """Return the HELLO frame of a side that calls itself ``peer``."""
     return encode_frame(Kind.HELLO, encode(own_hello(peer, cluster)))
 
 
 def read_hello(frame: Frame, cluster: str) -> Hello:
     """Return the peer's HELLO; raises BAD_FRAME, UNSUPPORTED_VERSION, WRONG_CLUSTER, or the error that it sent instead.
 
-    A client that does not know the cluster's name leaves it empty; a datanode never does.
+    A client that does not know the cluster's name leaves the name empty; a datanode never does.
     """
     if frame.header.kind is Kind.ERROR:
         error = read_error(frame)
@@ -345,24 +367,24 @@ def decode_bounded(data: bytes, what: str, large: frozenset[str]) -> Any:
 
 
 def failure(error: ConversationFailed) -> BlockError:
-    """Return the error that says what was wrong in a conversation."""
+    """Return the error that reports what was wrong in a conversation."""
     return BlockError(CODES[error.fault], str(error))
 
 
 def refusal(error: StreamError) -> BlockError:
-    """Return what a peer said in an ERROR."""
+    """Return the error that a peer sent in an ERROR frame."""
     return BlockError(error.code, error.message, error.offset, error.hint, error.datanode)
 
 
 def unreadable(error: Exception) -> StreamError:
-    """Return what stands for an ERROR that cannot be read."""
+    """Return the error that stands for an unreadable ERROR frame."""
     return StreamError(
         code=stream_errors.FAILED, message=f"an error that cannot be read: {error}", datanode="", offset=-1, hint=""
     )
 
 
 def read_error(frame: Frame) -> StreamError:
-    """Return the StreamError of an ERROR frame, also of one that cannot be read."""
+    """Return the StreamError of an ERROR frame, even of an unreadable one."""
     try:
         check_payload(frame.header, frame.payload)
         error = record_of(frame, StreamError)
@@ -380,7 +402,7 @@ def stream_error(own: str, error: BlockError) -> StreamError:
 
 
 def error_frame(own: str, error: BlockError, *, stream: int = 0, sequence: int = 0) -> bytes:
-    """Return the ERROR frame that says ``error``, to a peer to whom nothing was said yet.
+    """Return the ERROR frame that says ``error``, to a peer with which no exchange has begun yet.
 
     ``own`` is this datanode's name.
     """

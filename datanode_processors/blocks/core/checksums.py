@@ -1,17 +1,19 @@
 """Checksums of a block: one CRC32C for each *cell* of ``cell_bytes``, kept while the block is written. Pure.
 
-A block's checksums are the CRC32Cs of its cells, 4 bytes big-endian each, one after another; the last cell may be partial, and has the
-CRC32C of the bytes that it has. This is how ``PutBlock`` and ``BlockRow`` carry them.
+A block's checksums are the CRC32Cs of its cells, 4 bytes big-endian each, one after another. The last cell may be
+partial; its CRC32C then covers the bytes that it has. ``PutBlock`` and ``BlockRow`` carry checksums in this form.
 
 Rules:
 
-1. Bytes come as packets of any size, at any alignment. A packet that begins where a cell begins and does not reach beyond it is not
-   computed again: its own CRC32C is the cell's.
-2. A write may begin anywhere up to the length, so it may overwrite. A cell that is overwritten in part is *unknown* until its bytes
-   have been written up to its old end, or somebody has read them and says so (:meth:`CellChecksums.learn`).
-3. A running checksum (the *cursor*) follows the last write, so small packets that follow each other cost one pass over their bytes,
-   whether they append or overwrite.
-4. Two lists of checksums can be compared in the cells that are whole in both; a partial cell only with one of the same length.
+1. Packets have any size and alignment. If a packet begins where a cell begins and does not reach beyond it, its own
+   CRC32C is used for the cell and not computed again.
+2. A write may begin anywhere up to the length, so it may overwrite. A cell that is overwritten in part is *unknown*
+   until its bytes have been written up to its old end, or a caller has read them and sets the checksum
+   (:meth:`CellChecksums.learn`).
+3. A running checksum (the *cursor*) follows the last write, so small packets that follow each other cost one pass over
+   their bytes, whether they append or overwrite.
+4. Two lists of checksums can be compared in the cells that are whole in both; a partial cell only with one of the same
+   length.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ CHECKSUM_BYTES = 4
 """Bytes of one packed checksum."""
 MIN_CELL_BYTES = 512
 MAX_CELL_BYTES = MAX_PACKET_BYTES
-"""Limits of ``bytes_per_checksum``; the upper one because a cell is read, sent and repaired whole."""
+"""Limits of ``bytes_per_checksum``. There is an upper one because a cell is read, sent and repaired whole."""
 
 _CRC = Struct(">I")
 _NO_CELL = -1
@@ -45,7 +47,7 @@ def cell_count(length: int, cell_bytes: int) -> int:
 
 
 def cell_range(cell: int, length: int, cell_bytes: int) -> tuple[int, int]:
-    """Return (offset of the cell, its bytes) in a block of ``length`` bytes; the bytes are 0 or less beyond its end."""
+    """Return (offset of the cell, its bytes) in a block of ``length`` bytes; beyond the end the bytes are 0 or less."""
     start = cell * cell_bytes
     return start, min(cell_bytes, length - start)
 
@@ -61,12 +63,13 @@ def check_list(checksums: bytes | bytearray, length: int, cell_bytes: int) -> No
     expected = cell_count(length, cell_bytes) * CHECKSUM_BYTES
     if len(checksums) != expected:
         raise ValueError(
-            f"{len(checksums)} bytes of checksums for {length} bytes in cells of {cell_bytes}; {expected} belong to them"
+            f"{len(checksums)} bytes of checksums for {length} bytes in cells of {cell_bytes}; "
+            f"{expected} belong to them"
         )
 
 
 def comparable_cells(length: int, other_length: int, cell_bytes: int) -> int:
-    """Return how many leading cells of two lists say something about each other (rule 4)."""
+    """Return how many leading cells of two lists can be compared (rule 4)."""
     if length == other_length:
         return cell_count(length, cell_bytes)
     return min(length, other_length) // cell_bytes
@@ -75,8 +78,8 @@ def comparable_cells(length: int, other_length: int, cell_bytes: int) -> int:
 def differing_cells(checksums: bytes, length: int, other: bytes, other_length: int, cell_bytes: int) -> list[int]:
     """Return the comparable cells in which two packed lists differ, ascending.
 
-    Raises ValueError if a list does not fit its length. With different lengths a partial last cell of the shorter block is not compared:
-    compare it by checksums that were computed to the same length.
+    Raises ValueError if a list does not fit its length. With different lengths a partial last cell of the shorter block
+    is not compared: compare it by checksums that were computed to the same length.
     """
     check_list(checksums, length, cell_bytes)
     check_list(other, other_length, cell_bytes)
@@ -88,7 +91,7 @@ def differing_cells(checksums: bytes, length: int, other: bytes, other_length: i
 
 
 class CellChecksums:
-    """The checksums of a block that is being written, or whose bytes were found on disk (then all cells are unknown at first).
+    """The checksums of a block that is being written, or that was found on disk (all cells are unknown at first).
 
     ``length`` is the number of bytes that are covered. For one thread at a time.
     """
@@ -96,7 +99,7 @@ class CellChecksums:
     __slots__ = ("_crc", "_cursor_cell", "_cursor_end", "_packed", "_unknown", "cell_bytes", "length")
 
     def __init__(self, cell_bytes: int, length: int = 0) -> None:
-        """Raises ValueError if no cell may have that size, or the length is negative."""
+        """Raises ValueError if ``cell_bytes`` is not allowed, or the length is negative."""
         check_cell_bytes(cell_bytes)
         if length < 0:
             raise ValueError(f"a block of {length} bytes")
@@ -113,7 +116,7 @@ class CellChecksums:
         return len(self._packed) // CHECKSUM_BYTES
 
     def write(self, offset: int, data: bytes | bytearray | memoryview, crc: int | None = None) -> None:
-        """Take account of bytes that were written at ``offset``; ``crc`` is their CRC32C, if it is known to be right.
+        """Take account of bytes written at ``offset``; ``crc`` is their CRC32C, if it is known to be right.
 
         Raises ValueError if they would leave a gap.
         """
@@ -164,13 +167,16 @@ class CellChecksums:
         self._unknown.discard(cell)
 
     def forget(self, offset: int, end: int) -> None:
-        """Make the cells unknown that have bytes in [offset, end): what is there has to be read again."""
+        """Make the cells unknown that have bytes in [offset, end): these bytes have to be read again."""
         last = min(cell_count(end, self.cell_bytes), self.cells)
         self._unknown.update(range(offset // self.cell_bytes, last))
         self._cursor_cell = _NO_CELL
 
     def cut(self, length: int) -> None:
-        """Cover the first ``length`` bytes only; a cell that is cut through becomes unknown. Does nothing if there are fewer."""
+        """Cover the first ``length`` bytes only; a cell that is cut through becomes unknown.
+
+        Does nothing if there are fewer.
+        """
         if length >= self.length:
             return
         self.length = length
@@ -186,12 +192,12 @@ class CellChecksums:
         return 0 <= cell < self.cells and cell not in self._unknown
 
     def unknown(self, length: int) -> list[int]:
-        """Return the unknown cells that lie whole within the first ``length`` bytes, or end where the block does; ascending."""
+        """Return the unknown cells, ascending, that are whole within the first ``length`` bytes or end the block."""
         count = comparable_cells(length, self.length, self.cell_bytes)
         return sorted(cell for cell in self._unknown if cell < count)
 
     def packed(self, length: int) -> bytes:
-        """Return the packed checksums of the cells whole within the first ``length`` bytes, or to the end if that is the block's.
+        """Return the packed checksums of the cells whole within the first ``length`` bytes, or ending with the block.
 
         Raises ValueError if one of them is unknown.
         """

@@ -1,11 +1,15 @@
-"""Digests of stored bytes, for the audit: two replicas of a container have one digest iff the committed bytes that they store agree. Pure.
+"""Digests of stored bytes, for the audit. Pure.
 
-*Container digest* = XXH64 chained over its committed blocks in the order of their keys: key (16 bytes, ``schemas.codecs.block_rows``), length (8 bytes
-big-endian), packed checksums of the cells as they were read from disk; seed 42 first, each hash the next one's seed. This is Spark SQL's
-``xxhash64(key, length, checksums, key, length, checksums, …)`` of binary columns, as a signed 64-bit integer. A replica that has fewer bytes
-of a block than are committed reports it with the length that it has.
+Two replicas of a container have one digest iff the committed bytes that they store agree.
 
-CRC32Cs stand for the bytes, so "agree" is as good as a CRC32C for each cell: it finds damage, it does not withstand forgery.
+*Container digest* = XXH64 chained over its committed blocks in the order of their keys: key (16 bytes,
+``schemas.codecs.block_rows``), length (8 bytes big-endian), packed checksums of the cells as they were read from disk;
+seed 42 first, each hash the next one's seed. This is Spark SQL's ``xxhash64(key, length, checksums, key, length,
+checksums, …)`` of binary columns, as a signed 64-bit integer. A replica that has fewer bytes of a block than are
+committed reports it with the length that it has.
+
+CRC32Cs stand for the bytes, so "agree" is as good as a CRC32C for each cell: it finds damage, but does not withstand
+forgery.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Requests of a pipeline to operations and answers; who claims after how much silence. Pure."""
+"""Turns a pipeline's requests into operations and answers, and says who claims after how much silence. Pure."""

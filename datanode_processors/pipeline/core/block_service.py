@@ -2,18 +2,19 @@
 
 Rules (design, section 8; decision 0023):
 
-1. A longer PutBlock replaces the block's row; a shorter one, or one of equal length, is answered with the committed state and writes
-   nothing. A committed length never shrinks.
+1. A longer PutBlock replaces the block's row. A shorter one, or one of equal length, is answered with the committed
+   state and writes nothing. A committed length never shrinks.
 2. Cells that two PutBlocks of a block have in common must have the same checksums, or the later one is refused.
 3. A delete leaves a tombstone, which voids every PutBlock and chunk that comes after it. Block ids are never reused.
-4. A closed container or pipeline takes nothing new. What is committed already is answered all the same, and may be deleted. A pipeline is
-   opened again by its members as a later generation; containers that were closed stay so, and what was asked of an earlier generation
-   is refused.
-5. A chunk (the old way) is a row of its bytes until a PutBlock covers it; chunks of a block do not overlap, and one that is sent again
-   must have the same bytes.
-6. Everything here is idempotent by itself, so proposals have no retry rows.
+4. A closed container or pipeline takes nothing new. Requests for what is committed already are still answered, and it
+   may be deleted. The members open a pipeline again as a later generation. Its closed containers stay closed, and
+   requests of an earlier generation are refused.
+5. A chunk (the old way) is a row of its bytes until a PutBlock covers it. Chunks of a block do not overlap, and a chunk
+   that is sent again must have the same bytes.
+6. All requests here are idempotent by themselves, so proposals have no retry rows.
 
-Rows and their keys are in ``block_tables``, what a request must be in itself in ``request_checks``. Answers are encoded records of ``schemas.records.datanode``; a refusal is a StreamError.
+Rows and their keys are in ``block_tables``, checks of a request by itself in ``request_checks``. Answers are encoded
+records of ``schemas.records.datanode``; a refusal is a StreamError.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class BlockService:
         }
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
-        """Execute a request; a refused one keeps nothing and is answered with a StreamError."""
+        """Execute a request. A refused one leaves no rows and is answered with a StreamError."""
         request = proposal.body
         try:
             if request.partition != self._partition:
@@ -113,7 +114,7 @@ class BlockService:
         return Executed(response=encode(answer), keep=True)
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:  # noqa: ARG002
-        """Encode an answer of the replicated database's own."""
+        """Encode a refusal that the replicated database itself gives."""
         return encode(self._error(REFUSED[refusal], message))
 
     def _error(self, code: str, message: str) -> StreamError:
@@ -156,7 +157,7 @@ class BlockService:
                 codes.INVALID_REQUEST, f"{row.pipeline} is of generation {row.generation}, not {request.generation}"
             )
         closed = replace(row, state=CLOSED, generation=request.generation)
-        if row != closed:  # a later generation may be closed before anybody has opened it: then it never will be
+        if row != closed:  # a later generation may be closed before anybody has opened it: then it is never opened
             transaction.put(PIPELINE_TABLE, PIPELINE_KEY, encode(closed))
         if row.state != CLOSED:
             self._close_containers(transaction)
@@ -263,7 +264,8 @@ def _check_against(name: str, row: BlockRow, request: PutBlock) -> None:
     if row.bytes_per_checksum != request.bytes_per_checksum:
         raise BlockError(
             codes.INVALID_REQUEST,
-            f"{name}: {request.bytes_per_checksum} bytes per checksum, but it is committed with {row.bytes_per_checksum}",
+            f"{name}: {request.bytes_per_checksum} bytes per checksum, "
+            f"but it is committed with {row.bytes_per_checksum}",
         )
     wrong = differing_cells(row.checksums, row.length, request.checksums, request.length, row.bytes_per_checksum)
     if wrong:

@@ -1,7 +1,7 @@
 """The rows of a pipeline's database: their keys, and reading them from a transaction, a store or a snapshot. Pure.
 
-Keys: block ``block_key``; chunk ``block_key`` and its offset, 8 bytes big-endian; container 8 bytes big-endian; the pipeline's one row
-PIPELINE_KEY.
+Keys: block ``block_key``; chunk ``block_key`` and its offset, 8 bytes big-endian; container 8 bytes big-endian; the
+pipeline's one row PIPELINE_KEY.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def container_key(container_id: int) -> bytes:
 
 
 def pipeline_row(view: Any) -> PipelineRow | None:
-    """Return the pipeline's row, None if the log does not have it yet."""
+    """Return the pipeline's row, None if the log does not have one yet."""
     value = view.get(PIPELINE_TABLE, PIPELINE_KEY)
     return None if value is None else decode_as(PipelineRow, value)
 
@@ -62,7 +62,10 @@ def is_closed(view: Any, container_id: int) -> bool:
 
 
 def containers_of(view: Any) -> Iterator[int]:
-    """Yield the containers that have rows in blockTable, ascending; one step per container, however many blocks it has."""
+    """Yield the containers that have rows in blockTable, ascending.
+
+    It takes one step per container, however many blocks the container has.
+    """
     start = b""
     while (found := next(iter(view.iterate(BLOCK_TABLE, start, None)), None)) is not None:
         container_id, _ = block_of_key(found[0])

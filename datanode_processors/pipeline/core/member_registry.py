@@ -1,13 +1,14 @@
-"""The pipelines that a datanode is a member of: in which state each is, and what is to be done when it is asked to open one. Pure.
+"""The pipelines that a datanode is a member of: the state of each, and what to do when it is asked to open one. Pure.
 
-Two things are told of a pipeline, and each may be ahead of the other: what the Object Manager has *asked* for (OpenPipeline, which the registry
-keeps), and what the *log* says (the pipeline's row, as it is applied here). The rules:
+Two sources speak of a pipeline, and either may be ahead of the other: what the Object Manager has *asked* for
+(OpenPipeline, kept in the registry), and what the *log* says (the pipeline's row, as it is applied here). The rules:
 
-1. A partition has one pipeline for good: whoever asks for another one, for other members or for an earlier generation is refused. Addresses
-   may change.
+1. A partition has one pipeline for good. A request for another pipeline, for other members or for an earlier generation
+   is refused. Addresses may change.
 2. A pipeline that is asked for as a later generation is opened again once the log says so; until then it is REOPENING.
-3. What was asked for is in the registry before it is answered. If it could not be written, the next one who asks has it written.
-4. A generation that the log has closed is not brought to the log again: who asks for it tells no more than where its members are.
+3. A request is in the registry before it is answered. If the registry could not be written, the next request writes it.
+4. A generation that the log has closed is not brought to the log again: a request for it says no more than where its
+   members are.
 
 For one thread at a time: the owner has a lock.
 """
@@ -30,23 +31,23 @@ class PipelineState(Enum):
 
     ABSENT = auto()
     OPENING = auto()
-    """Its replica is being opened."""
+    """The replica is being opened."""
     FOLLOWED = auto()
-    """It is followed; the log has not opened it yet."""
+    """The pipeline is followed; the log has not opened it yet."""
     OPEN = auto()
     CLOSED = auto()
     """The log has closed the generation that was asked for, or a later one."""
     REOPENING = auto()
-    """It was asked for as a later generation than the log has."""
+    """The request was for a later generation than the log has."""
 
 
 class PipelineEvent(Enum):
     """What may happen to a pipeline."""
 
     ASKED = auto()
-    """This datanode was asked to open it, or its registry has it."""
+    """This datanode was asked to open the pipeline, or its registry has it."""
     ASKED_LATER = auto()
-    """It was asked for as a later generation than before, which the log does not have."""
+    """The request was for a later generation than before, which the log does not have."""
     REPLICA_OPENED = auto()
     REPLICA_FAILED = auto()
     ROW_OPEN = auto()
@@ -94,7 +95,7 @@ PIPELINE_TRANSITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class TellOpened:
-    """Tell that a pipeline, or a later generation of one, is about to be opened here."""
+    """Announce that a pipeline, or a later generation of one, is about to be opened here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +105,12 @@ class OpenReplica:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Take over what was asked for, a later generation or other addresses; ``adopt`` is part of it."""
+    """Take over what was asked for, a later generation or other addresses, by calling ``adopt``."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRegistry:
-    """Write what was asked for, of all pipelines; ``note_saved`` follows."""
+    """Write what was asked for, for all pipelines; ``note_saved`` follows."""
 
 
 OpenStep: TypeAlias = TellOpened | OpenReplica | Adopt | SaveRegistry
@@ -118,15 +119,15 @@ OpenStep: TypeAlias = TellOpened | OpenReplica | Adopt | SaveRegistry
 @dataclass(slots=True)
 class _Member:
     opened: OpenPipeline
-    """As it was asked for last."""
+    """The latest request."""
     state: PipelineState = PipelineState.ABSENT
     saved: bool = False
     row: tuple[int, bool] = (0, False)
-    """(generation, closed) as the log has it; generation 0: it has none."""
+    """(generation, closed) as the log has it; generation 0: the log has none."""
 
 
 class MemberRegistry:
-    """Of one datanode."""
+    """The pipelines of one datanode."""
 
     def __init__(self) -> None:
         self._members: dict[int, _Member] = {}
@@ -141,7 +142,7 @@ class MemberRegistry:
         return PipelineState.ABSENT if member is None else member.state
 
     def opened(self) -> list[OpenPipeline]:
-        """Return what the registry is to say: the pipelines that are followed, as they were asked for last, by partition."""
+        """Return what the registry is to say: by partition, the latest request of each pipeline that is followed."""
         members = (self._members[partition] for partition in sorted(self._members))
         return [one.opened for one in members if one.state is not PipelineState.OPENING]
 
@@ -173,7 +174,7 @@ class MemberRegistry:
         return *told, Adopt(), SaveRegistry()
 
     def adopt(self, request: OpenPipeline) -> None:
-        """A pipeline is as it was asked for now; ``ask`` has said so."""
+        """Take over a request that ``ask`` has said to adopt."""
         member = self._members[request.partition]
         is_new = request.generation > max(member.opened.generation, member.row[0])
         self._move(request.partition, PipelineEvent.ASKED_LATER if is_new else PipelineEvent.ASKED)
@@ -184,7 +185,7 @@ class MemberRegistry:
         self._move(partition, PipelineEvent.REPLICA_OPENED)
 
     def note_failure(self, partition: int) -> None:
-        """The replica of a pipeline could not be opened: nothing is known of it any more."""
+        """The replica of a pipeline could not be opened: the pipeline is forgotten."""
         self._move(partition, PipelineEvent.REPLICA_FAILED)
         del self._members[partition]
 
@@ -195,7 +196,7 @@ class MemberRegistry:
     # -- what the log says -----------------------------------------------------------------------------------------
 
     def note_row(self, row: PipelineRow) -> None:
-        """The row of a pipeline is as the log has it; one that is older than what was said before says nothing."""
+        """The log has this row of a pipeline. A row that is older than one noted before changes nothing."""
         member = self._members[row.partition]
         said = (row.generation, row.state == CLOSED)
         if said < member.row:
@@ -208,12 +209,12 @@ class MemberRegistry:
         self._move(row.partition, event)
 
     def is_for_the_log(self, request: OpenPipeline) -> bool:
-        """Whether a leader is to bring to the log what was asked for (rule 4)."""
+        """Whether a leader is to bring the request to the log (rule 4)."""
         return self._members[request.partition].row != (request.generation, True)
 
 
 def _is_same(known: OpenPipeline, asked: OpenPipeline) -> bool:
-    """Whether two say the same but for addresses, or the second a later generation of it."""
+    """Whether two requests are the same but for addresses, or the second is for a later generation of the first."""
 
     def parts(one: OpenPipeline) -> tuple[str, list[str]]:
         return one.pipeline, [member.datanode for member in one.members]

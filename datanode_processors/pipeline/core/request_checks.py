@@ -29,7 +29,7 @@ MAX_CHUNK_BYTES = 4 * 1024 * 1024
 """Bytes of one WriteChunk."""
 
 MAX_BLOCK_BYTES = 1 << 40
-"""Largest length that is committed."""
+"""Largest length that may be committed."""
 
 LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlocks, WriteChunk)
 """Requests that go through the log."""
@@ -37,7 +37,7 @@ LOG_REQUESTS = (OpenPipeline, ClosePipeline, CloseContainer, PutBlock, DeleteBlo
 
 def check_block(partition: int, container_id: int, local_id: int) -> None:
     """Raise BlockError (INVALID_REQUEST) unless a block with these ids may lie on the pipeline."""
-    # The very first container of a cluster is number 0.
+    # The first container of a cluster has the id 0.
     if not (0 <= container_id < 1 << 63 and 0 < local_id < 1 << 63):
         raise BlockError(
             codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
@@ -65,11 +65,15 @@ def check_members(request: OpenPipeline) -> None:
 
 
 def check_texts(*texts: str) -> None:
-    """Raise BlockError (INVALID_REQUEST) if a name or address is too long: it is kept, and stands in many lines of the log."""
+    """Raise BlockError (INVALID_REQUEST) if a name or address is too long.
+
+    Names and addresses are kept, and appear in many lines of the log.
+    """
     for text in texts:
         if len(text) > MAX_NAME_CHARACTERS:
             raise BlockError(
-                codes.INVALID_REQUEST, f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken"
+                codes.INVALID_REQUEST,
+                f"{text[:20]}…: {len(text)} characters; at most {MAX_NAME_CHARACTERS} are taken",
             )
 
 

@@ -1,7 +1,8 @@
-"""What is to be done, and when: each thing once, the earliest first. Pure: whoever asks says what time it is.
+"""What is to be done, and when: each thing once, the earliest first. Pure: the caller says what time it is.
 
-Putting and taking cost a logarithm of the number of things; what is put again leaves an entry behind that is skipped, and at twice the
-things (and SLACK) all such entries are thrown away. So the size is bounded by the number of different things that callers put.
+Putting and taking cost a logarithm of the number of things. A thing that is put again leaves its old entry behind,
+which is skipped. When the entries reach twice the things (and SLACK), the old ones are thrown away, so the number of
+different things bounds the size.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 SLACK = 64
-"""Entries left behind that are not worth a clearing."""
+"""So few entries left behind are not worth a clearing."""
 
 Thing = TypeVar("Thing", bound=Hashable)
 
@@ -31,7 +32,7 @@ class Agenda(Generic[Thing]):
         return thing in self._due
 
     def put(self, thing: Thing, due_s: float) -> None:
-        """Have something done at a time, instead of any other that was said before."""
+        """Schedule a thing for a time; this replaces any time set before."""
         self._due[thing] = due_s
         self._count += 1
         heapq.heappush(self._heap, (due_s, self._count, thing))
@@ -41,12 +42,12 @@ class Agenda(Generic[Thing]):
             heapq.heapify(self._heap)
 
     def put_sooner(self, thing: Thing, due_s: float) -> None:
-        """Have something done at a time, unless it will be done earlier."""
+        """Schedule a thing for a time, unless it is scheduled for an earlier one."""
         if due_s < self._due.get(thing, float("inf")):
             self.put(thing, due_s)
 
     def drop(self, thing: Thing) -> None:
-        """Have something not done."""
+        """Remove a thing."""
         self._due.pop(thing, None)
 
     def next_due_s(self) -> float | None:

@@ -1,7 +1,7 @@
-"""Datanodes that did not answer, and until when it is of no use to ask them. Pure: whoever asks says what time it is.
+"""Datanodes that did not answer, and until when asking them is useless. Pure: the caller says what time it is.
 
-One that is silent must not hold up all that others can give: it is left alone for a while, twice as long each time it is silent again.
-For one thread at a time. Times are seconds of one clock.
+A silent datanode must not delay what others can give. It is left alone for a while, twice as long each time it is
+silent again. For one thread at a time. Times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 FIRST_PAUSE_S = 15.0
 LAST_PAUSE_S = 600.0
 MAX_AWAY = 256
-"""Datanodes that are known to be away; if there are more they are all asked again."""
+"""Datanodes that may be known as away; if there are more, all are asked again."""
 
 
 class Away:
-    """By address."""
+    """The silent datanodes, by address."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
 
     def __contains__(self, address: str) -> bool:
-        """Whether a datanode was silent when it was asked last, however long ago."""
+        """Whether a datanode was silent when last asked, however long ago."""
         return address in self._until
 
     def is_away(self, address: str, now_s: float) -> bool:

@@ -1,11 +1,12 @@
-"""One look at a copy: is anything of it left, are its files long enough, and what have members of its pipeline deleted. Pure.
+"""One look at a copy: is any block left, are the files long enough, what have the pipeline's members deleted. Pure.
 
     NEW ─► DROPPING ─► COMPARING ─► ASKING ◄─► DELETING        one source after the other
                │            └───────────┴───────┬──┘
               GONE                       HEARD or SILENT
 
-Rules: A block is deleted here because a member has its tombstone, for nothing else. All sources are asked, for a member may be behind. That
-nobody answers, that a source is no member, or that a member lacks a row says nothing; the last is said, for it cannot be.
+Rules: A block is deleted here only because a member has its tombstone. All sources are asked, because a member may be
+behind. A source that does not answer, or is no member, says nothing. A member that lacks a row says nothing either, but
+that is logged, because it should be impossible.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class LookState(Enum):
     ASKING = auto()
     DELETING = auto()
     GONE = auto()
-    """It has ended: no block of the copy was left."""
+    """The look has ended: no block of the copy was left."""
     HEARD = auto()
-    """It has ended: a member has told its rows."""
+    """The look has ended: a member has sent its rows."""
     SILENT = auto()
-    """It has ended: no member has, or what one told could not be followed."""
+    """The look has ended: no member has sent its rows, or the deletions that one sent could not be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class CopyDropped:
 
 @dataclass(frozen=True, slots=True)
 class CopyKept:
-    """The copy is here still."""
+    """The copy is still here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +71,16 @@ class LengthsCompared:
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswered:
-    """A member of the copy's pipeline has told its rows."""
+    """A member of the copy's pipeline has sent its rows."""
 
     member: str
     deleted: Mapping[int, bool]
-    """By local id: whether it has a tombstone of the block."""
+    """By local id: whether the member has a tombstone of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotHeard:
-    """A source is silent, is no member, or has the container not closed: another may tell."""
+    """A source is silent, is no member, or has the container not closed: another source may tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class DeletedHere:
     """Blocks were deleted."""
 
     live: tuple[int, ...]
-    """Local ids of those that are left."""
+    """Local ids of the blocks that are left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ LookEvent: TypeAlias = (
 
 
 class CopyLook:
-    """One look at one copy: tell it what has happened, do what it says; it has ended when it asks for nothing more."""
+    """One look at one copy. Pass it events and carry out what it says; it has ended when it asks for nothing more."""
 
     def __init__(self, container_id: int) -> None:
         self.state = LookState.NEW
@@ -114,7 +115,7 @@ class CopyLook:
         self._heard = False
 
     def step(self, event: LookEvent) -> Instructions:
-        """Take note of an event and return what is to be done; raises NoSuchTransition."""
+        """Take an event and return what is to be done; raises NoSuchTransition."""
         move = self.TRANSITIONS.get((self.state, type(event)))
         if move is None:
             raise NoSuchTransition(self.state, type(event).__name__)

@@ -1,12 +1,16 @@
 """Repairing a block of a copy cell by cell, and a copy as a whole: its rows, then every block. Pure.
 
-    one block     NEW ─► READING ─► FETCHING ─► CHECKING ─► RIGHT or FAILED      FETCHING: from one source after the other
+One block; FETCHING asks one source after the other::
 
-    a whole copy  NEW ─► DROPPING ─► READING_ROWS ─► REPAIRING ─► RIGHT or FAILED
-                                          └─► FETCHING_ROWS ─► READING_NEW_ROWS ─► REPAIRING
+    NEW ─► READING ─► FETCHING ─► CHECKING ─► RIGHT or FAILED
 
-Rules: What came from a source is believed when it has been read from the disk again. Rows are fetched only where those here cannot be read,
-or there are none. A block that fails does not keep the others.
+A whole copy::
+
+    NEW ─► DROPPING ─► READING_ROWS ─► REPAIRING ─► RIGHT or FAILED
+                            └─► FETCHING_ROWS ─► READING_NEW_ROWS ─► REPAIRING
+
+Rules: A source's cell is believed only when it has been read from the disk again. Rows are fetched only if those here
+cannot be read, or if there are none. A block that fails does not keep the others from being repaired.
 """
 
 from __future__ import annotations
@@ -69,11 +73,11 @@ class CellsRead:
 
 @dataclass(frozen=True, slots=True)
 class CellsCame:
-    """A source has given cells, all that were asked for or some or none."""
+    """A source has sent all of the cells that were asked for, some or none."""
 
     cells: frozenset[int]
     refusal: str = ""
-    """Why others did not come; empty: they all came."""
+    """Why the other cells did not come; empty if all came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class CellsChecked:
     """Cells were read from the disk again."""
 
     bad: tuple[int, ...]
-    """Those that are not right all the same, ascending."""
+    """Cells that are still not right, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +93,24 @@ class RowsRead:
     """The copy's rows were read."""
 
     local_ids: tuple[int, ...]
-    """Of its blocks, ascending; none: they cannot be read, or there are none."""
+    """Local ids of the copy's blocks, ascending; empty if the rows cannot be read, or there are none."""
     sources: tuple[str, ...]
     """Addresses of datanodes that may hold the container too."""
     error: BlockError | None = None
-    """Why they cannot be read."""
+    """Why the rows cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsTaken:
-    """A source's rows have taken the place of those that were here."""
+    """A source's rows have replaced those that were here."""
 
     source: str
-    """Its name."""
+    """The source's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsReadable:
-    """The rows that are here can be read by now, and stay."""
+    """The rows here can be read after all, and stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,9 @@ Transitions: TypeAlias = Mapping[tuple[RepairState, type], Callable[[Any, Any], 
 
 
 class CopyRepair:
-    """What both repairs have: tell it what has happened, do what it says; it has ended when it asks for nothing more."""
+    """What both repairs share. Pass it events and carry out what it says; it has ended when it
+    asks for nothing more.
+    """
 
     TRANSITIONS: ClassVar[Transitions] = {}
 
@@ -160,7 +166,7 @@ class CopyRepair:
         self._refusals: list[str] = []
 
     def step(self, event: RepairEvent) -> Instructions:
-        """Take note of an event and return what is to be done; raises NoSuchTransition."""
+        """Take an event and return what is to be done; raises NoSuchTransition."""
         move = self.TRANSITIONS.get((self.state, type(event)))
         if move is None:
             raise NoSuchTransition(self.state, type(event).__name__)
@@ -183,7 +189,7 @@ class BlockRepair(CopyRepair):
         self._name = f"the copy of block {container_id}/{local_id} here"
         self._bad: tuple[int, ...] = ()
         self._missing: tuple[int, ...] = ()
-        """Of the bad cells, those that did not come yet."""
+        """Bad cells that have not come yet."""
         self._source = ""
 
     def _begin(self, _: RepairBegins) -> Instructions:
@@ -213,7 +219,10 @@ class BlockRepair(CopyRepair):
 
     def _checked(self, event: CellsChecked) -> Instructions:
         if event.bad:
-            message = f"{self._name} is damaged in {len(event.bad)} cells, the first is {event.bad[0]}, that are not to be had"
+            message = (
+                f"{self._name} is damaged in {len(event.bad)} cells, the first is {event.bad[0]}, "
+                "that are not to be had"
+            )
             return self._end(BlockError(NOT_COMMITTED, f"{message} ({self._said()})"))
         self._end()
         return CountFiles(), LogLine(f"{self._name} is repaired: {len(self._bad)} cells")
@@ -227,14 +236,14 @@ class BlockRepair(CopyRepair):
 
 
 class WholeRepair(CopyRepair):
-    """The repair of a copy whose rows cannot be read, or that has too many damaged blocks to know each."""
+    """The repair of a copy whose rows cannot be read, or that has too many damaged blocks to list each."""
 
     def __init__(self, container_id: int) -> None:
         super().__init__(container_id)
         self._name = f"container {container_id}"
         self._source = ""
         self._blocks: list[int] = []
-        """Local ids of those that were not repaired yet."""
+        """Local ids of the blocks that were not repaired yet."""
         self._first_left: BlockError | None = None
 
     def _begin(self, _: RepairBegins) -> Instructions:
@@ -268,7 +277,7 @@ class WholeRepair(CopyRepair):
 
     def _rows_taken(self, event: RowsTaken) -> Instructions:
         self.state = RepairState.READING_NEW_ROWS
-        # They may be another copy's, and older than those that were here.
+        # The new rows may be of another copy, and older than those that were here.
         return LogLine(f"{self._name}: the rows of the copy here are taken from {event.source}"), LookSoon(), ReadRows()
 
     def _rows_readable(self, _: RowsReadable) -> Instructions:

@@ -10,25 +10,25 @@ class CopyState(Enum):
 
     ABSENT = auto()
     FRESH = auto()
-    """It is to be looked at, and once more when a member was heard."""
+    """The copy is to be looked at, and once more after a member was heard."""
     LOOKED_AT = auto()
     LOOKING = auto()
     LOOKING_FRESH = auto()
-    """As LOOKING, and it was FRESH before."""
+    """As LOOKING; the copy was FRESH before."""
     LOOKING_NAMED = auto()
-    """As LOOKING, and its sources were named since the look began."""
+    """As LOOKING; the copy's sources were named since the look began."""
 
 
 class CopyEvent(Enum):
     """What may happen to a copy."""
 
     STARTED = auto()
-    """The datanode has found it when it started."""
+    """The datanode has found the copy when it started."""
     NAMED = auto()
-    """It was fetched, or its sources were named."""
+    """The copy was fetched, or its sources were named."""
     LOOK_BEGAN = auto()
     MEMBER_HEARD = auto()
-    """The look has ended, and a member of the copy's pipeline has told its rows."""
+    """The look has ended, and a member of the copy's pipeline has sent its rows."""
     NOBODY_HEARD = auto()
     GONE = auto()
 
@@ -44,11 +44,11 @@ COPY_TRANSITIONS = {
     CopyState.ABSENT: {
         CopyEvent.STARTED: CopyState.FRESH,
         CopyEvent.NAMED: CopyState.FRESH,
-        CopyEvent.LOOK_BEGAN: CopyState.LOOKING,  # asked for because its rows were damaged
+        CopyEvent.LOOK_BEGAN: CopyState.LOOKING,  # a look was asked for because the copy's rows were damaged
         CopyEvent.GONE: CopyState.ABSENT,
     },
     CopyState.FRESH: {
-        CopyEvent.STARTED: CopyState.FRESH,  # it was fetched while the datanode started
+        CopyEvent.STARTED: CopyState.FRESH,  # the copy was fetched while the datanode started
         CopyEvent.NAMED: CopyState.FRESH,
         CopyEvent.LOOK_BEGAN: CopyState.LOOKING_FRESH,
         CopyEvent.GONE: CopyState.ABSENT,
@@ -73,19 +73,19 @@ class DamageState(Enum):
 
     SOUND = auto()
     DUE = auto()
-    """It is damaged, and on the agenda."""
+    """The block is damaged, and on the agenda."""
     AT_WORK = auto()
     FOUND_AT_WORK = auto()
-    """As AT_WORK, and it was found damaged once more since the work began."""
+    """As AT_WORK; the block was found damaged once more since the work began."""
 
 
 class DamageEvent(Enum):
     """What may happen to a block of a copy."""
 
     FOUND = auto()
-    """Its bytes are not its row's."""
+    """The block's bytes are not its row's."""
     LEFT = auto()
-    """The repair of its whole copy could not repair it."""
+    """The repair of the whole copy could not repair the block."""
     WORK_BEGAN = auto()
     REPAIRED = auto()
     FAILED = auto()
@@ -105,7 +105,7 @@ DAMAGE_TRANSITIONS = {
         DamageEvent.FOUND: DamageState.DUE,
         DamageEvent.LEFT: DamageState.DUE,
         DamageEvent.WORK_BEGAN: DamageState.AT_WORK,
-        # The copy went while its block was at work, came again, and was found damaged: what was done was the other's.
+        # The copy went while its block was at work, came again, and was found damaged: the work was on the old copy.
         DamageEvent.REPAIRED: DamageState.DUE,
         DamageEvent.FAILED: DamageState.DUE,
         DamageEvent.COPY_GONE: DamageState.SOUND,

@@ -1,6 +1,6 @@
-"""What the machines of copies ask for: small values, which the shell (``copy_upkeep``, ``copy_actions``) carries out. Pure.
+"""What the machines of copies ask for: small values, which ``copy_upkeep`` and ``copy_actions`` carry out. Pure.
 
-An instruction that has an answer says which events may come of it; all others have none.
+The docstring of an instruction ends with the events that may answer it; an instruction without events has no answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class ReportHealth:
-    """A heartbeat would say something new."""
+    """Have a heartbeat sent: health has changed."""
 
 
 # -- what comes next (``upkeep_plan``)
@@ -38,7 +38,7 @@ class LookAt:
 
 @dataclass(frozen=True, slots=True)
 class RepairOne:
-    """Repair a block of a copy, or with WHOLE for a local id its rows and all its blocks (``copy_repair``)."""
+    """Repair a block of a copy; with WHOLE as its local id, the copy's rows and all its blocks (``copy_repair``)."""
 
     container_id: int
     local_id: int
@@ -56,7 +56,7 @@ class DropIfDeleted:
 
 @dataclass(frozen=True, slots=True)
 class ForgetCopy:
-    """The copy has gone: nothing of it is to be done any more."""
+    """Forget the copy: it has gone, and nothing of it is left to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CompareLengths:
 
 @dataclass(frozen=True, slots=True)
 class AskForRows:
-    """Ask a source for its rows if it is a member, which it says when it is asked about a block: MemberAnswered, NotHeard."""
+    """Ask a source for its rows if it is a member, which a question about a block shows: MemberAnswered, NotHeard."""
 
     address: str
     local_id: int
@@ -74,7 +74,7 @@ class AskForRows:
 
 @dataclass(frozen=True, slots=True)
 class DeleteHere:
-    """Delete blocks of the copy, as a member has: DeletedHere, NotDeleted."""
+    """Delete the blocks of the copy that a member has deleted: DeletedHere, NotDeleted."""
 
     local_ids: tuple[int, ...]
     member: str
@@ -99,7 +99,7 @@ class LookSoon:
 
 @dataclass(frozen=True, slots=True)
 class RepairBlock:
-    """Have one block of the copy right: BlockSettled, BlockLeft."""
+    """Make one block of the copy right: BlockSettled, BlockLeft."""
 
     local_id: int
 

@@ -1,11 +1,12 @@
-"""The repairs that are planned: which blocks, when each is due, who is at work on it, and what was found meanwhile. Pure.
+"""The planned repairs: which blocks, when each is due, who is at work on it, and what was found meanwhile. Pure.
 
 Rules:
 
 1. A block is planned once, however often it is found damaged; the list has room for ``limit`` blocks.
-2. One thread at a time works on a block. What is found while it does so, it may have missed: the repair is not finished then, but due
-   again at once (``finish``).
-3. Cells that were read and found wrong are to be fetched whatever is remembered of them (``cells``), until they have come.
+2. One thread at a time works on a block. The work may miss damage that is found while it goes on, so the repair is not
+   finished then, but due again at once (``finish``).
+3. Cells that were read and found wrong are fetched, whatever checksums are remembered for them (``cells``), until they
+   have come.
 
 For one thread at a time: the owner has a lock. Times are seconds of one clock.
 """
@@ -19,7 +20,7 @@ from datanode_processors.repair.core.agenda import Agenda
 
 FIRST_PAUSE_S = 0.25
 LAST_PAUSE_S = 15.0
-"""Pauses between two attempts at one repair: each is twice as long as the one before, up to the last."""
+"""First and longest pause between two attempts at one repair; each pause is twice as long as the one before."""
 
 Place = tuple[int, bytes]
 """(partition, key of the block)"""
@@ -36,7 +37,7 @@ class _Repair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairTask:
-    """A repair that a thread works at."""
+    """A repair that a thread works on."""
 
     place: Place
     found: int
@@ -44,7 +45,7 @@ class RepairTask:
 
 
 class Repairs:
-    """Of one datanode."""
+    """The planned repairs of one datanode."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -72,22 +73,25 @@ class Repairs:
         return True
 
     def waits_for(self, place: Place, cell: int) -> bool:
-        """Whether a cell is known to be wrong and nobody is at work on its block: that it is found again is no news."""
+        """Whether a cell is known to be wrong and its block waits for its repair: finding the cell again is no news."""
         repair = self._repairs.get(place)
         return repair is not None and cell in repair.cells and not repair.at_work
 
     def hurry(self, place: Place, now_s: float) -> None:
-        """Have a repair taken now that seems to be needed no more; not one of cells that were read and found wrong."""
+        """Make a repair due now that is probably not needed any more.
+
+        Except for one with cells that were read and found wrong.
+        """
         repair = self._repairs[place]
         if not repair.at_work and not repair.cells:
             self._due.put_sooner(place, now_s)
 
     def next_due_s(self) -> float | None:
-        """Return when the next repair is due; None if none is planned that nobody is at work on."""
+        """Return when the next repair is due; None if none waits."""
         return self._due.next_due_s()
 
     def take(self, now_s: float) -> RepairTask | None:
-        """Return a repair to work at, which ends by ``finish`` or ``fail``; None if none is due."""
+        """Return a repair to work on, which ends by ``finish`` or ``fail``; None if none is due."""
         place = self._due.take(now_s)
         if place is None:
             return None
@@ -96,7 +100,7 @@ class Repairs:
         return RepairTask(place=place, found=repair.found)
 
     def cells(self, place: Place) -> frozenset[int]:
-        """Return the cells that are to be fetched in any case."""
+        """Return the cells that must be fetched in any case."""
         return frozenset(self._repairs[place].cells)
 
     def came(self, place: Place, cells: Iterable[int]) -> None:
@@ -104,9 +108,9 @@ class Repairs:
         self._repairs[place].cells.difference_update(cells)
 
     def finish(self, taken: RepairTask, now_s: float, *, whole: bool) -> bool:
-        """End the work at a repair and return whether the block is right: if not, the repair is due again.
+        """End the work on a repair and return whether the block is right: if not, the repair is due again.
 
-        ``whole`` says that the block was found right, as far as it is committed now, or is not to be repaired any more.
+        ``whole`` says that the block was found right, as far as it is committed now, or needs no repair any more.
         """
         repair = self._repairs[taken.place]
         if whole and repair.found == taken.found:
@@ -118,7 +122,7 @@ class Repairs:
         return False
 
     def fail(self, taken: RepairTask, now_s: float) -> None:
-        """End the work at a repair that could not be done now: it is tried again after a pause."""
+        """End the work on a repair that could not be done now: it is tried again after a pause."""
         repair = self._repairs[taken.place]
         repair.at_work = False
         self._due.put(taken.place, now_s + repair.pause_s)

@@ -1,15 +1,15 @@
-"""The plan of keeping copies right: in which state each copy and each damaged block is, and what comes next. Pure.
+"""The plan of keeping copies right: the state of each copy and of each damaged block, and what comes next. Pure.
 
 Rules:
 
-1. A copy of which no member was heard since it came, or since its sources were named, is *fresh*: the look in which a member is heard again
-   is followed by one more SETTLE_S later. All others are looked at once in ``interval_s``. Looks that nobody answered are
-   repeated after pauses that grow.
-2. A copy is *confirmed* once a member was heard of it, for as long as it is here.
-3. A damaged block stays planned until it is repaired or its copy has gone; attempts that fail are repeated after pauses that grow. What is
-   found while the block is at work may have been missed: it is taken again at once.
-4. Of more than MAX_DAMAGED damaged blocks the copies are repaired as a whole.
-5. Repairs and looks take turns: neither waits until there is none of the others.
+1. A copy is *fresh* if no member was heard since it came, or since its sources were named. The look in which a member
+   is first heard is followed by one more SETTLE_S later. All other copies are looked at once in ``interval_s``. Looks
+   that nobody answered are repeated after pauses that grow.
+2. A copy is *confirmed* once a member was heard, for as long as the copy is here.
+3. A damaged block stays planned until it is repaired or its copy has gone; attempts that fail are repeated after pauses
+   that grow. The work on a block may miss damage that is found meanwhile, so the block is then due again at once.
+4. Beyond MAX_DAMAGED damaged blocks, copies are repaired as a whole.
+5. Repairs and looks take turns: neither waits until the other list is empty.
 
 For one thread at a time: the owner has a lock. Times are seconds of one clock.
 """
@@ -42,21 +42,24 @@ from datanode_processors.repair.core.instructions import (
 )
 
 WHOLE: Final = 0
-"""In place of a local id, which is never 0: the copy's rows, and with them all its blocks."""
+"""Stands for a local id, which is never 0: the copy's rows, and with them all its blocks."""
 MAX_DAMAGED = 10_000
-"""Damaged blocks that are known one by one; where there are more, their containers are repaired as a whole."""
+"""Damaged blocks that are known one by one; beyond that, copies are repaired as a whole."""
 MAX_NAMED = 20
 """Damaged blocks that the status names."""
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 600.0
-"""Pauses between two attempts at one repair, or one look that nobody answered."""
+"""First and longest pause between two attempts at one repair, or between two looks that nobody answered."""
 SETTLE_S = 30.0
-"""What is deleted while the Object Manager has not heard of a copy yet (it has just been fetched, or its datanode was away) is asked
-for so long after its first look."""
+"""Time from the first look at a copy to the second.
+
+The second look finds deletions from the time when the Object Manager had not heard of the copy yet (it was just
+fetched, or its datanode was away).
+"""
 LOOK_S = 3600.0
-"""Between two looks at a copy, at most."""
+"""Longest time between two looks at a copy."""
 SAVE_S = 5.0
-"""The sources are written no more often."""
+"""Shortest time between two writings of the sources."""
 
 Block = tuple[int, int]
 """(container id, local id or WHOLE)"""
@@ -67,7 +70,7 @@ class _Copy:
     state: CopyState = CopyState.ABSENT
     confirmed: bool = False
     pause_s: float = 0.0
-    """After a look that nobody answers; 0: the first one."""
+    """Pause after the next look that nobody answers; 0: the first pause."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class _Damage:
 
 
 class UpkeepPlan:
-    """Of one datanode."""
+    """The plan of one datanode."""
 
     def __init__(self, interval_s: float) -> None:
         """``interval_s`` is the time between two looks at a copy, in seconds: LOOK_S at most; 0 = LOOK_S."""
@@ -121,7 +124,7 @@ class UpkeepPlan:
         self._looks.put(LookAt(container_id), now_s)
 
     def name_sources(self, container_id: int, now_s: float, *, new: bool) -> None:
-        """The sources of a copy were named: look at it, and repair it, now; ``new`` says that they are to be written."""
+        """The sources of a copy were named: look at it, and repair it, now; ``new`` says that they must be written."""
         if new:
             self._looks.put_sooner(SaveSources(), self._saved_s + SAVE_S)
         self._move(container_id, CopyEvent.NAMED).pause_s = 0.0
@@ -139,11 +142,11 @@ class UpkeepPlan:
         self._looks.put(LookAt(container_id), now_s)
 
     def begin_look(self, container_id: int) -> None:
-        """A look at a copy begins, which ends by ``end_look`` or ``forget``."""
+        """A look at a copy begins; it ends by ``end_look`` or ``forget``."""
         self._move(container_id, CopyEvent.LOOK_BEGAN)
 
     def end_look(self, container_id: int, now_s: float, *, heard: bool) -> Instructions:
-        """A look has ended, in which a member of the copy's pipeline has told its rows, or nobody."""
+        """A look has ended; ``heard`` says whether a member of the copy's pipeline has sent its rows."""
         was = self._copies[container_id].state
         copy = self._move(container_id, CopyEvent.MEMBER_HEARD if heard else CopyEvent.NOBODY_HEARD)
         if heard:
@@ -161,7 +164,7 @@ class UpkeepPlan:
         return ()
 
     def forget(self, container_id: int) -> None:
-        """A copy has gone, and all that was to be done for it."""
+        """A copy has gone: forget it and everything that was to be done for it."""
         self._move(container_id, CopyEvent.GONE)
         del self._copies[container_id]
         self._looks.drop(LookAt(container_id))
@@ -180,7 +183,7 @@ class UpkeepPlan:
         return damage.state
 
     def find_again(self, container_id: int, local_id: int) -> bool:
-        """A block was found damaged: return whether that is known, of it or of its whole copy."""
+        """A block was found damaged: return whether that is known already, of the block or of its whole copy."""
         for block in ((container_id, local_id), (container_id, WHOLE)):
             if (damage := self._damaged.get(block)) is not None:
                 self._move_damage(block, damage, DamageEvent.FOUND)
@@ -188,7 +191,7 @@ class UpkeepPlan:
         return False
 
     def find(self, container_id: int, local_id: int, reason: str, now_s: float) -> Instructions:
-        """A block was found damaged, or with WHOLE the rows of a copy: have it repaired."""
+        """A block (with WHOLE: the rows of a copy) was found damaged: have it repaired."""
         if self.find_again(container_id, local_id):
             return ()
         block = (container_id, local_id if len(self._damaged) < MAX_DAMAGED else WHOLE)
@@ -197,7 +200,10 @@ class UpkeepPlan:
         return LogLine(reason), ReportHealth()
 
     def leave(self, container_id: int, local_id: int, reason: str, now_s: float) -> Instructions | None:
-        """The repair of a whole copy could not repair a block: have it tried again by itself; None if there is no room for it."""
+        """The repair of a whole copy could not repair a block: have the block tried again by itself.
+
+        Returns None if there is no room for it.
+        """
         block = (container_id, local_id)
         known = self._damaged.get(block)
         if known is None and len(self._damaged) >= MAX_DAMAGED:
@@ -210,7 +216,7 @@ class UpkeepPlan:
         return (LogLine(f"{reason}; trying again, with growing pauses"),)
 
     def note_deletion(self, blocks: Iterable[Block], now_s: float) -> None:
-        """Blocks of copies were deleted, or should have been: look whether any of them still counts as damaged."""
+        """Blocks of copies were deleted, or should have been: check whether any of them still counts as damaged."""
         deleted = set(blocks)
         for block in deleted & self._damaged.keys():
             self._repairs.put_sooner(RepairOne(*block), now_s)
@@ -219,12 +225,15 @@ class UpkeepPlan:
                 self._looks.put_sooner(LookAt(container_id), now_s)
 
     def begin_repair(self, block: Block) -> None:
-        """The work at a task RepairOne begins; it ends by ``end_repair``, ``fail_repair`` or ``forget``."""
+        """The work on a task RepairOne begins; it ends by ``end_repair``, ``fail_repair`` or ``forget``."""
         damage = self._damaged.get(block) or _Damage(reason="", pause_s=FIRST_PAUSE_S)
         self._move_damage(block, damage, DamageEvent.WORK_BEGAN)
 
     def _end_work(self, block: Block, event: DamageEvent) -> _Damage | None:
-        """Return what was at work; None if it went with its copy meanwhile, and what is known now is another copy's."""
+        """Return the damage that was at work.
+
+        None if it went with its copy meanwhile; damage that is known now is then another copy's.
+        """
         damage = self._damaged.get(block)
         if damage is None:
             next_state(DAMAGE_TRANSITIONS, DamageState.SOUND, event)
@@ -234,18 +243,18 @@ class UpkeepPlan:
         return None if was is DamageState.DUE else damage
 
     def end_repair(self, block: Block, now_s: float) -> Instructions:
-        """A block was read and is right, or is not to be repaired any more."""
+        """A block was read and is right, or needs no repair any more."""
         damage = self._end_work(block, DamageEvent.REPAIRED)
         if damage is None:
             return ()
         if damage.state is DamageState.SOUND:
             return (ReportHealth(),)
-        # What was found at work lay perhaps in cells that were right when they were read.
+        # Damage found during the work was perhaps in cells that were still right when they were read.
         self._repairs.put(RepairOne(*block), now_s)
         return ()
 
     def fail_repair(self, block: Block, reason: str, now_s: float) -> Instructions:
-        """Nobody has the block right, or not all of it: it is tried again after a pause."""
+        """No source has the block right, or not all of it: it is tried again after a pause."""
         damage = self._end_work(block, DamageEvent.FAILED)
         if damage is None:
             return ()

@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Blocks come first, then containers, then pipelines; each once, in the order in which they were asked for.
-2. Nothing that follows from the log waits for room: if a list is full, its pipeline is looked through as a whole later.
-3. A pipeline with blocks for which there was no room among the repairs is looked through once there is.
+1. Blocks come first, then containers, then pipelines; each once, in the order of the requests.
+2. Work that follows from the log never waits for room: if a list is full, its pipeline is looked through as a whole
+   later.
+3. A pipeline with blocks for which the repairs had no room is looked through once they have.
 
 For one thread at a time: the owner has a lock.
 """
@@ -45,7 +46,7 @@ VerifyStep: TypeAlias = VerifyBlock | CloseHere | LookThrough
 
 
 class VerifyQueue:
-    """Of one datanode."""
+    """The queue of one datanode."""
 
     def __init__(self, limit: int) -> None:
         """Each list has room for ``limit`` entries."""
@@ -77,11 +78,11 @@ class VerifyQueue:
         self._pipelines[LookThrough(partition)] = None
 
     def leave_out(self, partition: int) -> None:
-        """There was no room for the repair of one of a pipeline's blocks."""
+        """The repairs had no room for one of a pipeline's blocks."""
         self._left_out.add(partition)
 
     def take(self, *, has_room: bool) -> VerifyStep | None:
-        """Return what is next and forget it, None if there is nothing; ``has_room`` says that there is room among the repairs."""
+        """Return the next task and forget it, None if there is none; ``has_room`` says that the repairs have room."""
         if self._blocks:
             return self._blocks.popitem(last=False)[0]
         if self._containers:

@@ -1,1 +1,1 @@
-"""The state of one stream, and the limits that strangers meet. Pure."""
+"""The state of one stream, and the limits that clients and peers meet. Pure."""

@@ -1,19 +1,20 @@
-"""State of one stream at one datanode: where it stands in the spanning tree, and what it may acknowledge.
+"""State of one stream at one datanode: its place in the spanning tree, and what it may acknowledge.
 
 Rules
-    1. The routes are a spanning tree: at most MAX_ROUTES datanodes, each named once; the first is the root (the primary); every child is
-       one of them, has one parent, and is reached from the root. This datanode is among them. Anything else is refused whole.
+    1. The routes are a spanning tree: at most MAX_ROUTES datanodes, each named once. The first is the root (the
+       primary). Every child is one of them, has one parent, and is reached from the root. This datanode is among them.
+       Any other routes are refused whole.
     2. OPEN is acknowledged once this node has its block open and every child has acknowledged OPEN.
-    3. Packets lie one behind the other from OPEN's offset on, their sequence numbers rise, and no more than the window is in flight.
-       A packet that does not fit ends the stream (OUT_OF_ORDER): nothing after it is stored.
-    4. What is acknowledged is what everyone below has: the least of this node's own offset and its children's, and it never falls.
-       A child that acknowledges what it was not sent, or takes back what it had acknowledged, has failed.
-    5. END says the offset at which the stream stands. It is acknowledged, with its own sequence number, when this node has flushed and
-       every child has acknowledged END; and then with the block's length.
-    6. A child's failure is told upwards as DOWNSTREAM_FAILED with the name of the datanode that failed and the offset that everyone has,
-       or as it is if it concerns the block rather than the child (``_OF_THE_BLOCK``).
+    3. Packets lie one after the other from OPEN's offset on, their sequence numbers rise, and no more than the window
+       is in flight. A packet that does not fit ends the stream (OUT_OF_ORDER): nothing after it is stored.
+    4. A node acknowledges what it and everyone below has: the least of its own offset and its children's, which never
+       falls. A child that acknowledges what it was not sent, or takes back what it had acknowledged, has failed.
+    5. END carries the offset at which the stream stands. It is acknowledged, with its own sequence number and the
+       block's length, once this node has flushed and every child has acknowledged END.
+    6. A child's failure is told upwards as DOWNSTREAM_FAILED, with the name of the datanode that failed and the offset
+       that everyone has. A failure that concerns the block rather than the child is told unchanged (``_OF_THE_BLOCK``).
 
-Offsets in bytes. Whatever is wrong raises :class:`BlockError`. The functions and the class are pure.
+Offsets are in bytes. Every violation raises :class:`BlockError`. The functions and the class are pure.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from schemas.records.packets import MAX_PACKET_BYTES, MAX_ROUTES, FrameHeader, K
 MAX_WINDOW_BYTES = 256 * 1024 * 1024
 """Largest window that a stream may ask for."""
 MAX_CELL_BYTES = MAX_PACKET_BYTES
-"""Largest checksum cell: one is sent as one packet when it is read."""
+"""Largest checksum cell. It is limited because a cell is sent as one packet when it is read."""
 MIN_CELL_BYTES = 512
 MAX_BLOCK_BYTES = 2**40
 """Largest offset in a block."""
 
 PATIENCE_STEP = 0.5
-"""How much longer a node waits for a child to open its stream for each level below that child, as a share of the time-out, so that the
-one that stands nearest to a datanode that hangs gives up first and names it. Later, acknowledgements are repeated as signs of life."""
+"""How much longer a node waits for a child to open its stream, for each level below that child, as a share of the
+time-out. So the node nearest to a datanode that hangs gives up first and names it. After OPEN, acknowledgements are
+repeated as signs of life.
+"""
 
 _OF_THE_BLOCK = frozenset(
     {
@@ -46,7 +49,7 @@ _OF_THE_BLOCK = frozenset(
         stream_errors.PIPELINE_CLOSED,
     }
 )
-"""Codes that another tree would meet again."""
+"""Codes of errors that would occur again with another tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +59,7 @@ class Below:
     datanode: str
     address: str
     height: int
-    """Levels below it: 0 for a leaf."""
+    """Levels below the child: 0 for a leaf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +104,10 @@ def place_in(routes: Sequence[Route], own: str) -> Place:
 
 
 def _heights(routes: dict[str, Route], root: str) -> dict[str, int]:
-    """Return the height of every datanode that is reached from the root; each has one parent, so nothing is met twice."""
+    """Return the height of every datanode that is reached from the root.
+
+    Each datanode has one parent, so none is met twice.
+    """
     order = [root]
     for name in order:
         order.extend(routes[name].children)
@@ -117,7 +123,7 @@ def patience_s(timeout_s: float, height: int) -> float:
 
 
 def check_open(request: OpenStream) -> None:
-    """Raise INVALID_REQUEST if a number of OPEN is out of its limits."""
+    """Raise INVALID_REQUEST if a number of OPEN is outside its limits."""
     limits = (
         ("window_bytes", request.window_bytes, 1, MAX_WINDOW_BYTES),
         ("bytes_per_checksum", request.bytes_per_checksum, MIN_CELL_BYTES, MAX_CELL_BYTES),
@@ -138,7 +144,7 @@ class StreamState:
         self.received = request.offset
         """Where the next packet must lie."""
         self.acknowledged = request.offset
-        """What has been acknowledged upward."""
+        """The offset that has been acknowledged upward."""
         self.sequence = sequence
         """Sequence number of the last frame before END that was taken."""
         self.end: FrameHeader | None = None
@@ -157,7 +163,7 @@ class StreamState:
 
     @property
     def everyone(self) -> int:
-        """The offset below which every replica from here down has everything."""
+        """The offset up to which this replica and every replica below have everything."""
         return min(self._stored, min(self._offsets.values(), default=self._stored))
 
     @property
