@@ -131,8 +131,7 @@ class OMNode:
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
                 outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
-                backlog=self.backlogs[shard],
-                beat=self.loops[shard].beat,
+                backlog=self.backlogs[shard], beat=self.loops[shard].beat,
             ),
             cluster=config.cluster,
             replicas=config.replicas,

@@ -1,7 +1,11 @@
-"""Pages are read in a window: a line of prose has at most 120 columns. Tables and code blocks are excepted."""
+"""Prose fits in a window of 120 columns: lines of pages (but tables and code blocks), docstrings and comments."""
 
 from __future__ import annotations
 
+import ast
+import io
+import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,29 @@ PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / ".github").rglob("*.md")),
+]
+
+PACKAGES = (
+    "om_processors/fleet",
+    "om_processors/leading",
+    "producers/blocks",
+    "producers/files",
+    "producers/requests",
+    "schemas/conversation",
+)  # fmt: skip
+"""Folders whose docstrings and comments are held to COLUMNS, one a line."""
+FILES = (
+    "om_processors/*.py",
+    "om_processors/execution/commands.py",
+    "om_processors/execution/execute.py",
+    "om_processors/execution/levels.py",
+    "om_processors/execution/requests/operator.py",
+    "producers/*.py",
+)
+"""The same for files that are not in these folders, as patterns."""
+SOURCES = [
+    *(path for package in PACKAGES for kind in ("*.py", "*.pyx") for path in sorted((ROOT / package).rglob(kind))),
+    *(path for pattern in FILES for path in sorted(ROOT.glob(pattern))),
 ]
 
 
@@ -26,6 +53,34 @@ def too_long(text: str) -> list[str]:
     return found
 
 
+def lines_of_comments(source: str) -> set[int]:
+    """Return the numbers of the lines that hold docstrings or comments of their own."""
+    found: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT and not re.match(r"#\s*(noqa|type: ignore|fmt:)", token.string):
+            found.add(token.start[0])
+    return found
+
+
+def lines_of_cython_comments(source: str) -> set[int]:
+    """Return the same for Cython, which Python cannot parse: its strings of three quotes are docstrings."""
+    found = {number for number, line in enumerate(source.splitlines(), 1) if line.lstrip().startswith("#")}
+    for text in re.finditer(r'"""(?s:.*?)"""', source):
+        found.update(range(source.count("\n", 0, text.start()) + 1, source.count("\n", 0, text.end()) + 2))
+    return found
+
+
+def too_long_comments(path: Path) -> list[str]:
+    """Return the lines of docstrings and comments with more than COLUMNS columns, each with its number."""
+    source = path.read_text()
+    numbers = lines_of_comments(source) if path.suffix == ".py" else lines_of_cython_comments(source)
+    lines = source.splitlines()
+    return [f"{number}: {lines[number - 1]}" for number in sorted(numbers) if len(lines[number - 1]) > COLUMNS]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_lines_of_prose_fit_in_a_window(page: Path) -> None:
     assert too_long(page.read_text()) == []
@@ -35,3 +90,17 @@ def test_the_check_sees_prose_alone() -> None:
     long = "x" * (COLUMNS + 1)
     text = f"{long}\n| {long} |\n```\n{long}\n```\n  - {long}\n{'x' * COLUMNS}\n"
     assert too_long(text) == [f"1: {long}", f"6:   - {long}"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_docstrings_and_comments_fit_in_a_window(path: Path) -> None:
+    assert too_long_comments(path) == []
+
+
+def test_the_check_of_sources_sees_docstrings_and_comments_alone(tmp_path: Path) -> None:
+    long = "x" * COLUMNS
+    python, cython = tmp_path / "a.py", tmp_path / "a.pyx"
+    python.write_text(f'"""{long}"""\n# {long}\nvalue = "{long}"\nvalue = "{long}"  # noqa: X1\nvalue = 1  # {long}\n')
+    cython.write_text(f'cdef int f():\n    """A\n    {long}\n    """\n    # {long}\n    x = "{long}"\n')
+    assert [line.split(":")[0] for line in too_long_comments(python)] == ["1", "2", "5"]
+    assert [line.split(":")[0] for line in too_long_comments(cython)] == ["3", "5"]
