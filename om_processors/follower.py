@@ -1,6 +1,4 @@
-"""An Object Manager node's follower: ``replicated_db.shell.follower`` on ``om.log`` and ``om.audit``, for
-every shard.
-"""
+"""An Object Manager's follower: ``replicated_db.shell.follower`` on ``om.log`` and ``om.audit``, for every shard."""
 
 from __future__ import annotations
 

@@ -63,8 +63,9 @@ log = logging.getLogger("stratolog.node")
 
 
 class OMNode:
-    """All parts of one process, wired. ``__init__`` makes all of them and :func:`run` starts them; nothing is added in
-    between.
+    """All parts of one process, wired.
+
+    ``__init__`` makes all of them and :func:`run` starts them; nothing is added in between.
     """
 
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
@@ -103,9 +104,7 @@ class OMNode:
         return replica
 
     def _contexts_of(self, shard: int) -> Contexts:
-        """Say where blocks are allocated: on the datanodes that heartbeats show, or without datanodes on the settings'
-        pipelines.
-        """
+        """Say where blocks are allocated: on the datanodes heard, or without datanodes on the settings' pipelines."""
         config = self.config
         return Contexts(
             shard=shard, shards=config.shards, pipelines=config.pipelines,

@@ -30,8 +30,7 @@ def check_topics(bootstrap_servers: str, shards: int) -> Topics:
 
 
 def allowed_session_timeout_ms(config: NodeConfig, topics: Topics, note: Callable[[str], None]) -> int:
-    """Return the session time-out of the leaders' group: the one in the settings, or the brokers' minimum if that is
-    longer.
+    """Return the session time-out of the leaders' group: the setting, or the brokers' minimum if that is longer.
 
     A broker refuses a member that asks for less. It would be refused again and again, and its shards would have no
     leader.

@@ -32,9 +32,7 @@ class SlowWait:
         self._due_s = self._begun_s + WORD_AFTER_MS / 1000
 
     def still(self, why: object) -> None:
-        """Note that the wait goes on, because of ``why``; logs it if the last message, or the beginning, is long enough
-        ago.
-        """
+        """Note that the wait goes on because of ``why``; log it if the last message, or the start, is long ago."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._due_s = now_s + WORD_EACH_MS / 1000

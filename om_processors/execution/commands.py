@@ -1,5 +1,6 @@
-"""Operators' commands: requests that change how a shard is run. Each logs a control record right before its batch.
-Pure.
+"""Operators' commands: requests that change how a shard is run.
+
+Each logs a control record right before its batch. Pure.
 
 Each command is idempotent: if nothing is left to change, it answers OK and logs nothing. So an operator may repeat a
 command over several shards that was interrupted.

@@ -52,7 +52,7 @@ Each container of a copy is a place of its own, so that a damaged one does not h
 
 
 class BlockDeletion:
-    """Deletes the blocks of one shard, while this node leads it."""
+    """Deletes the unreferenced blocks of one shard, while this node leads it."""
 
     def __init__(
         self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note

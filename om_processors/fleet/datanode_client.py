@@ -141,8 +141,9 @@ class Courier:
         self, key: Hashable, address: str, request: Any, *, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
         done: Callable[[Any], None] | None = None,
     ) -> bool:  # fmt: skip
-        """Ask, unless the same request or too many are under way; return whether it asks. ``done`` is called with an
-        answer.
+        """Ask, unless the same request or too many are under way; return whether it asks.
+
+        ``done`` is called with an answer.
 
         ``datanode`` is the name that must answer at the address; empty: any.
         """

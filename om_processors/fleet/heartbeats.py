@@ -39,8 +39,9 @@ NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={}
 
 
 class LatestAllocation:
-    """Where blocks may be allocated, by the latest picture; NOTHING before the first. It is made before the
-    replicas.
+    """Where blocks may be allocated, by the latest picture; NOTHING before the first.
+
+    It is made before the replicas.
     """
 
     def __init__(self) -> None:

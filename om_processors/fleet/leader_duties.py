@@ -19,8 +19,9 @@ from replicated_db.shell.process import Background
 
 
 class LeaderDuties:
-    """The loops of one node, and the proposer and courier that they use. ``fleet`` is one of the loops, None without
-    datanodes.
+    """The loops of one node, and the proposer and courier that they use.
+
+    ``fleet`` is one of the loops, None without datanodes.
     """
 
     def __init__(

@@ -53,9 +53,7 @@ class Proposer:
             return self._clock.elapsed_ms() - self._proposed.get(key, -REPEAT_MS) >= REPEAT_MS
 
     def propose(self, key: Hashable, body: RequestBody) -> bool:
-        """Propose a request, unless one with this ``key`` was proposed less than REPEAT_MS ago; return whether it was
-        sent.
-        """
+        """Propose a request unless ``key`` was used less than REPEAT_MS ago; return whether the request was sent."""
         now_ms = self._clock.elapsed_ms()
         with self._lock:
             if now_ms - self._proposed.get(key, -REPEAT_MS) < REPEAT_MS:

@@ -13,8 +13,9 @@ from replicated_db.core.applying.replica import Replica
 
 
 class Flusher:
-    """Flushes the caches of all replicas of a node. A failure ends the process, as earlier rows would be missing below
-    later ones.
+    """Flushes the caches of all replicas of a node.
+
+    A failure ends the process, as earlier rows would be missing below later ones.
     """
 
     def __init__(self, replicas: Iterable[Replica], interval_ms: int, fatal: Callable[[BaseException], None]) -> None:

@@ -49,8 +49,9 @@ class RequestIntake:
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Place the consumer. ``beat`` is called with how long, in seconds, a question to the brokers may keep the
-        caller's thread.
+        """Place the consumer.
+
+        ``beat`` is called with how long, in seconds, a question to the brokers may keep the caller's thread.
         """
         self._beat = beat
         self._shard = shard
@@ -89,8 +90,9 @@ class RequestIntake:
         return proposals
 
     def _queued(self) -> int:
-        """Return about how many requests wait. The last fetch tells the topic's end, so this costs no call to the
-        broker.
+        """Return about how many requests wait.
+
+        The last fetch tells the topic's end, so this costs no call to the broker.
         """
         end = self._reader.consumer.get_watermark_offsets(self._where(0), cached=True)[1]
         return len(self._left_over) + self._record_size.requests_in(max(0, end - self._next_offset))
@@ -130,8 +132,9 @@ class RequestIntake:
             self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", message.key())
 
     def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, key: bytes | None) -> None:
-        """Take the requests out of a record. Only the last one tells where to resume: a repeat is harmless, a gap is
-        not.
+        """Take the requests out of a record.
+
+        Only the last one tells where to resume: a repeat is harmless, a gap is not.
         """
         try:
             requests = requests_in(value)

@@ -96,9 +96,7 @@ class Leadership:
                 thread.join(DRAIN_S * 2)
 
     def roles(self, shard: int) -> dict[str, Any]:
-        """Return this node's part in a shard's leadership: whether it owns the shard, and to or from whom
-        it is lent.
-        """
+        """Return whether this node owns a shard, and to or from which node the shard is lent."""
         return {
             "owner": self._machine.owns(shard),
             "lent_to": self._machine.lent_to(shard),

@@ -22,8 +22,9 @@ LEAST_WAIT_S = 0.1
 
 
 class LogEnds:
-    """Asks for the end of each shard's log. It asks last for those that did not answer, so that they delay
-    no others.
+    """Asks for the end of each shard's log.
+
+    It asks last for those that did not answer, so that they delay no others.
     """
 
     def __init__(self, replicas: Mapping[int, Replica]) -> None:

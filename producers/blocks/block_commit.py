@@ -78,9 +78,7 @@ class BlockCommitter:
         )  # fmt: skip
 
     def put(self, length: int, checksums: bytes, deadline_s: float, *, wait_effective: bool = True) -> BlockCommitted:
-        """Commit ``length`` bytes; raises DatanodeError if no member accepts it before the deadline, or
-        none ever will.
-        """
+        """Commit ``length`` bytes; raises DatanodeError if no member accepts them before the deadline, or ever will."""
         request = self.request(length, checksums, wait_effective=wait_effective)
         pause_ms = FIRST_PAUSE_MS
         turn = 0

@@ -51,14 +51,10 @@ class BlockStream(Protocol):
         """Send packets in order."""
 
     def acknowledged(self, *, wait: bool) -> int | None:
-        """Return up to which offset all datanodes have the bytes, None if nothing new arrived; with ``wait``, wait for
-        news.
-        """
+        """Return how far all datanodes have the bytes, None if nothing new arrived; with ``wait``, wait for news."""
 
     def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
-        """End the stream; return when all datanodes have ``length`` bytes, with the answer to ``commit`` if one was
-        given.
-        """
+        """End the stream; return the answer to ``commit``, if any, once all datanodes have ``length`` bytes."""
 
 
 class PacketStream:

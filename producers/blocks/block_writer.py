@@ -438,8 +438,7 @@ class BlockWriter:
         return f"{self.location.container_id}/{self.location.local_id}"
 
     def salvage(self, failure: BlockFailed) -> BlockLocation | None:
-        """Commit the acknowledged bytes if possible, and return the part of the block that stays; never raises
-        BlockFailed.
+        """Commit the acknowledged bytes if possible; return the part that stays. Never raises BlockFailed.
 
         :meth:`unwatched` has all bytes beyond it. A commit that is still under way changes neither, even if it succeeds
         later.

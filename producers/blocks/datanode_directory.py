@@ -115,8 +115,9 @@ class Directory:
         return time.monotonic() - self._failed_at_s < SILENT_MS / 1000
 
     def holders(self, container_id: int) -> list[Member]:
-        """Return the present holders of a container, none if nobody knows. After copying, others than the pipeline's
-        members hold it.
+        """Return the present holders of a container, none if nobody knows.
+
+        After copying, others than the pipeline's members hold it.
         """
         try:
             answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline_ms=TRY_MS)
@@ -137,8 +138,9 @@ class Directory:
         return self._known.get(view.pipeline, view)
 
     def current(self, view: PipelineView) -> PipelineView:
-        """Return the present state of a pipeline in which a datanode is gone: it may have other addresses. Return
-        ``view`` itself if nobody knows.
+        """Return the present state of a pipeline in which a datanode is gone: it may have other addresses.
+
+        Return ``view`` itself if nobody knows.
 
         An answer from before the call is too old. If the last question was just asked, this waits until the next one is
         allowed.

@@ -33,8 +33,9 @@ class CommitWay(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of reading and writing bytes. Raises ValueError for a value out of range, TypeError for one of another
-    type, naming it.
+    """Options of reading and writing bytes.
+
+    Raises ValueError for a value out of range, TypeError for one of another type, naming it.
 
     ``commit_way`` is one of :class:`CommitWay`; ``topology`` is the shape of the spanning tree; ``rack`` is the rack of
     this client. A packet has ``packet_bytes``; at most ``window_bytes`` are on their way; each ``flush_bytes`` are

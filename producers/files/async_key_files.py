@@ -83,8 +83,9 @@ class AsyncKeyFile:
         return self.file
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """As :meth:`KeyOutput.write`. A cancelled write fails the file, as nobody could say whether its bytes are in
-        the key.
+        """As :meth:`KeyOutput.write`.
+
+        A cancelled write fails the file, as nobody could say whether its bytes are in the key.
         """
         output = self._output()
         await self._turn.acquire()
@@ -134,8 +135,9 @@ class AsyncKeyFile:
         return self.file.tell()
 
     async def close(self) -> None:
-        """As :meth:`KeyOutput.close` or :meth:`KeyInput.close`. A cancelled close goes on; the next one waits for it,
-        and returns or raises the same.
+        """As :meth:`KeyOutput.close` or :meth:`KeyInput.close`.
+
+        A cancelled close goes on; the next one waits for it, and returns or raises the same.
         """
         file = self.file
         if self._closing is None or self._closing.done():

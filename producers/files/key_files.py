@@ -118,8 +118,7 @@ class KeyOutput(io.BufferedIOBase):
             self._writer.flush()
 
     def hsync(self) -> None:
-        """Return once the bytes written so far are committed, verified and stored by all replicas, or a majority of
-        them.
+        """Return once the bytes written so far are committed, and verified and stored by all replicas or a majority.
 
         >>> file.hsync()  # doctest: +SKIP
         """

@@ -55,8 +55,9 @@ class KeyReader:
         self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
         replica: int | None = None,
     ) -> None:  # fmt: skip
-        """Read with ``options``. ``replica`` is an index among a pipeline's members: with it, only that replica of each
-        block is read.
+        """Read with ``options``.
+
+        ``replica`` is an index among a pipeline's members: with it, only that replica of each block is read.
         """
         self._streams = streams
         self._replica = replica
@@ -69,9 +70,7 @@ class KeyReader:
         """How often another replica had to be asked."""
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` with the key's bytes from ``offset`` on; return their number, less than its length only at
-        the end.
-        """
+        """Fill ``buffer`` with the key's bytes from ``offset`` on; return their number, smaller only at the end."""
         wanted = max(min(len(buffer), self.size - offset), 0)
         done = 0
         while done < wanted:
@@ -171,9 +170,7 @@ class _BlockReader:
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
 
     def _candidates(self, pipeline: PipelineView, attempt: int) -> list[Member]:
-        """Return the datanodes to ask: the members, and from the second attempt on also the container's
-        other holders.
-        """
+        """Return the datanodes to ask: the members, and from the second attempt on the other holders too."""
         members = list(pipeline.members)
         if self._replica is not None:
             return [members[self._replica]]
@@ -186,8 +183,7 @@ class _BlockReader:
     def _ask_where_it_is(
         self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, again: bool
     ) -> DatanodeError | None:
-        """As :meth:`_ask`, and ask once more if the datanode cannot be reached and the Object Manager says that it has
-        moved.
+        """As :meth:`_ask`, and once more if the datanode cannot be reached but the Object Manager knows a new address.
 
         ``again`` asks the Object Manager even if it has just answered about this datanode: no other replica could
         answer.

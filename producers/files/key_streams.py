@@ -18,8 +18,9 @@ PEER = "client"
 
 
 class KeyStreams:
-    """Access to the datanodes; safe to share between threads. ``options`` are used for keys that are opened without
-    options.
+    """Access to the datanodes; safe to share between threads.
+
+    ``options`` are used for keys that are opened without options.
     """
 
     def __init__(self, reads: Reads, options: StreamOptions | None = None) -> None:

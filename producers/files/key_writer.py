@@ -67,7 +67,7 @@ class KeyWriter:
     """Writes one key; for one thread at a time. Nothing is visible before :meth:`close` returns.
 
     ``size`` is the expected number of bytes, for which blocks are allocated at once; 0 if it is not known. The
-    constructor and every method raise one of ``producers.errors``; after that the key can only be aborted (rule 5).
+    constructor and every method may raise one of ``producers.errors``; then the key can only be aborted (rule 5).
     """
 
     def __init__(
@@ -198,8 +198,10 @@ class KeyWriter:
         return _with_offsets(found)
 
     def close(self) -> None:
-        """Commit the key. Closing again, or after :meth:`abort`, does nothing. After a failure, close commits nothing
-        and raises, each time.
+        """Commit the key.
+
+        Closing again, or after :meth:`abort`, does nothing. After a failure, close commits nothing and raises, each
+        time.
         """
         if self._fate.ended:
             return
@@ -324,9 +326,7 @@ class KeyWriter:
             pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
     def _guarded(self, block: BlockWriter, step: Callable[[], None]) -> bool:
-        """Run a step of a block, and return whether it went well; if the block fails, write its held bytes
-        elsewhere.
-        """
+        """Run a step of a block; if the block fails, write its held bytes elsewhere. Return whether it went well."""
         try:
             step()
         except BlockFailed as failure:

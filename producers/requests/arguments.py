@@ -1,5 +1,6 @@
-"""Checks of arguments: a wrong type is a TypeError, a wrong value InvalidArgument (a ValueError). Both name the
-argument.
+"""Checks of arguments: a wrong type is a TypeError, a wrong value InvalidArgument (a ValueError).
+
+Both name the argument.
 
 What belongs here: checks of one argument each, which return the argument. The server decides whether a name is legal,
 and whether a quota fits: it answers with Ozone's codes.

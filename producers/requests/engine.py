@@ -93,8 +93,9 @@ def make_settings(
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
 ) -> RequestSettings:
-    """Return a client's settings; raises TypeError, InvalidArgument. ``caller`` defaults to the name of the process's
-    user.
+    """Return a client's settings; raises TypeError, InvalidArgument.
+
+    ``caller`` defaults to the name of the process's user.
     """
     if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")

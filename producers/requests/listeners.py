@@ -52,9 +52,7 @@ def _host_and_port(address: str) -> tuple[str, str]:
 
 
 def _may_listen(address: tuple[str, str]) -> bool:
-    """Return whether the address accepts a connection, or at least does not refuse it; a name may stand for several
-    places.
-    """
+    """Return whether the address does not refuse a connection; a name may stand for several places."""
     host, port = address
     try:
         with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S, all_errors=True):

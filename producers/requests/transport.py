@@ -104,8 +104,9 @@ class Transport:
         return NotConnected(NOT_CONNECTED, f"brokers {self._bootstrap_servers}: {message}")
 
     def send(self, calls: Iterable[Call]) -> None:
-        """Pass requests to the producer, in order. Requests beyond its queue's room are dropped, and are sent again
-        when due.
+        """Pass requests to the producer, in order.
+
+        Requests beyond its queue's room are dropped, and are sent again when due.
         """
         by_shard: dict[int, list[bytes]] = {}
         for call in calls:
@@ -197,9 +198,7 @@ def _log_failed_delivery(error: KafkaError | None, _message: Message) -> None:
 
 
 class _BrokersDown:
-    """Logs that no broker can be reached, once in WORD_EACH_MS at most; librdkafka reports it for each connection and
-    attempt.
-    """
+    """Logs that no broker can be reached, once in WORD_EACH_MS at most; librdkafka reports every attempt."""
 
     def __init__(self) -> None:
         self._told_s = float("-inf")

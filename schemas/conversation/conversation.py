@@ -214,8 +214,9 @@ class Conversation:
         self._state = after
 
     def shrink(self) -> None:
-        """Give back the memory that the buffer has grown by, if it is empty. Frames handed out before
-        become invalid.
+        """Give back the memory that the buffer has grown by, if it is empty.
+
+        Frames handed out before become invalid.
         """
         self._frames.shrink()
 
@@ -289,9 +290,7 @@ class Conversation:
         return encode_frame(kind, payload, stream=stream, sequence=sequence, offset=offset)
 
     def header(self, kind: Kind, *, stream: int, sequence: int, offset: int, length: int, crc: int) -> bytes:
-        """Return the header of a frame; the caller sends the payload of ``length`` bytes with CRC32C
-        ``crc`` behind it.
-        """
+        """Return a frame's header; the caller sends the payload, ``length`` bytes with CRC32C ``crc``, behind it."""
         self._step(kind, sequence)
         return encode_header(kind, stream, sequence, offset, length, crc)
 

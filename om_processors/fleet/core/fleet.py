@@ -95,8 +95,9 @@ class Datanode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedContainer:
-    """A container as its holders report it. By datanode: whether the replica is good and closed. Bytes and blocks are
-    the highest that any replica has.
+    """A container as its holders report it.
+
+    By datanode: whether the replica is good and closed. Bytes and blocks are the highest that any replica has.
     """
 
     container_id: int
@@ -174,9 +175,7 @@ class Picture:
         return found if found is not None else self._unheard(name)
 
     def found_at(self, member: Member) -> Member:
-        """Return a pipeline's member with its present addresses, as far as it was heard; the addresses in its row are
-        old.
-        """
+        """Return a pipeline's member with its present addresses if it was heard; those in its row may be old."""
         node = self.member(member.datanode)
         return member if node.heartbeat is None else node.member
 

@@ -75,9 +75,7 @@ def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
 
 
 def _fresh(picture: Picture, replicas: int, *, saving: bool, awaiting: bool) -> CreatePipeline | None:
-    """Return a pipeline on an unused partition; None if none should be made, or if an existing one should rather come
-    back.
-    """
+    """Return a pipeline on an unused partition; None if none should be made, or an existing one should return."""
     partition = first_free(picture.pipelines)
     members = choose_members(picture, replicas) if partition < ids.MAX_PIPELINES else None
     if members is None:
@@ -168,9 +166,7 @@ def choose_members(picture: Picture, replicas: int) -> list[Datanode] | None:
 
 
 def _in_two_racks(free: list[Datanode], replicas: int) -> list[Datanode] | None:
-    """Return ``replicas`` datanodes of exactly two racks, those with least to do first; None if no two racks have
-    enough.
-    """
+    """Return ``replicas`` datanodes of exactly two racks, those with least to do first; None if there are none."""
     for first in free:
         for second in free:
             if second.rack == first.rack:

@@ -117,9 +117,7 @@ def streams_of(datanode: Datanode) -> int:
 
 
 def to_open(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
-    """Return the open pipelines, each with a living member that does not follow it yet, or follows an earlier
-    generation.
-    """
+    """Return the open pipelines, each with a living member that does not follow its present generation yet."""
     return [
         (row, datanode)
         for row in picture.open_pipelines()
@@ -134,9 +132,7 @@ def _follows_less(datanode: Datanode, row: PipelineRow) -> bool:
 
 
 def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
-    """Return the closed pipelines, each with a living member that follows it and must be told at least once that it is
-    closed.
-    """
+    """Return the closed pipelines, each with a living member that follows it and must be told of the closing."""
     return [
         (row, datanode)
         for row in picture.pipelines
@@ -170,9 +166,7 @@ def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Report
 
 
 def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
-    """Return the member to ask for an entry in a pipeline's log, None if none lives: its leader, or one that forwards
-    to it.
-    """
+    """Return the member to ask for an entry in a pipeline's log, the leader if it is known; None if none lives."""
     living = [picture.member(one.datanode) for one in row.members]
     living = [node for node in living if node.alive and node.report(row.partition) is not None]
     leads = leader(picture, row)
@@ -183,9 +177,7 @@ def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
 
 
 def holders(picture: Picture, container: ReportedContainer, *, closed: bool = True) -> list[Datanode]:
-    """Return the datanodes that count as holders of a good replica; with ``closed``, the replica must be closed
-    already.
-    """
+    """Return the datanodes that count as holders of a good replica; with ``closed``, of one that is closed."""
     counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
     good = container.healthy_on & container.closed_by if closed else container.healthy_on
     return [node for name in sorted(good) if (node := picture.member(name)).alive and node.state in counted]

@@ -68,8 +68,9 @@ class ShardsLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLeft:
-    """The group's consumer is closed. The node stays outside for ``jitter_s``, so that nodes do not all come back at
-    once.
+    """The group's consumer is closed.
+
+    The node stays outside for ``jitter_s``, so that nodes do not all come back at once.
     """
 
     now_s: float

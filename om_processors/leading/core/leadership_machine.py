@@ -55,7 +55,7 @@ shard it owns.
 """
 
 COSTS_MEMBERSHIP = frozenset({ThreadEnd.DEPOSED, ThreadEnd.FAILED})
-"""Why an owner's thread may end so that its node leaves the group. UNFIT has this effect also for a borrowed shard."""
+"""Ends of an owner's thread that make its node leave the group. UNFIT does so for a borrowed shard too."""
 
 
 class LeadershipMachine:
@@ -113,9 +113,7 @@ class LeadershipMachine:
         return None if borrowed is None else borrowed.owner
 
     def unsettled_ms(self, now_s: float) -> float:
-        """Return for how long the group has not settled; 0 if this node owns a shard, as an owner is not judged by
-        that.
-        """
+        """Return for how long the group has not settled; 0 if this node owns a shard."""
         if self._unsettled_since_s is None or any(map(self.owns, self.roles)):
             return 0.0
         return (now_s - self._unsettled_since_s) * 1000

@@ -117,9 +117,7 @@ def _table(rows: Mapping[_Signal, Mapping[_State, _State]]) -> Mapping[tuple[_St
 def _leaving_others_alone(
     states: type[_State], changed: Mapping[_State, _State], *, but: frozenset[_State] = frozenset()
 ) -> Mapping[_State, _State]:
-    """Return a row with ``changed``; every other state stays as it is, except those in which the signal
-    cannot happen.
-    """
+    """Return a row with ``changed`` and no change of every other state, except those in ``but``."""
     return {state: changed.get(state, state) for state in states if state not in but}
 
 

@@ -5,8 +5,8 @@ owner may *lend* a shard: it drains, steps down, and asks a named node to lead i
 
 1. Only the owner lends, and it lends to one node at a time. A shard that is not lent is led by its owner.
 2. The borrower leads as long as the owner renews the loan; RENEW_INTERVAL_S and the session time-out say how often.
-3. The owner takes the shard back at once if the borrower says that it does not lead, or if nothing listens at the
-   borrower's address. It takes the shard back after a session time-out if the borrower does not answer. The borrower
+3. The owner takes the shard back at once if the borrower says that it does not lead, or if no connection to the
+   borrower can be made. It takes the shard back after a session time-out if the borrower does not answer. The borrower
    stops leading if the loan is not renewed for that long.
 4. A loan ends with its owner's ownership: the next owner leads by itself.
 

@@ -134,9 +134,7 @@ class StreamRecovery:
     """The failing members of a pipeline, as far as one block's streams show."""
 
     def __init__(self, members: Iterable[str], majority: int, failing: set[str]) -> None:
-        """``members`` are the pipeline's; ``failing`` has the names of those known to fail, shared with the
-        committer.
-        """
+        """``members`` are the pipeline's; ``failing``, shared with the committer, has those known to fail."""
         self.state = RecoveryState.STREAMING
         self.avoided = ""
         """The datanode that is the last choice as the next primary."""

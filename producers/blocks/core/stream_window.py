@@ -78,9 +78,7 @@ class WindowLimits:
 
 @dataclass(slots=True, kw_only=True)
 class Packet:
-    """Bytes of the block that travel in one frame; ``crc`` is their CRC32C, ``cell_crc`` that of the cell up to their
-    end.
-    """
+    """Bytes of the block that travel in one frame, with their CRC32C, and that of their cell up to their end."""
 
     offset: int
     data: Buffer

@@ -29,6 +29,7 @@ MAX_TREE_CHILDREN = 2
 
 def spanning_tree(members: Sequence[Member], primary: str, shape: Shape) -> list[Route]:
     """Return the routes of a stream through ``members``; the first is that of ``primary``, where the stream begins.
+
     Raises ValueError, naming it, for a primary that is no member, a repeated name, more than MAX_ROUTES members, or an
     unknown shape.
 
@@ -71,8 +72,7 @@ def nearest_first(members: Sequence[Member], rack: str, load: Mapping[str, float
 
 
 def distance(one: str, other: str) -> int:
-    """Return the number of steps from one rack up to the common part of both, and down to the other; 0 is the same
-    rack.
+    """Return the steps from one rack up to the common part of both, and down to the other; 0 is the same rack.
 
     >>> distance("/h1/r1", "/h1/r1"), distance("/h1/r1", "/h1/r2"), distance("/h1/r1", "/h2/r1")
     (0, 2, 4)

@@ -1,7 +1,7 @@
 """The fate of a key that is being written, and what each later call gets (decision 0030). Pure.
 
 Rules
-    1. A failure lasts. After any failure the key is never committed, and every call but ``abort`` raises.
+    1. A failure lasts. After any failure CommitKey is not sent any more, and every call but ``abort`` raises.
     2. CommitKey is sent once. Until it has ended, nobody knows whether the key is committed. If the wait for its end is
        given up, nobody ever will: the fate is UNKNOWN, and calls raise OutcomeUnknown.
     3. The result of CommitKey is final, even if it arrives after the wait was told to end.
