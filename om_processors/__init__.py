@@ -6,5 +6,5 @@
     fleet       datanodes: heartbeats, placement, background work
     serving     reads and state over HTTP
 
-``node`` is the process that holds them together; begin there. Imports ``replicated_db`` and ``schemas`` only.
+``node`` is the process that contains them all; begin there. The package imports ``replicated_db`` and ``schemas`` only.
 """

@@ -1,6 +1,6 @@
-"""What one Object Manager node needs to know, as one frozen object; made by ``stratolog.configuration.node_configs`` and by tests.
+"""The settings of one Object Manager node, as one frozen object.
 
-Nothing here is read from the environment: whoever starts a node says everything.
+``stratolog.configuration.node_configs`` makes it, and so do tests. Nothing here is read from the environment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NodeConfig:
     cluster: str
     """Name of the cluster; recorded in the log by Genesis."""
     address_host: str
-    """Host that the node's HTTP server binds, and that others reach it by."""
+    """Host that the node's HTTP server binds, and by which others reach it."""
     address_port: int
     """Port of the node's HTTP server."""
     bootstrap_servers: str
@@ -33,35 +33,37 @@ class NodeConfig:
     replicas: tuple[str, ...]
     """Names of all nodes of the cluster."""
     data_dir: Path
-    """Directory of this node's databases, one per shard; nobody else's."""
+    """Directory of this node's databases, one per shard; no other process uses it."""
     pipelines: tuple[str, ...]
     """Names of the datanode pipelines that blocks are allocated on."""
     datanodes: tuple[str, ...]
-    """Names of the datanodes; with any, blocks are allocated on their pipelines, and ``pipelines`` on none."""
+    """Names of the datanodes. If there are any, blocks are allocated on their pipelines, and ``pipelines`` are not
+    used.
+    """
     datanode_timeout_ms: int
-    """How long a datanode may be silent before it is dead."""
+    """How long a datanode may be silent before it counts as dead."""
     open_key_expire_threshold_ms: int
-    """How long an open key may go without a request before it expires."""
+    """How long an open key lasts without a request that touches it."""
     block_bytes: int
     """Size of an allocated block."""
     container_bytes: int
     """Size at which a container is closed."""
     session_timeout_ms: int
-    """How long the leaders' group waits for a silent member before it gives its shards to others."""
+    """How long the leaders' group waits for a silent member before it gives the member's shards to others."""
     max_queued_requests: int
     """How many requests may wait for a shard's leader; it refuses more with OVERLOADED."""
     watchdog_ms: int
-    """How long the leader of a shard, or the event loop, may stand still before the node leads nothing any more."""
+    """How long a shard's leader loop, or the event loop, may stand still before the node leaves the leaders' group."""
     barrier_interval_ms: int
     """Interval of barriers while there are writes."""
     scrub_interval_ms: int
-    """Interval of barriers with a full scan; 0 = none but at start."""
+    """Interval of barriers with a full scan; 0 = only the one at start."""
     late_flush_interval_ms: int
-    """How long late validation gathers rows in the table cache before it writes them."""
+    """How long late validation lets rows gather in the table cache before it writes them."""
     secret: ClusterSecret
-    """The cluster's secret: what members and operators prove."""
+    """The cluster's secret, by which members and operators prove themselves."""
     http_hosts: frozenset[str]
-    """Names that requests to the HTTP server may give as its host, beside addresses and localhost; ``*`` = any."""
+    """Names that HTTP requests may use for this host, besides addresses and localhost; ``*`` = any."""
     log_level: str
     """One of LOG_LEVELS."""
     log_format: str
@@ -70,7 +72,7 @@ class NodeConfig:
     """Whether the leader writes a line for each request to ``write-audit.log`` in ``data_dir``."""
 
     def __post_init__(self) -> None:
-        """Refuse what no node can run with; raises ValueError naming the field."""
+        """Check the settings; raises ValueError naming the field."""
         if self.node not in self.replicas:
             raise ValueError(f"node {self.node!r} is not one of replicas {', '.join(self.replicas)}")
         if len(self.pipelines) > MAX_PIPELINES:

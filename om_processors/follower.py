@@ -1,4 +1,4 @@
-"""The follower of an Object Manager node: ``replicated_db.shell.follower`` on ``om.log`` and ``om.audit``, with a replica of every shard."""
+"""An Object Manager's follower: ``replicated_db.shell.follower`` on ``om.log`` and ``om.audit``, for every shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.topics import OM_AUDIT, OM_LOG
 
 
 def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseException], None]) -> faust.App:
-    """Return the Faust app of this process; ``incarnation`` makes its group id fresh, ``fatal`` ends the process."""
+    """Return the Faust app of this process. ``incarnation`` makes its group id fresh; ``fatal`` ends the process."""
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
@@ -35,7 +35,7 @@ def place_group(config: NodeConfig, group: str, replicas: Mapping[int, Replica])
 
 
 class OMFollower(follower.Follower):
-    """Applies ``om.log``, and listens to ``om.audit``."""
+    """Applies ``om.log`` and reads ``om.audit``."""
 
     def __init__(
         self, config: NodeConfig, replicas: Mapping[int, Replica], loops: Mapping[int, LeaderLoop],

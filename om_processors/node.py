@@ -1,8 +1,9 @@
 """An Object Manager node: one process with a replica of every shard, which leads some of them.
 
-``run`` is the whole life: check the topics, open the replicas, check each against the log, place the follower's group, then let Faust's
-worker run the followers and the HTTP API while a thread per led shard executes. A StopProcess anywhere ends the process with
-EXIT_FATAL and its message on the log: the log is the truth, a restart begins from it.
+``run`` is the whole life of the process. It checks the topics, opens the replicas, checks each against the log, and
+places the follower's group. Then Faust's worker runs the followers and the HTTP API, and one thread executes for each
+shard that the node leads. A StopProcess anywhere ends the process with EXIT_FATAL, and its message is logged: the log
+is the truth, and a restart begins from it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ log = logging.getLogger("stratolog.node")
 
 
 class OMNode:
-    """Everything of one process, wired. ``__init__`` makes all of it, :func:`run` starts it; nothing is completed in between."""
+    """All parts of one process, wired.
+
+    ``__init__`` makes all of them and :func:`run` starts them; nothing is added in between.
+    """
 
     def __init__(self, config: NodeConfig, topic_id: str) -> None:
         self.config = config
@@ -73,7 +77,7 @@ class OMNode:
         self.logs = {
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
-        # The follower's own, to fill gaps: a log serves one thread.
+        # The follower needs its own to fill gaps: a log serves one thread.
         self.follower_logs = {
             shard: KafkaLog(config.bootstrap_servers, OM_LOG, shard, topic_id) for shard in range(config.shards)
         }
@@ -100,7 +104,7 @@ class OMNode:
         return replica
 
     def _contexts_of(self, shard: int) -> Contexts:
-        """Say where blocks are allocated: with datanodes on what their heartbeats show, else on the settings' pipelines."""
+        """Say where blocks are allocated: on the datanodes heard, or without datanodes on the settings' pipelines."""
         config = self.config
         return Contexts(
             shard=shard, shards=config.shards, pipelines=config.pipelines,
@@ -125,8 +129,8 @@ class OMNode:
             outbox=self.outbox,
             intake=lambda hint: RequestIntake(
                 bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
-                outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard), backlog=self.backlogs[shard],
-                beat=self.loops[shard].beat,
+                outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
+                backlog=self.backlogs[shard], beat=self.loops[shard].beat,
             ),
             cluster=config.cluster,
             replicas=config.replicas,
@@ -135,13 +139,13 @@ class OMNode:
         )  # fmt: skip
 
     def _applied(self, replica: Replica, outcome: Offered) -> None:
-        """Count the requests of a batch that this node wrote as leader, whoever applies it here."""
+        """Count the requests of a batch that this node wrote as leader, whichever thread applies it here."""
         shard, batch = replica.identity.shard, outcome.record
         if isinstance(batch, Batch) and self.loops[shard].has_claimed(batch.nonce):
             self.metrics[shard].count(batch, self.clock.wall_ms())
 
     def _on_settled(self, shard: int, effective: Effective) -> None:
-        """Take a batch whose answers have left."""
+        """Take a batch whose answers have been sent."""
         if isinstance(effective.record, RequestBatch):
             self.metrics[shard].count_late(effective, self.clock.wall_ms())
         if self.write_audit is not None:
@@ -161,7 +165,7 @@ class OMNode:
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
-        # Hand over while the followers and the HTTP API still run: readers ask this node until another leads.
+        # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
         app.on_before_shutdown.connect(self._hand_over)
         return app
 
@@ -171,7 +175,7 @@ class OMNode:
         self._ending = end_soon(self.close)
 
     def close(self) -> None:
-        """Hand over, send what is queued, close the stores."""
+        """Hand over, send what is queued, and close the stores."""
         if self._ending is not None:
             self._ending.cancel()
         self.leadership.stop()
@@ -191,7 +195,7 @@ def run(config: NodeConfig) -> None:
     """Run a node until SIGTERM or SIGINT; returns after handing over."""
     logs.configure(config.node, config.log_level, config.log_format)
     validate_schemas()
-    # Half of a follower's time is Faust's event loops: uvloop's cost less. To be chosen before the app makes any.
+    # Faust's event loops take half of a follower's time; uvloop's take less. Choose it before the app makes a loop.
     mode.loop.use("uvloop")
     try:
         topics = when_brokers_answer(partial(check_topics, config.bootstrap_servers, config.shards))

@@ -1,6 +1,6 @@
-"""Checks before an Object Manager node takes part: the broker's and the topics' settings, and the number of shards.
+"""Checks before an Object Manager node starts: the broker's and the topics' settings, and the number of shards.
 
-What every log has in common is checked in ``replicated_db.shell.startup``.
+``replicated_db.shell.startup`` has the checks that every log needs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ def check_topics(bootstrap_servers: str, shards: int) -> Topics:
 
 
 def allowed_session_timeout_ms(config: NodeConfig, topics: Topics, note: Callable[[str], None]) -> int:
-    """Return the session time-out of the leaders' group: that of the settings, or the brokers' shortest if that is longer.
+    """Return the session time-out of the leaders' group: the setting, or the brokers' minimum if that is longer.
 
-    A member that asks for a shorter one would be refused by each broker, again and again, and its shards would have no leader.
+    A broker refuses a member that asks for less. It would be refused again and again, and its shards would have no
+    leader.
     """
     allowed_ms = topics.min_session_timeout_ms
     if config.session_timeout_ms >= allowed_ms:
         return config.session_timeout_ms
     note(
-        f"session_timeout_ms is {allowed_ms}, not {config.session_timeout_ms}: the brokers allow no shorter one ({MIN_SESSION_TIMEOUT}), "
+        f"session_timeout_ms is {allowed_ms}, not {config.session_timeout_ms}: the brokers allow no shorter one "
+        f"({MIN_SESSION_TIMEOUT}), "
         "so a shard whose leader dies waits as long for another"
     )
     return allowed_ms

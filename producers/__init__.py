@@ -1,7 +1,7 @@
-"""The client SDK: requests over Kafka, reads over HTTP, bytes over TCP, load generators and the ingest of a directory tree.
+"""The client SDK: requests over Kafka, reads over HTTP, bytes over TCP, load generators, and ingest of directory trees.
 
-What belongs here: everything that a program needs in order to *use* a cluster (design, sections 2, 4 and 5).
-It imports ``schemas`` alone, and installs without Spark, Faust or RocksDB. Start with :class:`Client`.
+What belongs here: everything that a program needs in order to *use* a cluster (design, sections 2, 4 and 5). The
+package imports only ``schemas``, and installs without Spark, Faust or RocksDB. Start with :class:`Client`.
 
     requests   calls over Kafka        reads   lookups and listings over HTTP
     blocks     bytes to datanodes      files   keys as files              bulk   trees, loads

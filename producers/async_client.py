@@ -1,8 +1,8 @@
 """The asyncio client: the same typed methods, awaited (design, sections 4 and 5).
 
-What belongs here: the bridge between the pipeline's thread and an event loop. Outcomes are handed to the loop in
-batches, with one wake-up for all that have come since the last. Reads run in the loop's worker threads. The methods that
-send a request or read are written from those of ``Client`` (``build_tools/async_methods.py``).
+What belongs here: the bridge between the request engine's thread and an event loop. Outcomes are passed to the loop in
+batches: one wake-up serves all outcomes since the last one. Reads run in the loop's worker threads.
+``build_tools/async_methods.py`` writes the methods that send a request, or read, from those of ``Client``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Respons
 from schemas.records.rows import BlockLocation, KeyInfo
 
 FILE_WORKERS = 16
-"""Threads in which the methods of open files run; more files than that share them."""
+"""Threads in which the methods of open files run; more open files than threads share them."""
 
 
 class AsyncClient:
@@ -81,7 +81,7 @@ class AsyncClient:
         self._pipeline: RequestEngine | None = None
         self._streams = arguments.optional("streams", streams, StreamOptions)
         self._files: tuple[Client, ThreadPoolExecutor] | None = None
-        """What opens files, and where they work; made for the first one."""
+        """The object that opens files, and their worker threads; made for the first file."""
         self._room = asyncio.Semaphore(max_in_flight)
         self._outcomes: deque[tuple[asyncio.Future[Response], Outcome]] = deque()
         """Outcomes that the loop has not taken yet; at most as many as calls may be in flight."""
@@ -95,7 +95,7 @@ class AsyncClient:
 
     @property
     def pipeline(self) -> RequestEngine:
-        """The connected pipeline; raises RuntimeError before :meth:`connect`."""
+        """The connected request engine; raises RuntimeError before :meth:`connect`."""
         if self._pipeline is None:
             raise RuntimeError("the client is not connected: use it in 'async with', or await connect()")
         return self._pipeline
@@ -149,14 +149,15 @@ class AsyncClient:
         return await (await self.submit(body))
 
     def _done(self, future: asyncio.Future[Response], outcome: Outcome) -> None:
-        """Take an outcome, on the pipeline's thread; wake the loop if it has not been woken for others."""
+        """Take an outcome, on the engine's thread; wake the loop unless it has been woken for earlier outcomes."""
         self._outcomes.append((future, outcome))
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._resolve)
 
     def _resolve(self) -> None:
-        # The flag falls before the deque is emptied: what is appended afterwards wakes the loop again.
+        # The flag is cleared before the deque is emptied, so an outcome that is appended afterwards wakes the loop
+        # again.
         self._woken = False
         while self._outcomes:
             future, outcome = self._outcomes.popleft()
@@ -175,7 +176,7 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
     ) -> AsyncKeyFile:  # fmt: skip
-        """As :meth:`producers.Client.open`, by ``async with``; the work is done in FILE_WORKERS threads at most.
+        """As :meth:`producers.Client.open`, with ``async with``; at most FILE_WORKERS threads do the work.
 
         >>> async with client.open("/vol1/bucket1/a/b.txt") as file:  # doctest: +SKIP
         ...     print(await file.read())
@@ -375,7 +376,7 @@ class AsyncClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; raises OutcomeUnknown if requests are unanswered and no other exception is on its way."""
+        """Close; raises OutcomeUnknown if requests are unanswered and no other exception ended the block."""
         unanswered = await self.close()
         if not unanswered:
             return

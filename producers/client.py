@@ -1,8 +1,8 @@
 """The synchronous client: typed methods, futures and reads (design, sections 4 and 5).
 
-What belongs here: what a user calls. Each method blocks until its request is answered and raises one of
-``producers.errors``; :meth:`Client.submit` sends the same requests without waiting, thousands at a time. Retries,
-deadlines and lingering are the pipeline's; reads over HTTP are :class:`producers.reads.reads.Reads`.
+What belongs here: the methods that a user calls. Each method blocks until its request is answered, and raises one of
+``producers.errors``. :meth:`Client.submit` sends the same requests without waiting, thousands at a time. The request
+engine does retries, deadlines and lingering; :class:`producers.reads.reads.Reads` reads over HTTP.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from schemas.records.rows import BlockLocation, KeyInfo
 logger = logging.getLogger("stratolog.client")
 
 MODES = ("rb", "wb")
-"""How a key may be opened."""
+"""The modes in which a key may be opened."""
 CLOSE_TIMEOUT_MS = 30_000
-"""How long closing waits for what is in flight, unless the caller says otherwise."""
+"""How long closing waits for calls in flight, unless the caller says otherwise."""
 
 
 class Client:
     """A connection to a Stratolog cluster; safe to share between threads.
 
-    ``bootstrap_servers`` are Kafka's. Reads ask the nodes that the brokers know, or those at the HTTP addresses
-    ``read_from``, in order of preference, if it is given; ``caller`` the user on whose behalf requests are made. A call ends within ``deadline_ms`` (at most
-    five minutes). ``max_in_flight`` bounds the calls in flight: the next one waits. ``max_linger_ms`` bounds how
-    long requests gather under load; with few in flight they never do. ``streams`` are the options of keys that are
-    opened as files. Operators' commands need the cluster's secret, ``cluster_secret``.
+    ``bootstrap_servers`` are Kafka's. Reads ask the nodes that the brokers know; if ``read_from`` is given, they ask
+    the nodes at its HTTP addresses, in order of preference. ``caller`` is the user on whose behalf requests are made. A
+    call ends within ``deadline_ms`` (at most five minutes). ``max_in_flight`` bounds the calls in flight: the next one
+    waits. ``max_linger_ms`` bounds how long requests gather under load; with few in flight they never gather.
+    ``streams`` are the options of keys that are opened as files. Operators' commands need the cluster's secret,
+    ``cluster_secret``.
 
     Raises NotConnected if nobody listens at any broker's address, after a second, or if no broker answers in
-    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds
-    are told to the logger ``stratolog.client``.
+    ``connect_timeout_ms``; ValueError or TypeError for wrong settings, naming them. Waits of more than two seconds are
+    logged by the logger ``stratolog.client``.
 
     >>> from producers import Client
     >>> with Client("127.0.0.1:9092") as client:  # doctest: +SKIP
@@ -94,7 +95,7 @@ class Client:
 
     @classmethod
     def over(cls, pipeline: RequestEngine, reads: Reads, streams: StreamOptions | None = None) -> Self:
-        """Return a client over an open pipeline and reads, which it closes with itself."""
+        """Return a client over an open request engine and reads; the client closes both when it is closed."""
         client = cls.__new__(cls)
         client._join(pipeline, reads, streams)
         return client
@@ -103,9 +104,9 @@ class Client:
         self.pipeline = pipeline
         self.reads = reads
         self.streams = KeyStreams(reads, streams)
-        """Ways to the datanodes, which keys that are opened as files share."""
+        """Access to the datanodes, shared by all keys that are opened as files."""
         self.close_timeout_ms = CLOSE_TIMEOUT_MS
-        """How long the end of a ``with`` block waits for what is in flight."""
+        """How long the end of a ``with`` block waits for calls in flight."""
         reads.follow(pipeline.positions)
 
     @property
@@ -155,7 +156,7 @@ class Client:
         return future
 
     def submit_with(self, body: RequestBody, done: Done) -> None:
-        """Send a request and have ``done`` told the response or the exception; cheaper than a future.
+        """Send a request; ``done`` is called with the response or the exception. This is cheaper than a future.
 
         ``done`` runs on the client's own thread: it must be quick and must not block, but may submit.
 
@@ -277,8 +278,9 @@ class Client:
         replication: str = "RATIS/THREE",
         metadata: Mapping[str, str] | None = None,
     ) -> KeySession:
-        """Open a key of an expected size in bytes; it exists once :meth:`commit_key` has its session. Raises as
-        :meth:`call`.
+        """Open a key of an expected size in bytes; the key exists once :meth:`commit_key` commits its session.
+
+        Raises as :meth:`call`.
 
         >>> client.create_key("vol1", "bucket1", "a/b.txt", size=5).session_id  # doctest: +SKIP
         42
@@ -348,9 +350,9 @@ class Client:
     ) -> KeyOutput | KeyInput:  # fmt: skip
         """Open the key ``/volume/bucket/key`` as a binary file, to read (``rb``) or to write it (``wb``).
 
-        A key that is written is visible when its file is closed, and not at all if the ``with`` block ends by an
-        exception. ``size`` is the number of bytes that are expected, if that is known. Raises one of
-        ``producers.errors``, here and in the file's methods.
+        A key that is written becomes visible when its file is closed; if an exception ends the ``with`` block, it does
+        not. ``size`` is the expected number of bytes, if it is known. Raises one of ``producers.errors``, here and in
+        the file's methods.
 
         >>> with client.open("/vol1/bucket1/a/b.txt", "wb") as file:  # doctest: +SKIP
         ...     file.write(b"hello")
@@ -372,9 +374,10 @@ class Client:
     def log_digest_base(
         self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False
     ) -> None:
-        """Restart the digest sums of a shard's log at an index, after a repair (design, section 3). Raises as
-        :meth:`call`; INDEX_MOVED if the shard is at another index by now, DIGESTS_DIFFER if its leader holds something else. With
-        ``force`` it is logged all the same, and every replica that differs is flagged.
+        """Restart the digest sums of a shard's log at an index, after a repair (design, section 3).
+
+        Raises as :meth:`call`; INDEX_MOVED if the shard is at another index by now, DIGESTS_DIFFER if its leader has
+        other sums. With ``force`` the sums are logged all the same, and every replica that differs is flagged.
 
         >>> client.log_digest_base(0, 17, slots=[256], sums=[-5], basis="oracle")  # doctest: +SKIP
         """
@@ -431,8 +434,8 @@ class Client:
     ) -> Iterator[KeyInfo]:  # fmt: skip
         """Iterate over a bucket's keys by name; as :meth:`producers.reads.reads.Reads.list_keys`.
 
-        The iterator reads page after page. To show one page at a time, give ``limit``, and as ``start_after`` the last name of the
-        page before.
+        The iterator reads page after page. To show one page at a time, give ``limit``, and as ``start_after`` the last
+        name of the previous page.
 
         >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
@@ -459,7 +462,7 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; raises OutcomeUnknown if requests are unanswered and no other exception is on its way."""
+        """Close; raises OutcomeUnknown if requests are unanswered and no other exception ended the block."""
         unanswered = self.close(self.close_timeout_ms)
         if not unanswered:
             return

@@ -30,29 +30,29 @@ from schemas.records.messages import (
 from schemas.result_codes import INVALID_REQUEST, OK, Remedy, remedy
 
 DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-"""Status of a call that no final answer reached within its deadline."""
+"""Status of a call without a final answer by its deadline."""
 CLIENT_CLOSED = "CLIENT_CLOSED"
-"""Status of a call on a closed client, or one that was unanswered when the client closed."""
+"""Status of a call on a closed client, or of one that was unanswered when the client closed."""
 TOO_MANY_IN_FLIGHT = "TOO_MANY_IN_FLIGHT"
-"""Status of a call for which the table of calls in flight had no room."""
+"""Status of a call for which there was no room in the table of calls in flight."""
 NOT_CONNECTED = "NOT_CONNECTED"
-"""Status of a client that reaches no broker, or no node to read from."""
+"""Status of a client that reaches no broker, or no node for reads."""
 
 WRITE_FAILED = "WRITE_FAILED"
-"""Status of a key that is closed, or written on, after its writing failed by something that has no status, or was cancelled."""
+"""Status of a call on a key whose writing was cancelled, or failed by something without a status."""
 
 UNREACHABLE = "UNREACHABLE"
 """Status of a DatanodeError: the connection could not be made, or broke."""
 NAMED_UNANSWERED = 10
-"""At most so many unanswered requests are named in a message."""
+"""Unanswered requests that a message names, at most."""
 
 
 class StratologError(Exception):
     """A call that did not succeed.
 
-    ``status`` is a code of ``schemas/result_codes.py`` or one of this module, ``message`` says for people what
-    was wrong and names the input, ``request`` is the request's body if there was one, ``response`` the server's
-    answer if there was one.
+    ``status`` is a code of ``schemas/result_codes.py`` or one of this module. ``message`` says for people what was
+    wrong, and names the input. ``request`` is the request's body if there was one, ``response`` the server's answer if
+    there was one.
 
     >>> try:
     ...     raise RequestFailed("VOLUME_NOT_FOUND", "volume v1 does not exist")
@@ -89,10 +89,11 @@ class NotConnected(RetryableError):
 
 
 class DatanodeError(RetryableError):
-    """A datanode refused, failed or could not be reached; what was to be written is not committed.
+    """A datanode refused, failed or could not be reached; the bytes to be written are not committed.
 
-    ``status`` is a code of ``schemas/stream_errors.py``, ``datanode`` the one that is to blame (empty: nobody knows),
-    ``doing`` what it was asked, ``offset`` what all datanodes of a stream have, ``hint`` whom to ask instead.
+    ``status`` is a code of ``schemas/stream_errors.py``; ``datanode`` is the one to blame (empty: nobody knows);
+    ``doing`` is the request; ``offset`` is up to where all datanodes of a stream have the bytes; ``hint`` is the
+    datanode to ask instead.
 
     >>> print(DatanodeError("DISK_FULL", "no space", datanode="dn2", doing="OPEN of block 1/2"))
     DISK_FULL: dn2: OPEN of block 1/2: no space
@@ -125,7 +126,7 @@ class NotFound(RequestFailed):
 
 
 class Exists(RequestFailed):
-    """What the request would create, or the name that it would give, is taken.
+    """The thing that the request would create, or the name that it would give, exists already.
 
     >>> isinstance(failure("BUCKET_ALREADY_EXISTS", "bucket /v1/b1 exists"), Exists)
     True
@@ -146,7 +147,7 @@ class InvalidArgument(RequestFailed, ValueError):
         self.argument = argument
 
     def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str, str]]:
-        """Be copied and pickled by what it was made of."""
+        """Copy and pickle the exception by its arguments."""
         return InvalidArgument, (self.argument, self.message.removeprefix(f"{self.argument} "))
 
 
@@ -159,7 +160,7 @@ class ClientClosed(StratologError):
 
 
 def describe(body: RequestBody) -> str:
-    """Name a request for people: its type and the path that it is about.
+    """Name a request for people: its type and its path.
 
     >>> from schemas.records.messages import DeleteBucket
     >>> describe(DeleteBucket(volume="v1", bucket="b1"))
@@ -179,7 +180,7 @@ def describe(body: RequestBody) -> str:
 
 
 def error_of(response: Response, body: RequestBody) -> StratologError | None:
-    """Return the exception that a response stands for, or None if it is OK."""
+    """Return the exception for a response, None if the response is OK."""
     if response.status == OK:
         return None
     kinds = {Remedy.RETRY: RetryableError, Remedy.UNKNOWN: OutcomeUnknown}
@@ -192,9 +193,9 @@ def error_of(response: Response, body: RequestBody) -> StratologError | None:
 def failure(
     status: str, message: str, *, request: RequestBody | None = None, response: Response | None = None
 ) -> RequestFailed:
-    """Return the exception of a code that says that the request is wrong: NotFound, Exists, or plain RequestFailed.
+    """Return the exception for a code that blames the request: NotFound, Exists, or plain RequestFailed.
 
-    Codes are told apart by their ends, so that those of newer servers are too.
+    Codes are recognized by their endings, so that codes of newer servers are recognized too.
     """
     kind = RequestFailed
     if status.endswith("_NOT_FOUND"):
@@ -205,7 +206,7 @@ def failure(
 
 
 def closed_unanswered(unanswered: Iterable[RequestBody]) -> OutcomeUnknown:
-    """Return the exception that names requests which were unanswered when the client closed."""
+    """Return the exception that names the requests without an answer when the client closed."""
     bodies = list(unanswered)
     names = ", ".join(describe(body) for body in bodies[:NAMED_UNANSWERED])
     more = "" if len(bodies) <= NAMED_UNANSWERED else ", …"

@@ -1,7 +1,7 @@
-"""Words about waits: who waits for more than two seconds is told what for.
+"""Messages about long waits: after two seconds the user is told what the client waits for.
 
-What belongs here: when to say it. It goes to the log of the client (``stratolog.client``), which Python prints on standard error where nobody has
-set up logging.
+What belongs here: when to log such a message. It goes to the client's logger (``stratolog.client``), which Python
+prints on standard error if no logging is set up.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 logger = logging.getLogger("stratolog.client")
 
 WORD_AFTER_MS = 2_000
-"""How long may be waited without a word."""
+"""How long a wait may last without a message."""
 WORD_EACH_MS = 10_000
-"""How often it is said from then on."""
+"""Interval between later messages."""
 
 
 class SlowWait:
-    """One thing that may take long; for one thread."""
+    """One wait that may be long; for one thread."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -27,12 +27,12 @@ class SlowWait:
         self.begin()
 
     def begin(self) -> None:
-        """It begins now."""
+        """Begin the wait now."""
         self._begun_s = time.monotonic()
         self._due_s = self._begun_s + WORD_AFTER_MS / 1000
 
     def still(self, why: object) -> None:
-        """It is not done yet, because of ``why``; says so if the last word, or the beginning, is long enough ago."""
+        """Note that the wait goes on because of ``why``; log it if the last message, or the start, is long ago."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
             self._due_s = now_s + WORD_EACH_MS / 1000

@@ -1,7 +1,9 @@
-"""Operators' commands: requests that change how a shard is run, by a control record right before their batch. Pure.
+"""Operators' commands: requests that change how a shard is run.
 
-Each is idempotent: what is so already is answered with OK and logs nothing, so that a command over several shards that was
-interrupted may be given again.
+Each logs a control record right before its batch. Pure.
+
+Each command is idempotent: if nothing is left to change, it answers OK and logs nothing. So an operator may repeat a
+command over several shards that was interrupted.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ MAX_MEMBERS = 31
 
 MAX_NODE_NAME_CHARACTERS = 63
 MAX_BASIS_CHARACTERS = 200
-"""Of a digest base: what it rests on."""
+"""The basis of a digest base."""
 
 
 def command(body: ShardCommand, transaction: Transaction, shard: int) -> None:
     """Carry out a command on shard ``shard``.
 
-    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED, DIGESTS_DIFFER.
+    Raises OMError: WRONG_SHARD, NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION, INVALID_REQUEST, INDEX_MOVED,
+    DIGESTS_DIFFER.
     """
     try:
         _command(body, transaction, shard)
@@ -74,7 +77,8 @@ def _(body: LogDigestBase, transaction: Transaction) -> None:
         raise OMError(codes.INDEX_MOVED, f"{error}: ask again") from error
     except DigestsDiffer as error:
         message = (
-            f"{error}. Nothing was logged: replicas that agree with the leader would be flagged, and could lead no more. "
+            f"{error}. Nothing was logged: replicas that agree with the leader would be flagged, and could lead no "
+            "more. "
             "Rebuild the replicas that are wrong first; 'stratolog admin digest-base --force' logs it all the same"
         )
         raise OMError(codes.DIGESTS_DIFFER, message) from error
@@ -113,7 +117,8 @@ def _(body: Prepare, transaction: Transaction) -> None:
         raise OMError(codes.INVALID_REQUEST, f"illegal checkpoint name {body.checkpoint!r}")
     if in_force is None:
         transaction.control(Prepared, prepared=True, checkpoint=body.checkpoint)
-    # Given again, the checkpoint is taken again: its batch may have been lost with the leader that logged the record.
+    # A repeated command takes the checkpoint again: the batch may have been lost with the leader that logged the
+    # record.
     transaction.checkpoint(body.checkpoint)
 
 
@@ -146,7 +151,7 @@ def _(body: SetRequestMode, transaction: Transaction) -> None:
         )
     if body.mode not in REQUEST_MODES:
         raise OMError(codes.INVALID_REQUEST, f"mode {body.mode!r} is none of {', '.join(REQUEST_MODES)}")
-    # Until then the requests themselves cannot be written to the log: the leader has to refuse them.
+    # Below that level the requests themselves cannot be written to the log, so the leader would have to refuse them.
     needed = features.level_of_type(body.request_type)
     require_level(transaction.feature_level, needed, f"a mode of {body.request_type}")
     if (body.mode == LATE_MODE) != (body.request_type in transaction.state.late):

@@ -1,7 +1,7 @@
 """Executing a request: preExecute, then authorize, validate and operations (design, section 4).
 
-Pure: everything that differs from one execution to another comes in as an argument. Raises OMError for what is refused;
-the caller drops the transaction then, and the error is the response.
+Pure: everything that differs from one execution to another is an argument. A refused request raises OMError; the caller
+then drops the transaction, and the error is the response.
 
     prepared = pre_execute(request, context)     the leader's choices, as a value that could be logged
     result   = apply_request(prepared, tx)       the same on every replica with equal state
@@ -44,14 +44,15 @@ def _handler(body: RequestBody) -> AnyHandler:
 
 
 def pre_execute(request: Request, context: PreExecuteContext) -> RequestPreparation:
-    """Check a request as far as that needs no state, and choose time, ids and blocks for it.
+    """Check a request without looking at the state, and choose its time, ids and blocks.
 
     Raises OMError: NOT_SUPPORTED_OPERATION, INVALID_*, WRONG_SHARD for a volume of another shard.
     """
     try:
         return _pre_execute(request, context)
     except OMError as error:
-        # In both modes the leader alone says this, so a text may be cut here; later ones quote names that have been checked.
+        # The leader alone answers this, in both modes, so the text may be cut here. Later messages quote names that
+        # have been checked, and are not cut.
         raise OMError(error.status, shortened(error.message)) from error
 
 
@@ -85,7 +86,8 @@ def _check_shard(body: RequestBody, context: PreExecuteContext) -> None:
 def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: Authorizer = ALLOW_ALL) -> Result:
     """Authorize and validate a prepared request against the state, write its operations, return its result.
 
-    Raises OMError if it is refused (a request that needs a later feature level than the shard's, too), ValueError if the transaction was minted for another index.
+    Raises OMError if the request is refused, also if it needs a later feature level than the shard's; ValueError if the
+    transaction was minted for another index.
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")

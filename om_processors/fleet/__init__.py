@@ -1,6 +1,6 @@
 """Datanodes as the Object Manager sees them: heartbeats, placement, and background work on them.
 
-``fleet`` is the picture (pure), ``placement`` and ``pipeline_making`` decide (pure), ``placement_loop`` carries it out;
-``block_deletion`` and ``open_key_cleanup`` reclaim, row by row (``row_cursor``). ``leader_duties`` has all of it.
-Begin with ``core/placement.py``.
+``core/fleet`` has the picture; ``core/placement`` and ``core/pipeline_making`` decide; all three are pure.
+``placement_loop`` carries the decisions out. ``block_deletion`` and ``open_key_cleanup`` reclaim space, row by row
+(``row_cursor``). ``leader_duties`` starts and ends all of these loops. Begin with ``core/placement.py``.
 """

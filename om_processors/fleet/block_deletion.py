@@ -1,11 +1,14 @@
-"""Deleting blocks that nothing refers to: the leader of each shard reads deletedTable, has the datanodes delete, then purges the rows.
+"""Deletion of blocks that nothing refers to: each shard's leader reads deletedTable, has datanodes delete, purges rows.
 
 Rules:
-    - A row goes (PurgeBlocks, through the log) only after the pipelines of all its blocks have committed the deletion: DeleteBlocks leaves a
-      tombstone, so a PutBlock that comes later is void. Datanodes that hold a copy of the container without being members are told, too.
-    - What is on its way is remembered by row, not in the log: after a change of the leader it is done again, which changes nothing.
-    - A pipeline none of whose members lives keeps its rows; blocks of the settings' pipelines (no datanodes) are no one's to delete.
-    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows that wait for theirs.
+    - A row is purged (PurgeBlocks, through the log) only after the pipelines of all its blocks have committed the
+      deletion. DeleteBlocks leaves a tombstone, so a later PutBlock is void. Datanodes that hold a copy of the
+      container without being members are told too.
+    - Deletions under way are remembered by row, not in the log. A new leader does them again, which changes nothing.
+    - If no member of a pipeline lives, its rows stay. Blocks of the settings' pipelines are on no datanode, so nobody
+      deletes them.
+    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows whose
+      purge has still to wait.
 """
 
 from __future__ import annotations
@@ -34,20 +37,22 @@ from schemas.records.rows import BlockLocation
 MAX_ROWS = 500
 MAX_BLOCKS = 1000
 MAX_PURGE_BYTES = 256 * 1024
-"""Of the keys of the rows that one request purges: it, and its operations, stay below their limits."""
+"""Bytes of row keys that one request purges, so that the request and its operations stay below their limits."""
 MAX_DONE = 10_000
 REST_MS = 2_000
-"""Between two looks at a table that had nothing to do."""
+"""Pause after the table had nothing to do."""
 
 
 Place = tuple[int, str, int]
-"""A pipeline's partition, an empty name and -1; or its partition, the name of a datanode that holds a copy without being a member, and the container.
+"""A place where blocks are deleted. For a pipeline: its partition, an empty name and -1. For a copy: the pipeline's
+partition, the name of a datanode that holds the copy without being a member, and the container.
 
-Each container of a copy is a place of its own: one that is damaged there must not keep the others."""
+Each container of a copy is a place of its own, so that a damaged one does not hold up the others.
+"""
 
 
 class BlockDeletion:
-    """Deletes for one shard, while this node leads it."""
+    """Deletes the unreferenced blocks of one shard, while this node leads it."""
 
     def __init__(
         self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
@@ -61,15 +66,17 @@ class BlockDeletion:
         self._deleted: dict[bytes, set[Place]] = {}
         """By row: where its blocks have been deleted."""
         self._parts: dict[tuple[bytes, Place], int] = {}
-        """Of rows that go in parts: how many of their blocks in a place are deleted."""
+        """Of rows deleted in parts: how many of their blocks are deleted in a place."""
         self._cursor = RowCursor(replica.store, DELETED_TABLE)
-        """Goes on behind the last row that was looked at: rows that cannot go for now must not hide those behind them."""
+        """Goes on behind the last row it returned: rows that cannot be purged yet must not hide the rows
+        behind them.
+        """
         self._rest_until_ms = 0
 
     def turn(self, picture: Picture) -> None:
-        """Go through the next rows: ask for deletions, propose the purge of what is deleted."""
+        """Look at the next rows: ask for deletions, and propose to purge the rows whose blocks are deleted."""
         now_ms = self._clock.elapsed_ms()
-        if now_ms < self._rest_until_ms or not picture.settled:  # who holds a copy may not have been heard of yet
+        if now_ms < self._rest_until_ms or not picture.settled:  # some holders of copies may not have been heard yet
             return
         rows = self._next_rows()
         if not rows:
@@ -90,7 +97,10 @@ class BlockDeletion:
             self._purge(fitting(gone[:MAX_PURGED_ROWS]))
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
-        """Return the next rows, and the blocks of each that datanodes hold. One that is purged meanwhile is purged once more, which changes nothing."""
+        """Return the next rows, and the blocks of each that datanodes hold.
+
+        A row that is purged meanwhile is purged once more, which changes nothing.
+        """
         return [
             (key, [block for block in tables.decode_key(value).blocks if is_on_datanodes(block)])
             for key, value in self._cursor.next_rows(MAX_ROWS)
@@ -101,7 +111,9 @@ class BlockDeletion:
             return set(self._deleted.get(key, ()))
 
     def _delete(self, picture: Picture, place: Place, found: list[tuple[bytes, BlockLocation]]) -> None:
-        """Have blocks deleted in one place: whole rows, as many as MAX_BLOCKS allows; a row with more by itself goes in parts."""
+        """Have blocks deleted in one place: as many whole rows as MAX_BLOCKS allows; a row with more blocks goes in
+        parts.
+        """
         rows = [(key, [block for _, block in its]) for key, its in groupby(found, key=itemgetter(0))]
         key, first = rows[0]
         if len(first) > MAX_BLOCKS:
@@ -139,7 +151,10 @@ class BlockDeletion:
         if not rest:
             self._was_deleted(place, (key,), answer)
 
-    def _was_deleted(self, place: Place, rows: tuple[bytes, ...], answer: Any) -> None:  # noqa: ARG002 - it is committed
+    def _was_deleted(
+        self, place: Place, rows: tuple[bytes, ...],
+        answer: Any,  # noqa: ARG002 - it is committed
+    ) -> None:  # fmt: skip
         with self._lock:
             if len(self._deleted) >= MAX_DONE:
                 self._deleted.clear()
@@ -151,19 +166,19 @@ class BlockDeletion:
         if self._proposer.propose(("purge", self._shard, rows[0], len(rows)), body):
             self._note(f"{len(rows)} rows of {DELETED_TABLE} are to be purged", shard=self._shard)
             with self._lock:
-                # Should the purge be lost, the rows are found again, and deleted again.
+                # If the purge is lost, a later walk finds the rows again and deletes them again.
                 for key in rows:
                     self._deleted.pop(key, None)
 
 
 def fitting(keys: list[bytes]) -> list[bytes]:
-    """Return the first keys of MAX_PURGE_BYTES in all, one at least; the others come with the next walk."""
+    """Return the first keys of up to MAX_PURGE_BYTES, at least one; the next walk finds the others."""
     sizes = accumulate(map(len, keys))
     return keys[: max(1, sum(size <= MAX_PURGE_BYTES for size in sizes))]
 
 
 def places(picture: Picture, block: BlockLocation) -> list[Place]:
-    """Return where a block is to be deleted: in its pipeline, and on living datanodes that hold a copy of its container."""
+    """Return where to delete a block: in its pipeline, and on living datanodes that hold a copy of its container."""
     partition = partition_of(block)
     row = next((row for row in picture.pipelines if row.partition == partition), None)
     found = picture.containers.get(block.container_id)
@@ -179,5 +194,5 @@ def partition_of(block: BlockLocation) -> int:
 
 
 def is_on_datanodes(block: BlockLocation) -> bool:
-    """Say whether datanodes may hold a block: those of the settings' pipelines have other names."""
+    """Return whether datanodes may hold a block: pipelines of the settings have other names."""
     return block.pipeline == pipeline_name(partition_of(block))

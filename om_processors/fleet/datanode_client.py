@@ -1,13 +1,16 @@
-"""How an Object Manager node asks datanodes: one request a connection, which is a ``schemas.conversation``; and the
-courier, which asks without keeping anybody waiting.
+"""How an Object Manager node asks datanodes: one request per connection, which is a ``schemas.conversation``.
+
+The courier asks on threads of its own, so that its caller never waits.
 
 Rules of the courier:
-    - What is under way is not asked again (by its key). At most MAX_UNDER_WAY requests are, each on a thread of its own: none waits for
-      another. MAX_PER_DATANODE of them go to one address, and MAX_FETCHES may be long ones: datanodes that are silent keep no other
-      datanode, and no other kind of request, from being asked.
-    - Each has a time-out, HELLO a short one. ``give_up`` ends those whose answer nobody waits for any more.
-    - The datanode at an address must be the one that is meant: addresses move.
-    - No answer is needed for correctness: the loops decide anew from heartbeats and rows.
+    - A request under way is not sent again; its key identifies it. At most MAX_UNDER_WAY requests are under way, each
+      on a thread of its own, so none waits for another. At most MAX_PER_DATANODE go to one address, and at most
+      MAX_FETCHES may be long ones, so silent datanodes do not keep other datanodes, or other kinds of request, from
+      being asked.
+    - Each request has a time-out, and HELLO a short one. ``give_up`` ends the requests whose answers nobody wants any
+      more.
+    - The datanode at an address must be the one that is meant: addresses change.
+    - Correctness needs no answer: the loops decide anew from heartbeats and rows.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ from schemas.stream_errors import WRONG_CLUSTER
 
 CONNECT_TIMEOUT_S = 3.0
 HELLO_TIMEOUT_S = 5.0
-"""A datanode whose process stands still is connected to, by its kernel, and says nothing."""
+"""The kernel of a datanode whose process stands still accepts the connection, but nothing is said on it."""
 ANSWER_TIMEOUT_S = 30.0
 FETCH_TIMEOUT_S = 3600.0
 """Copying a container may take this long."""
 CODES = {ConversationFault.WRONG_CLUSTER: WRONG_CLUSTER}
-"""How it is told what was wrong in a conversation; the rest has no code."""
+"""The code of a fault in a conversation; other faults have none."""
 MAX_UNDER_WAY = 64
 MAX_PER_DATANODE = 8
 """Requests under way to one address."""
@@ -63,7 +66,8 @@ def ask(
 ) -> Any:  # fmt: skip
     """Send a request to the datanode at ``address`` (host:port) and return its answer; raises DatanodeFailed.
 
-    ``datanode`` is the name that it must have, empty: any. ``opened`` is given the socket; who shuts it down has the request fail.
+    ``datanode`` is the name that the datanode must have; empty: any. ``opened`` is called with the socket; shutting the
+    socket down makes the request fail.
     """
     host, _, port = address.rpartition(":")
     talk = Conversation(ConversationRole.CLIENT, own_hello(own, cluster), datanode=datanode, cluster_needed=True)
@@ -87,7 +91,7 @@ def ask(
 
 
 def _hear(wire: socket.socket, talk: Conversation, timeout_s: float) -> Event:
-    """Return what the datanode says next, all of it within a time; raises DatanodeFailed for an ERROR."""
+    """Return the datanode's next event, whole, within ``timeout_s``; raises DatanodeFailed for an ERROR."""
     deadline_s = time.monotonic() + timeout_s
     while (event := talk.next_event()) is None:
         left_s = deadline_s - time.monotonic()
@@ -115,7 +119,7 @@ class _Errand:
 
 
 class Courier:
-    """Asks datanodes on threads of its own. For many threads."""
+    """Asks datanodes on threads of its own; for many threads."""
 
     def __init__(self, *, own: str, cluster: str, log: Callable[[str], None]) -> None:
         self._own = own
@@ -129,7 +133,7 @@ class Courier:
 
     @property
     def under_way(self) -> frozenset[Hashable]:
-        """Keys of the requests that are not answered yet."""
+        """Keys of the requests that have no answer yet."""
         with self._lock:
             return frozenset(self._under_way)
 
@@ -137,9 +141,11 @@ class Courier:
         self, key: Hashable, address: str, request: Any, *, datanode: str = "", timeout_s: float = ANSWER_TIMEOUT_S,
         done: Callable[[Any], None] | None = None,
     ) -> bool:  # fmt: skip
-        """Ask, unless the same is under way or too much is; say whether it is asked. ``done`` is called with the answer, if there is one.
+        """Ask, unless the same request or too many are under way; return whether it asks.
 
-        ``datanode`` is who must answer at the address, empty: anybody.
+        ``done`` is called with an answer.
+
+        ``datanode`` is the name that must answer at the address; empty: any.
         """
         errand = _Errand(address, long=timeout_s > ANSWER_TIMEOUT_S)
         with self._lock:
@@ -157,7 +163,7 @@ class Courier:
         return len(self._under_way) < MAX_UNDER_WAY and there < MAX_PER_DATANODE
 
     def give_up(self, unwanted: Callable[[Hashable], bool]) -> None:
-        """End the requests under way whose keys are unwanted: they fail."""
+        """End the requests under way whose keys are unwanted; they fail."""
         with self._lock:
             for key, errand in self._under_way.items():
                 if unwanted(key) and not errand.ended:
@@ -192,7 +198,7 @@ class Courier:
                 del self._under_way[key]
 
     def _say(self, key: Hashable, trouble: str) -> None:
-        """Log a failure once, and not each time it is met again."""
+        """Log a failure once; do not repeat it while it stays the same."""
         with self._lock:
             news = trouble and self._told.get(key) != trouble
             if len(self._told) > MAX_UNDER_WAY * 16:
@@ -205,7 +211,7 @@ class Courier:
             self._log(trouble)
 
     def close(self) -> None:
-        """Begin nothing more, and end what is under way."""
+        """Begin no more requests, and end those under way."""
         with self._lock:
             self._closed = True
         self.give_up(lambda _: True)

@@ -1,12 +1,12 @@
-"""Hearing the datanodes: every node reads all of ``dn.heartbeats``, and keeps the picture that its leaders allocate from.
+"""Reading heartbeats: every node reads all of ``dn.heartbeats``, and keeps the picture from which its leaders allocate.
 
 Rules:
-    - Partitions are assigned, no group: each node hears everything. Reading begins one time-out back, so that a node
-      that starts has a picture at once; how old a heartbeat is, is told by the broker's clock against this machine's,
-      cut to 0..time-out.
-    - The picture is made anew at most each REFRESH_MS, from what was heard and shard 0's rows as they are applied here.
-      Leaders take the last one: a read of one attribute, which never waits.
-    - Nothing here decides. A picture that is old or wrong costs a client a retry, or a loop a turn.
+    - Partitions are assigned without a group: each node hears everything. Reading begins one time-out back, so that a
+      node that starts has a picture at once. The age of a heartbeat is the broker's timestamp against this machine's
+      clock, cut to 0..time-out.
+    - The picture is made anew at most each REFRESH_MS, from the heartbeats and shard 0's rows as they are applied here.
+      Leaders use the latest picture: they read one attribute, and never wait.
+    - Nothing here decides. An old or wrong picture costs a client a retry, or a loop a turn.
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ NOTHING = Allocation(pipelines=(), closed_containers=frozenset(), generations={}
 
 
 class LatestAllocation:
-    """What blocks may be allocated on, by the last picture: NOTHING before the first. It is made before the replicas."""
+    """Where blocks may be allocated, by the latest picture; NOTHING before the first.
+
+    It is made before the replicas.
+    """
 
     def __init__(self) -> None:
         self.now = NOTHING
 
     def choose(self) -> Allocation:
-        """Return what blocks may be allocated on now; never waits."""
+        """Return where blocks may be allocated now; never waits."""
         return self.now
 
 
 class FleetView(Background):
-    """The picture that this node has now, for loops and readers. It keeps ``allocation`` for the leaders' threads."""
+    """The node's present picture, for loops and readers. It updates ``allocation`` for the leaders' threads."""
 
     def __init__(
         self, config: NodeConfig, replica: Replica, allocation: LatestAllocation, clock: Clock, note: Note,
@@ -71,7 +74,7 @@ class FleetView(Background):
         self.picture: Picture = self._fleet.picture((), (), clock.elapsed_ms())
 
     def refresh(self) -> Picture:
-        """Make the picture anew from what was heard and the rows as they are applied now."""
+        """Make the picture anew, from the heartbeats and the rows as they are applied now."""
         with self._lock:
             with self._replica.lock:
                 pipelines, rows = tables.pipelines(self._replica.rows), tables.datanodes(self._replica.rows)
@@ -84,7 +87,7 @@ class FleetView(Background):
             return picture
 
     def run(self) -> None:
-        """Listen, and again after an error of the broker's or a long silence."""
+        """Listen; begin again after a broker's error or a long silence."""
         while not self._stop.is_set():
             try:
                 self._listen()
@@ -98,7 +101,7 @@ class FleetView(Background):
             self._assign(consumer)
             refreshed_ms = -REFRESH_MS
             heard_ms = now_ms = self._clock.elapsed_ms()
-            # Silence may be that of a broker which is cut off from the others (replicated_db/shell/kafka/fresh_consumer.py).
+            # A silent broker may be cut off from the others (replicated_db/shell/kafka/fresh_consumer.py).
             while not self._stop.is_set() and now_ms - heard_ms < SILENT_BROKER_MS:
                 now_ms = self._clock.elapsed_ms()
                 for message in consumer.consume(MAX_MESSAGES, POLL_S):
@@ -117,7 +120,7 @@ class FleetView(Background):
             raise KafkaException(found.error)
         since_ms = self._clock.wall_ms() - self._config.datanode_timeout_ms
         places = [TopicPartition(DN_HEARTBEATS, partition, since_ms) for partition in found.partitions]
-        # A partition without so young a record comes back with its end.
+        # A partition without so young a record is placed at its end.
         consumer.assign(consumer.offsets_for_times(places, timeout=REQUEST_TIMEOUT_S))
 
     def _hear(self, message: Message) -> None:

@@ -1,4 +1,6 @@
-"""What a node does unasked for the shards that it leads: open keys expire; with datanodes, it listens, and places."""
+"""The work that a node does unasked for the shards that it leads: open keys expire; with datanodes, heartbeats and
+placement.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from replicated_db.shell.process import Background
 
 
 class LeaderDuties:
-    """The loops of one node, and by what they act. ``fleet`` is None without datanodes, else one of the loops."""
+    """The loops of one node, and the proposer and courier that they use.
+
+    ``fleet`` is one of the loops, None without datanodes.
+    """
 
     def __init__(
         self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
@@ -37,12 +42,12 @@ class LeaderDuties:
             self._background += [fleet, placing]
 
     def start(self) -> None:
-        """Begin."""
+        """Start all loops."""
         for loop in self._background:
             loop.start()
 
     def close(self) -> None:
-        """End all loops, then that by which they act."""
+        """End all loops, then the proposer and the courier."""
         for loop in reversed(self._background):
             loop.close()
         self._courier.close()

@@ -1,15 +1,19 @@
-"""Open keys of clients that have vanished: the leader of each shard looks through openKeyTable and has them expire.
+"""Open keys of clients that have vanished: the leader of each shard walks through openKeyTable and has old rows expire.
 
-Ozone's OpenKeyCleanupService, with ``ozone.om.open.key.expire.threshold`` as the setting ``open_key_expire_threshold_ms``. Rules:
-    - A row goes by ExpireOpenKeys alone, through the log. The request names the time before which a row must have been modified, and its
-      handler looks at the row again: what is committed meanwhile, or given a block, is left alone.
-    - A row is modified by CreateKey and AllocateBlock. A client that needs longer than the threshold for the blocks that it was given at once (up
-      to PREALLOCATED_BLOCKS) loses its session.
-    - Time is the log's: of the last batch, and what has passed since on this node, never the wall clock's.
+Ozone's OpenKeyCleanupService, with ``ozone.om.open.key.expire.threshold`` as the setting
+``open_key_expire_threshold_ms``. Rules:
+    - A row is removed only by ExpireOpenKeys, through the log. The request names the time before which a row must have
+      been modified, and its handler checks the row again: a row that was committed meanwhile, or got a block, is left
+      alone.
+    - CreateKey and AllocateBlock modify a row. A client loses its session if it needs longer than the threshold for the
+      blocks that it got at once (up to PREALLOCATED_BLOCKS).
+    - Time is the log's: the time of the last batch, plus what has passed on this node since. The wall clock is never
+      used.
     - Nothing is proposed before the shard's feature level is OPEN_KEY_EXPIRY.
-    - Where it stopped is remembered here, not in the log: the next leader begins at the first row, which changes nothing.
-    - Bounds: MAX_ROWS rows of MAX_BYTES a turn (a single one may be larger), so one request a turn, each TURN_S; after the table's end
-      it rests for REST_MS, or for the threshold if that is shorter.
+    - Where the walk stopped is remembered here, not in the log: the next leader begins at the first row, which changes
+      nothing.
+    - Bounds: MAX_ROWS rows of MAX_BYTES a turn (a single row may be larger), so one request a turn; a turn each TURN_S.
+      After the table's end the walk rests for REST_MS, or for the threshold if that is shorter.
 """
 
 from __future__ import annotations
@@ -33,13 +37,15 @@ from schemas.records.messages import ExpireOpenKeys
 TURN_S = 1.0
 MAX_ROWS = MAX_EXPIRED_ROWS
 MAX_BYTES = 512 * 1024
-"""Of the rows that a turn looks at, their keys counted twice: the request, and its operations, stay below their limits if all expire."""
+"""Bytes of the rows in a turn, their keys counted twice, so that the request and its operations stay below their limits
+even if all rows expire.
+"""
 REST_MS = 600_000
-"""Between two walks through the table."""
+"""Pause between two walks through the table."""
 
 
 class OpenKeyCleanup:
-    """Looks through the open keys of one shard, while this node leads it."""
+    """Walks through the open keys of one shard, while this node leads it."""
 
     def __init__(
         self, shard: int, replica: Replica, proposer: Proposer, expire_threshold_ms: int, clock: Clock, note: Note
@@ -54,10 +60,10 @@ class OpenKeyCleanup:
         self._rest_until_ms = 0
         self._log_time_ms = -1
         self._log_time_seen_ms = 0
-        """When, since boot, the time of the last batch was first seen here."""
+        """When this node first saw the time of the last batch, in ms since boot."""
 
     def turn(self) -> None:
-        """Look at the next rows, and propose that those of them expire which are older than the threshold."""
+        """Look at the next rows, and propose to expire those that are older than the threshold."""
         now_ms = self._clock.elapsed_ms()
         log_time_ms = self._log_time(now_ms)
         if now_ms < self._rest_until_ms or self._replica.state.feature_level < OPEN_KEY_EXPIRY:
@@ -71,9 +77,10 @@ class OpenKeyCleanup:
             self._expire(rows, before_ms)
 
     def _log_time(self, now_ms: int) -> int:
-        """Return what time it is in the shard's log, or a little less; ``now_ms`` since boot.
+        """Return the present time in the shard's log, or a little less; ``now_ms`` is since boot.
 
-        Rows are stamped with it. The wall clock may be set while a node leads, and would end sessions of clients that live.
+        Rows carry the log's time. The wall clock may be set while a node leads, and would then end sessions of live
+        clients.
         """
         if (last_ms := self._replica.position.timestamp_ms) != self._log_time_ms:
             self._log_time_ms, self._log_time_seen_ms = last_ms, now_ms
@@ -81,13 +88,13 @@ class OpenKeyCleanup:
 
     def _expire(self, rows: list[bytes], before_ms: int) -> None:
         body = ExpireOpenKeys(shard=self._shard, modified_before_ms=before_ms, rows=rows)
-        # What is not proposed now, or lost on its way, is found again by the next walk.
+        # If the proposal is not sent, or is lost on its way, the next walk finds the rows again.
         if self._proposer.propose(("expire", self._shard, rows[0], len(rows)), body):
             self._note(f"{len(rows)} rows of {OPEN_KEY_TABLE} are to expire", shard=self._shard)
 
 
 def fitting(rows: Sequence[StoredRow]) -> Sequence[StoredRow]:
-    """Return the first rows of MAX_BYTES in all, one at least if there are any."""
+    """Return the first rows of up to MAX_BYTES, at least one if there are any."""
     sizes = accumulate(2 * len(key) + len(value) for key, value in rows)
     return rows[: max(1, sum(size <= MAX_BYTES for size in sizes))]
 

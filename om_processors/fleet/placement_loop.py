@@ -1,11 +1,14 @@
-"""Carrying out what ``placement`` decides: a loop on every node that acts while this node leads shard 0, and on the leader of each shard
-deletes blocks (``block_deletion``).
+"""The loop that carries out the decisions of ``placement``, on every node.
+
+It places while this node leads shard 0, and deletes blocks (``block_deletion``) for each shard that this node leads.
 
 Rules:
-    - Rows change by requests alone (``proposer``); datanodes are told over TCP (``datanode_client``). Each turn decides afresh, so whatever is
-      lost, refused or done twice is put right by a later turn, here or on the node that leads next.
-    - Addresses come from heartbeats, never from the rows: a datanode may have started again elsewhere. Members are told where the others are.
-    - A turn never waits for a datanode. What was told and accepted is told again after REMIND_MS, if heartbeats still do not show it.
+    - Rows change only by requests (``proposer``); datanodes are told over TCP (``datanode_client``). Each turn decides
+      afresh, so a later turn, here or on the next leader, puts right what was lost, refused or done twice.
+    - Addresses come from heartbeats, never from the rows: a datanode may have started again elsewhere. Members are told
+      where the others are.
+    - A turn never waits for a datanode. A message that was accepted is sent again after REMIND_MS if heartbeats still
+      do not show its effect.
     - The topic gets more partitions before a pipeline needs them.
 """
 
@@ -38,31 +41,31 @@ from schemas.topics import DN_AUDIT, DN_LOG
 
 TURN_S = 0.5
 RETRY_MS = 2_000
-"""What was refused, or got no answer, is sent again after this time."""
+"""A message that was refused or got no answer is sent again after this time."""
 REMIND_MS = 10_000
 """An accepted message whose effect does not show in heartbeats is sent again after this time."""
 COPY_REMIND_MS = 120_000
-"""The same for a copy that a datanode has begun, which takes as long as the container is large."""
+"""The same for a copy that a datanode has begun: it takes as long as the container is large."""
 SOURCES_REMIND_MS = 3_600_000
-"""The same for who else holds a container, if it is the same still."""
+"""The same for the other holders of a container, if they have not changed."""
 MAX_SOURCES_PER_TURN = 20
-"""Copies whose holders are told so in one turn: with a new leader all are."""
+"""Copies whose holders are told their sources in one turn: a new leader tells all of them."""
 MAX_SOURCES_PER_DATANODE = 2
-"""Of these messages, those that one datanode has not answered yet: one that is silent must not keep the courier from all others."""
+"""Unanswered messages about sources to one datanode: a silent datanode must not keep the courier from all others."""
 MAX_ADDRESSES_PER_TURN = 16
-"""Members that are told in one turn where the others are: with a new leader all are."""
+"""Members that are told in one turn where the others are: a new leader tells all of them."""
 MAX_REMEMBERED = 10_000
 GROW_PARTITIONS = 32
-"""Partitions that dn.log is given more at once."""
+"""Partitions by which dn.log grows at once."""
 ADMIN_TIMEOUT_S = 10.0
 
 
 class PlacementLoop(Background):
-    """Runs on a thread of its own."""
+    """The loop of one node, on a thread of its own."""
 
     def __init__(
-        self, config: NodeConfig, view: FleetView, loops: Mapping[int, LeaderLoop], proposer: Proposer, courier: Courier,
-        clock: Clock, note: Note, fatal: Callable[[BaseException], None],
+        self, config: NodeConfig, view: FleetView, loops: Mapping[int, LeaderLoop], proposer: Proposer,
+        courier: Courier, clock: Clock, note: Note, fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         super().__init__("placement", fatal)
         self._config = config
@@ -76,12 +79,15 @@ class PlacementLoop(Background):
         self._not_before: dict[Hashable, tuple[int, bool]] = {}
         """By message: when it may be sent again, and whether it was accepted."""
         self._named: dict[tuple[int, str], tuple[bytes, tuple[str, ...], int]] = {}
-        """By container and holder of a copy: which of the holder's lives was told of which sources, and when that is said again. As many as
-        there are copies in the picture."""
+        """By container and holder of a copy: the holder's incarnation, the sources that it was told, and when it is
+        told again. There are as many entries as copies in the picture.
+        """
         self._moved: dict[tuple[int, str], tuple[tuple[bytes, tuple[str, ...]] | None, int]] = {}
-        """By pipeline and member: which of the member's lives knows which addresses, and when it is told again if it has not answered."""
+        """By pipeline and member: the member's incarnation, the addresses that it knows, and when it is told again if
+        it has not answered.
+        """
         self._there = range(0)
-        """Partitions that the pipelines' log was last seen to have."""
+        """Partitions that the pipelines' log had when last seen."""
         self._deletions = {
             shard: BlockDeletion(shard, loop.replica, proposer, courier, clock, note) for shard, loop in loops.items()
         }
@@ -105,7 +111,7 @@ class PlacementLoop(Background):
         for shard in leading:
             self._deletions[shard].turn(picture)
         if SYSTEM_SHARD in leading:
-            self._name_sources(picture)  # there may be many of these: what all else needs of the courier comes first
+            self._name_sources(picture)  # there may be many of these, so the courier takes all other messages first
 
     def _place(self, picture: Picture) -> None:
         for retire in pipeline_making.retirements(picture):
@@ -119,7 +125,7 @@ class PlacementLoop(Background):
             self._create(create)
         to_open = placement.to_open(picture)
         last = max((row.partition for row, _ in to_open), default=0)
-        # Somebody else may have asked for a pipeline whose partition nobody has made.
+        # Another node may have asked for a pipeline whose partition nobody has made.
         if to_open and last not in self._there:
             self._ensure_partition(last)
         for row, datanode in to_open:
@@ -132,7 +138,7 @@ class PlacementLoop(Background):
         for container, members in placement.full_containers(picture, self._config.container_bytes):
             number = container.container_id
             request = CloseContainer(partition=container.partition, container_id=number)
-            # Asked first is the leader; a member that does not lead sends the request on.
+            # The leader is asked first; a member that does not lead forwards the request.
             self._tell(("container", number), members[0], request)
         self._copy(picture)
 
@@ -147,7 +153,8 @@ class PlacementLoop(Background):
             self._note(f"pipeline-{create.partition} of {names} is proposed", shard=SYSTEM_SHARD)
 
     def _tell_addresses(self, picture: Picture) -> None:
-        """Tell members of pipelines, of closed ones too, where the others are now, when that has changed or they have started again.
+        """Tell members of pipelines, also of closed ones, the others' present addresses if these changed or the member
+        restarted.
 
         A member knows the addresses that the pipeline was opened with, and repairs its blocks from there.
         """
@@ -158,14 +165,14 @@ class PlacementLoop(Background):
         for row in picture.pipelines:
             members = [picture.found_at(one) for one in row.members]
             if not picture.settled and any(picture.member(one.datanode).heartbeat is None for one in row.members):
-                continue  # what the row says may be older than what the members know
+                continue  # the row may be older than what the members know
             for one in row.members:
                 node = picture.member(one.datanode)
                 report = node.report(row.partition)
                 if not left or not node.alive or node.heartbeat is None or report is None:
                     continue
                 if report.generation != row.generation:
-                    continue  # to_open tells it all
+                    continue  # to_open tells it everything
                 said = (node.heartbeat.incarnation, tuple(member.address for member in members))
                 known, next_ms = self._moved.get((row.partition, node.name), (None, 0))
                 if known == said or now_ms < next_ms:
@@ -177,7 +184,10 @@ class PlacementLoop(Background):
                     done=partial(self._was_told, place, said),
                 )  # fmt: skip
 
-    def _was_told(self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]], answer: Any) -> None:  # noqa: ARG002
+    def _was_told(
+        self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]],
+        answer: Any,  # noqa: ARG002
+    ) -> None:  # fmt: skip
         self._moved[place] = said, 0
 
     def _copy(self, picture: Picture) -> None:
@@ -190,7 +200,7 @@ class PlacementLoop(Background):
             self._tell(key, target, request, FETCH_TIMEOUT_S)
 
     def _name_sources(self, picture: Picture) -> None:
-        """Tell holders of copies whom to ask, when that has changed or they have started again."""
+        """Tell holders of copies whom to ask, if that has changed or the holder has started again."""
         now_ms = self._clock.elapsed_ms()
         before, self._named = self._named, {}
         under_way = self._courier.under_way
@@ -220,19 +230,22 @@ class PlacementLoop(Background):
                 busy[copy.target] += 1
                 self._named[place] = *said, now_ms + RETRY_MS
 
-    def _were_named(self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]], answer: Any) -> None:  # noqa: ARG002
-        # Should a turn that goes on meanwhile overwrite it, the same is said once more.
+    def _were_named(
+        self, place: tuple[int, str], said: tuple[bytes, tuple[str, ...]],
+        answer: Any,  # noqa: ARG002
+    ) -> None:  # fmt: skip
+        # If a turn that runs meanwhile overwrites this entry, the same message is sent once more.
         self._named[place] = *said, self._clock.elapsed_ms() + SOURCES_REMIND_MS
 
     def _fetching(self) -> set[tuple[int, str]]:
-        """Return (container, datanode) of the copies that are under way, or were begun a moment ago."""
+        """Return the copies that are under way or were just begun, as (container, datanode)."""
         now_ms = self._clock.elapsed_ms()
         begun = [key for key, (until_ms, taken) in list(self._not_before.items()) if taken and until_ms > now_ms]
         keys = [key for key in (*self._courier.under_way, *begun) if isinstance(key, tuple) and key[0] == "fetch"]
         return {(key[1], key[2]) for key in keys}
 
     def _tell(self, key: Hashable, datanode: Datanode, request: Any, timeout_s: float | None = None) -> bool:
-        """Tell a datanode, unless it was told the same a moment ago, or is being told."""
+        """Tell a datanode something, unless it was told the same a moment ago or is being told."""
         now_ms = self._clock.elapsed_ms()
         if datanode.heartbeat is None or now_ms < self._not_before.get(key, (0, False))[0]:
             return False
@@ -241,7 +254,8 @@ class PlacementLoop(Background):
         self._not_before[key] = now_ms + RETRY_MS, False
         more = {} if timeout_s is None else {"timeout_s": timeout_s}
         return self._courier.send(
-            key, datanode.heartbeat.address, request, datanode=datanode.name, done=partial(self._was_accepted, key), **more
+            key, datanode.heartbeat.address, request, datanode=datanode.name, done=partial(self._was_accepted, key),
+            **more
         )  # fmt: skip
 
     def _was_accepted(self, key: Hashable, answer: Any) -> None:  # noqa: ARG002 - the effect shows in heartbeats
@@ -252,7 +266,9 @@ class PlacementLoop(Background):
             self._note(f"container {key[1]} is copied to {key[2]}", shard=SYSTEM_SHARD)
 
     def _ensure_partition(self, partition: int) -> bool:
-        """Give the pipelines' log, and the topic of their reports, more partitions if this one is not there; say whether it is."""
+        """Give the pipelines' log and the topic of their reports more partitions if ``partition`` is missing; return
+        whether it is there.
+        """
         try:
             admin = AdminClient({"bootstrap.servers": self._config.bootstrap_servers, "log_level": 0})
             topics = admin.list_topics(timeout=ADMIN_TIMEOUT_S).topics
@@ -261,11 +277,12 @@ class PlacementLoop(Background):
             if partition in self._there:
                 return True
             total = max(*there.values(), min(ids.MAX_PIPELINES, max(partition + 1, there[DN_LOG] + GROW_PARTITIONS)))
-            for name, count in there.items():  # reports' first: nobody is to report where no reports can be sent
+            # the topic of reports first: no pipeline may report where reports cannot be sent
+            for name, count in there.items():
                 if count < total:
                     admin.create_partitions([NewPartitions(name, total)])[name].result(ADMIN_TIMEOUT_S)
                     self._note(f"{name} has {total} partitions now", shard=SYSTEM_SHARD)
-        # A time-out leaves open whether there are more now: a later turn looks.
+        # After a time-out nobody knows whether there are more now; a later turn looks.
         except (KafkaException, KeyError, TimeoutError) as error:
             self._note(f"no partition {partition} of {DN_LOG} for now: {error!r}", shard=SYSTEM_SHARD)
             return False
@@ -274,6 +291,6 @@ class PlacementLoop(Background):
 
 
 def _open(picture: Picture, row: PipelineRow) -> OpenPipeline:
-    """Return the message that opens a pipeline, with its members' addresses as they are now."""
+    """Return the message that opens a pipeline, with its members' present addresses."""
     members = [picture.found_at(one) for one in row.members]
     return OpenPipeline(pipeline=row.pipeline, partition=row.partition, generation=row.generation, members=members)

@@ -1,7 +1,7 @@
 """How a node's own loops propose requests: on ``om.requests``, like any client. There is no other way into the log.
 
-Nobody waits for the answer: a loop sees in the rows that its request took effect, and proposes again after REPEAT_MS if it did not. What
-comes of a repeat is decided by the request's handler.
+Nobody waits for the answer. A loop sees in the rows whether its request took effect, and proposes again after REPEAT_MS
+if it did not. The request's handler decides what a repeat does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_REMEMBERED = 10_000
 
 
 class Proposer:
-    """Sends requests of one node. For many threads."""
+    """Sends the requests of one node's loops. For many threads."""
 
     def __init__(
         self, bootstrap_servers: str, *, node: str, shards: int, clock: Clock, ids: Ids, log: Callable[[str], None],
@@ -48,12 +48,12 @@ class Proposer:
         self._proposed: dict[Hashable, int] = {}
 
     def is_due(self, key: Hashable) -> bool:
-        """Say whether :meth:`propose` would send."""
+        """Return whether :meth:`propose` would send."""
         with self._lock:
             return self._clock.elapsed_ms() - self._proposed.get(key, -REPEAT_MS) >= REPEAT_MS
 
     def propose(self, key: Hashable, body: RequestBody) -> bool:
-        """Propose a request, unless the one of this ``key`` was proposed less than REPEAT_MS ago; say whether it was sent."""
+        """Propose a request unless ``key`` was used less than REPEAT_MS ago; return whether the request was sent."""
         now_ms = self._clock.elapsed_ms()
         with self._lock:
             if now_ms - self._proposed.get(key, -REPEAT_MS) < REPEAT_MS:
@@ -65,13 +65,14 @@ class Proposer:
             client_id=self._client_id, call_id=next(self._numbers), first_sent_at_ms=self._clock.wall_ms(),
             answered_below=0, reply_partition=0, caller=self._caller, body=body,
         )  # fmt: skip
-        # In the version that brought the request: until finalize a node of the older software may lead the shard.
+        # Encoded at the level that introduced the request: until finalize, a node of the older software may lead the
+        # shard.
         value = encode_at(request, level_of_command(body))
         try:
-            # All are privileged: requests of leaders and of the fleet.
+            # All of these requests are privileged: they are requests of leaders and of the fleet.
             self._producer.produce(OM_REQUESTS, value, self._secret.proof(value), shard_of_request(body, self._shards))
             self._producer.poll(0)
-        except Exception as error:  # a full queue, brokers that are away: it is proposed again
+        except Exception as error:  # a full queue, or no broker: the loop proposes it again
             self._log(f"{type(body).__name__} not proposed: {error}")
             return False
         return True

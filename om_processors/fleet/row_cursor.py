@@ -1,4 +1,4 @@
-"""Going through a column family a page at a time, turn by turn, for as long as a node leads."""
+"""A walk through a column family, a page each turn, for as long as a node leads."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ StoredRow = tuple[bytes, bytes]
 
 
 class RowCursor:
-    """Where a walk through one family has come to. After the last row it begins with the first one again.
+    """The place of a walk through one family. After the last row it begins with the first one again.
 
-    It reads without the apply lock: nothing may rest on what it finds, which somebody else may change meanwhile.
+    It reads without the apply lock: what it finds may change meanwhile, so nothing may rely on it.
     """
 
     def __init__(self, store: Store, cf: str) -> None:
@@ -22,15 +22,15 @@ class RowCursor:
         self._after = b""
         """The last row that was returned; empty: the next one is the first."""
         self.at_end = False
-        """Whether the last rows returned were the family's last, or there are none."""
+        """Whether the rows returned last were the family's last, or there were none."""
 
     def next_rows(
         self, limit: int, fitting: Callable[[Sequence[StoredRow]], Sequence[StoredRow]] = lambda rows: rows
     ) -> Sequence[StoredRow]:
         """Return up to ``limit`` rows behind the last one. ``fitting`` may take fewer: the first of them, at least one.
 
-        No row although the end is not reached: the next ones lie behind many removed rows, and come once those are
-        compacted.
+        An empty result before the end means that the next rows lie behind many removed ones; a later call returns them
+        once those are compacted.
         """
         start = self._after + b"\x00" if self._after else b""
         page = self._store.page(self._cf, start, limit)

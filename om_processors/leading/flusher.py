@@ -1,7 +1,7 @@
 """The thread that writes table caches behind late validation: the second half of the double buffer (design, section 6).
 
-It sleeps until a replica has applied something into its cache, waits a moment so that a group gathers, and writes it while applying goes
-on. Without late validation it never wakes.
+The thread sleeps until a replica has applied something into its cache, waits a moment so that a group gathers, and
+writes the group while applying goes on. Without late validation it never wakes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from replicated_db.core.applying.replica import Replica
 
 
 class Flusher:
-    """Flushes the caches of all replicas of a node. A failure ends the process: rows would be missing below later ones."""
+    """Flushes the caches of all replicas of a node.
+
+    A failure ends the process, as earlier rows would be missing below later ones.
+    """
 
     def __init__(self, replicas: Iterable[Replica], interval_ms: int, fatal: Callable[[BaseException], None]) -> None:
         self._replicas = list(replicas)
@@ -26,11 +29,11 @@ class Flusher:
             replica.late.on_filled = self._filled.set
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the group under way; what is left is flushed by whoever closes the store."""
+        """End after the group that is being written; closing the store flushes the rest."""
         self._stop.set()
         self._filled.set()
         if self._thread.is_alive():

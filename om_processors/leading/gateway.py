@@ -1,8 +1,9 @@
 """The gateway: from a record of ``om.requests`` to a proposal, an immediate refusal, or a rejection. Pure.
 
-What depends on state is not decided here: a proposal is answered from its batch. Only what nobody can execute is sorted
-out: bytes that are no request (rejected, with the reason, for there is no caller to answer), requests over the size limit, and privileged ones
-without a proof of the cluster's secret (both answered at once). A proof is looked at here alone, before anything depends on the request.
+Nothing that depends on state is decided here: a proposal is answered from its batch. The gateway sorts out only what
+nobody can execute. Bytes that are no request are rejected with the reason, as no caller can be answered. A request over
+the size limit, and a privileged one without a proof of the cluster's secret, are answered at once. Only the gateway
+checks proofs, before anything depends on the request.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from schemas.records.record import record
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_REJECTED_BYTES = 65_536
-"""How much of a rejected record is kept."""
+"""How many bytes of a rejected record are kept."""
 
 
 @record
 class Received:
-    """A request in a record of ``om.requests``; ``position`` if a reader that has read it may resume behind the record.
+    """A request in a record of ``om.requests``; ``position`` is set if a reader may resume behind the record once it
+    has read this request.
 
     ``proof`` is the record's key (``schemas.privilege``); requests of an envelope have none.
     """
@@ -41,10 +43,11 @@ class Received:
 def resume_offset(
     hint: RequestPosition | None, low: int, high: int, at: Callable[[int], bytes | None], since: Callable[[], int]
 ) -> int:
-    """Return where a leader goes on reading requests, of which there are ``low`` to ``high`` (the next one's offset).
+    """Return where a leader goes on reading requests; those there have the offsets from ``low`` to below ``high``.
 
-    That is at its ``hint`` if the record before it is the one that the hint was made from (``at`` reads a value), else at the
-    offset that ``since`` returns: the first record that has not expired, negative if there is none.
+    The leader goes on at its ``hint`` if the record before it is the one that the hint was made from (``at`` reads a
+    value). Otherwise it goes on at the offset that ``since`` returns: the first record that has not expired, negative
+    if there is none.
     """
     if hint is not None and low < hint.offset <= high:
         value = at(hint.offset - 1)
@@ -55,7 +58,7 @@ def resume_offset(
 
 
 class Gateway:
-    """Decodes the requests of one shard."""
+    """Decodes and checks the requests of one shard."""
 
     def __init__(self, *, shard: int, node: str, secret: ClusterSecret) -> None:
         self._shard = shard
@@ -63,7 +66,7 @@ class Gateway:
         self._secret = secret
 
     def admit(self, received: Received, now_ms: int) -> Proposal | Reply | Rejected:
-        """Return what becomes of a record: a proposal, a reply that may leave at once, or a rejection."""
+        """Return the outcome of a record: a proposal, a reply that may leave at once, or a rejection."""
         value = received.value
         if len(value) > MAX_REQUEST_BYTES:
             return self._oversize(received, now_ms)
@@ -97,7 +100,8 @@ class Gateway:
     def _unproven(self, request: Request, received: Received) -> Reply:
         what = "has no proof of" if received.proof is None else "has a proof of another secret than"
         message = (
-            f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the cluster's secret: "
+            f"{type(request.body).__name__} is for the cluster's members and operators, and the request {what} the "
+            "cluster's secret: "
             "the sender needs the file that the setting 'cluster_secret_file' names"
         )
         response = refusal_response(request, self._shard, codes.PERMISSION_DENIED, message)

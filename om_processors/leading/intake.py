@@ -1,12 +1,12 @@
 """Reading ``om.requests`` for a leader: from its hint, by ``assign``, with immediate refusals sorted out on the way.
 
-A record may be an envelope of many requests (``schemas/codecs/envelopes.py``); what does not fit in one ``take`` waits for the next, at most
-MAX_ENVELOPE_MESSAGES for each record read.
+A record may be an envelope of many requests (``schemas/codecs/envelopes.py``). Requests beyond the limit of one
+``take`` wait for the next, at most MAX_ENVELOPE_MESSAGES for each record read.
 
-When more requests wait than the limit, the surplus is refused here (``backlog``).
+When more requests wait than the limit allows, the intake refuses the surplus (``backlog``).
 
-The hint (design, section 4) is the request position of the last effective batch. It is trusted only if the record before it is
-the one that it names; otherwise reading resumes ten minutes back, and retry rows absorb the repeats.
+The hint (design, section 4) is the request position of the last effective batch. It is trusted only if the record
+before it is the one that the hint names. Otherwise reading resumes ten minutes back, and retry rows absorb the repeats.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
 RESUME_BACK_MS = 10 * 60 * 1000
-"""How far back reading resumes when the hint cannot be trusted; what is older has expired."""
+"""How far back reading resumes when the hint cannot be trusted; older requests have expired."""
 
 MAX_OUT_OF_RANGE = 4
-"""So many brokers, chosen at random, must say that the position is not in the partition before reading resumes further back."""
+"""Reading resumes further back only after so many brokers, chosen at random, say that the partition does not have the
+position.
+"""
 
 
 class RequestIntake:
@@ -47,7 +49,10 @@ class RequestIntake:
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
         beat: Callable[[float], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """Place the consumer. ``beat`` is told for how long, in seconds, a question to the brokers may keep the caller's thread."""
+        """Place the consumer.
+
+        ``beat`` is called with how long, in seconds, a question to the brokers may keep the caller's thread.
+        """
         self._beat = beat
         self._shard = shard
         self._gateway = gateway
@@ -63,7 +68,7 @@ class RequestIntake:
         self._resume(hint)
 
     def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
-        """Return up to ``limit`` proposals; refusals and rejections are sent from here."""
+        """Return up to ``limit`` proposals; the intake sends refusals and rejections itself."""
         left_over = self._left_over
         if len(left_over) < limit:
             self._fetch(limit - len(left_over), 0 if left_over else wait_s)
@@ -85,7 +90,10 @@ class RequestIntake:
         return proposals
 
     def _queued(self) -> int:
-        """Return about how many requests wait: what was fetched last tells of the topic's end, and costs no call to the broker."""
+        """Return about how many requests wait.
+
+        The last fetch tells the topic's end, so this costs no call to the broker.
+        """
         end = self._reader.consumer.get_watermark_offsets(self._where(0), cached=True)[1]
         return len(self._left_over) + self._record_size.requests_in(max(0, end - self._next_offset))
 
@@ -110,7 +118,7 @@ class RequestIntake:
         self._outbox.reply(replies)
 
     def _fetch(self, limit: int, wait_s: float) -> None:
-        """Read about ``limit`` requests: an envelope that holds more leaves some over for the next time."""
+        """Read about ``limit`` requests; an envelope with more leaves some over for the next time."""
         messages = self._reader.consume(1, wait_s) if wait_s else []
         if messages or not wait_s:
             messages += self._reader.consume(self._record_size.records_for(limit) - len(messages), 0)
@@ -124,7 +132,10 @@ class RequestIntake:
             self._unpack(message.offset() or 0, message.leader_epoch(), message.value() or b"", message.key())
 
     def _unpack(self, offset: int, leader_epoch: int | None, value: bytes, key: bytes | None) -> None:
-        """Take the requests out of a record. Only the last one tells where to resume: a repeat is harmless, a gap is not."""
+        """Take the requests out of a record.
+
+        Only the last one tells where to resume: a repeat is harmless, a gap is not.
+        """
         try:
             requests = requests_in(value)
         except Undecodable as error:
@@ -139,7 +150,7 @@ class RequestIntake:
             leader_epoch=-1 if leader_epoch is None else leader_epoch,
             hash=xxh3_128_digest(value),
         )
-        # Requests of an envelope have none.
+        # Requests in an envelope have no proof.
         proof = key if requests[-1] is value else None
         self._left_over.append(Received(offset=offset, value=requests[-1], position=position, proof=proof))
 
@@ -152,7 +163,7 @@ class RequestIntake:
         self._reader.close()
 
     def _resume(self, hint: RequestPosition | None) -> None:
-        """Forget what is left over, and place the consumer at the hint if the record before it is the one named, else ten minutes back."""
+        """Forget what is left over, and place the consumer: at the hint if it can be trusted, else ten minutes back."""
         self._left_over.clear()
         try:
             self._beat(REQUEST_TIMEOUT_S)
@@ -175,15 +186,16 @@ class RequestIntake:
         return None
 
     def _ten_minutes_back(self) -> int:
-        """Return the first offset of the last ten minutes; a negative one means: no record that young."""
+        """Return the first offset of the last ten minutes, negative if no record is that young."""
         self._beat(REQUEST_TIMEOUT_S)
         since = self._where(self._clock.wall_ms() - RESUME_BACK_MS)
         return self._reader.consumer.offsets_for_times([since], timeout=REQUEST_TIMEOUT_S)[0].offset
 
     def _recover(self, error: KafkaError) -> bool:
-        """Resume after a truncated partition, and say whether that was it; anything else is librdkafka's to retry.
+        """Resume after a truncated partition, and return whether the error was that; librdkafka retries after any other
+        error.
 
-        A broker that is cut off from the others knows a shorter partition: others are asked first.
+        A broker that is cut off from the others knows a shorter partition, so other brokers are asked first.
         """
         if error.code() not in (
             KafkaError.OFFSET_OUT_OF_RANGE,

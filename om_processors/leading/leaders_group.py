@@ -1,6 +1,6 @@
-"""The node's consumer in the leaders' group: it only says who owns a shard, and never reads.
+"""The node's consumer in the leaders' group: it learns who owns a shard, and never reads.
 
-Assignment is cooperative and sticky. A revocation is acknowledged once whoever is told of it returns.
+Assignment is cooperative and sticky. A revocation is acknowledged when ``on_revoked`` returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.topics import LEADER_GROUP, OM_REQUESTS, SILENT_BROKER_MS
 
 POLL_S = 0.2
 STATISTICS_MS = 2_000
-"""How often librdkafka tells how it stands with the group."""
+"""How often librdkafka reports the state of the group."""
 
 
 def consumer_settings(config: NodeConfig, group: str) -> dict[str, Any]:
@@ -41,7 +41,8 @@ def consumer_settings(config: NodeConfig, group: str) -> dict[str, Any]:
         "heartbeat.interval.ms": max(timeout_ms // 5, 100),
         "enable.auto.commit": False,
         "auto.offset.reset": "error",
-        "isolation.level": "read_uncommitted",  # as all readers (kafka_log): the log's end is behind its last record
+        # as every reader does (kafka_log): the log's end is behind its last record
+        "isolation.level": "read_uncommitted",
         "topic.metadata.refresh.interval.ms": 10_000,
         "reconnect.backoff.max.ms": 1000,
         "socket.timeout.ms": SILENT_BROKER_MS,
@@ -49,14 +50,14 @@ def consumer_settings(config: NodeConfig, group: str) -> dict[str, Any]:
 
 
 class LeadersGroup:
-    """Tells what the group says, as events, on the thread that calls :meth:`stay`."""
+    """Passes on what the group says, as events, on the thread that calls :meth:`stay`."""
 
     def __init__(self, config: NodeConfig, tell: Callable[[Event], None]) -> None:
         self._config = config
         self._tell = tell
 
     def stay(self, wanted: Callable[[], bool], drain: Callable[[], None]) -> None:
-        """Be a member while ``wanted``; then ``drain``, and leave."""
+        """Be a member while ``wanted`` returns True; then call ``drain``, and leave."""
         consumer = Consumer(
             consumer_settings(self._config, LEADER_GROUP)
             | {"statistics.interval.ms": STATISTICS_MS, "stats_cb": self.on_statistics}
@@ -70,7 +71,7 @@ class LeadersGroup:
             consumer.close()
 
     def on_statistics(self, statistics: str) -> None:
-        """Take how the consumer stands with the group, which it tells now and then."""
+        """Take the consumer's state in the group, which librdkafka reports now and then."""
         if json.loads(statistics).get("cgrp", {}).get("join_state") == "steady":
             self._tell(GroupSettled())
         else:
@@ -85,11 +86,11 @@ class LeadersGroup:
         self._tell(ShardsAssigned(shards=tuple(p.partition for p in partitions)))
 
     def on_revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Give shards back, drained."""
+        """Give shards back, after they are drained."""
         self._tell(ShardsRevoked(shards=tuple(p.partition for p in partitions)))
         consumer.incremental_unassign(partitions)
 
     def on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        """Take note that others have the shards."""
+        """Note that others have the shards."""
         self._tell(ShardsLost(shards=tuple(p.partition for p in partitions)))
         consumer.incremental_unassign(partitions)

@@ -1,13 +1,14 @@
 """Who leads: a node's membership of the leaders' group, and a thread for each shard that it leads (design, section 4).
 
-``core/leadership_machine`` decides; this module tells it what happens, and carries out what it says. Threads:
+``core/leadership_machine`` decides; this module passes events to it and carries out its instructions. Threads:
     - *leadership* is a member of the group (``leaders_group``), or waits until the node may be one;
     - *watchdog* looks at the signs twice a second, and keeps the loans;
-    - ``shard_thread`` leads a shard; the last thing that it does is to say why it ended;
-    - moves and loans are asked for on threads of the HTTP API.
+    - ``shard_thread`` leads a shard; last of all it says why it ended;
+    - threads of the HTTP API bring requests for moves and loans.
 
-One lock lies around the machine and what is done at once: threads are started and told to end in the order of the
-decisions. What takes time (drains, other nodes' answers) comes after it. A StopProcess of any shard ends the process.
+One lock lies around the machine and the instructions that take no time, so that threads are started and told to end in
+the order of the decisions. What takes time (drains, other nodes' answers) is done after that, without the lock. A
+StopProcess of any shard ends the process.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ class Leadership:
             stall_ms=config.watchdog_ms,
             settle_ms=max(2 * SILENT_BROKER_MS, config.session_timeout_ms + SILENT_BROKER_MS),
         )
-        # Loans are renewed behind a round of questions to the brokers, which may take its time.
+        # The watchdog asks the brokers before it renews loans, and that round may take its time.
         loan_s = max(config.session_timeout_ms / 1000, 2 * (ENDS_TIMEOUT_S + WATCH_INTERVAL_S))
         self._machine = LeadershipMachine(config.node, loops, self._bounds, loan_s)
         self._lock = threading.RLock()
         self._threads: dict[int, ShardThread] = {}
-        """By the machine's number: those that have not ended."""
+        """Threads that have not ended, by the machine's number."""
         self._member_wanted = threading.Event()
         self._stop = threading.Event()
         self._signs = NodeSigns(config, loops, event_loop_ago_ms)
@@ -95,7 +96,7 @@ class Leadership:
                 thread.join(DRAIN_S * 2)
 
     def roles(self, shard: int) -> dict[str, Any]:
-        """Return what this node has to do with a shard's leadership: whether it owns it, to or from whom it is lent."""
+        """Return whether this node owns a shard, and to or from which node the shard is lent."""
         return {
             "owner": self._machine.owns(shard),
             "lent_to": self._machine.lent_to(shard),
@@ -106,7 +107,7 @@ class Leadership:
     # -- events in, instructions out -------------------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> None:
-        """Have the machine decide, and do what it says; raises OMError if it refuses."""
+        """Pass an event to the machine and carry out its instructions; raises OMError if the machine refuses."""
         with self._lock:
             left = [one for one in self._machine.handle(event) if not self._done_at_once(one)]
         for instruction in left:
@@ -120,7 +121,9 @@ class Leadership:
                     self._tell(events.RenewalAnswered(loan=loan, answer=answer, now_s=time.monotonic()))
 
     def _done_at_once(self, instruction: events.Instruction) -> bool:
-        """Do what takes no time, and must be done before the next event is taken; say whether it is such."""
+        """Carry out an instruction that takes no time and must be done before the next event; return whether this is
+        one.
+        """
         match instruction:
             case events.StartThread(shard=shard, thread=number):
                 self._threads[number] = ShardThread(
@@ -142,15 +145,15 @@ class Leadership:
         return True
 
     def _thread_ended(self, shard: int, number: int, why: ThreadEnd) -> None:
-        with self._lock:  # whoever starts a thread holds it until the thread is among ``_threads``
+        with self._lock:  # the lock is held from a thread's start until it is among ``_threads``
             self._tell(events.ThreadEnded(shard=shard, thread=number, why=why, now_s=time.monotonic()))
             del self._threads[number]
 
     def _await_drain(self, threads: Iterable[ShardThread | None]) -> None:
-        """Wait for threads that have been told to end, DRAIN_S in all; None is one that has ended already."""
+        """Wait for threads that were told to end, DRAIN_S in all; None is a thread that has ended already."""
         deadline = time.monotonic() + DRAIN_S
         for thread in threads:
-            # One that stands still will not drain: the others' new leaders need not wait for it.
+            # A thread that stands still will not drain, so the other shards' new leaders need not wait for it.
             while thread and thread.running and time.monotonic() < deadline and not self._stands_still(thread):
                 thread.thread.join(JOIN_STEP_S)
 
@@ -213,7 +216,8 @@ class Leadership:
     def transfer(self, shard: int, node: str, address: str) -> dict[str, Any]:
         """Have ``node`` lead a shard that this node owns; return how long nobody led it.
 
-        Raises OMError: this node does not own the shard, or ``node`` will not lead. This node leads it then, as before.
+        Raises OMError if this node does not own the shard, or if ``node`` will not lead; then this node leads as
+        before.
         """
         own = node == self._config.node
         self._tell(events.MoveAsked(shard=shard))
@@ -232,7 +236,7 @@ class Leadership:
         return {"shard": shard, "leader": node, "term": term, "gap_ms": round((time.monotonic() - begun_s) * 1000, 1)}
 
     def _await_leading(self, shard: int) -> int:
-        """Return the term once this node leads; raises OMError if it does not come to that."""
+        """Return the term once this node leads; raises OMError if it does not get to lead."""
         deadline = time.monotonic() + LEND_TIMEOUT_S
         loop = self._loops[shard]
         while not loop.leading:
@@ -242,7 +246,7 @@ class Leadership:
         return loop.replica.position.term
 
     def fitness(self) -> dict[str, Any]:
-        """Return what speaks against this node as a leader."""
+        """Return the reasons why this node should not lead."""
         return {"node": self._config.node, "against": reasons_not_to_join(self._signs_now(), self._bounds)}
 
     def borrow(self, shard: int, owner: str) -> dict[str, Any]:
@@ -255,7 +259,7 @@ class Leadership:
             raise
 
     def renew(self, shard: int, owner: str) -> dict[str, Any]:
-        """Go on leading for ``owner``; says whether this node leads (or is about to)."""
+        """Go on leading for ``owner``; return whether this node leads (or is about to)."""
         self._tell(events.LoanRenewed(shard=shard, owner=owner, now_s=time.monotonic()))
         return {"shard": shard, "leads": self._machine.borrowed_from(shard) == owner}
 

@@ -1,4 +1,4 @@
-"""What the owner of a shard asks the node that it lends it to, over HTTP (``serving/leadership_api`` answers)."""
+"""The calls over HTTP by which an owner lends a shard to another node (``serving/leadership_api`` answers them)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GIVE_BACK_TIMEOUT_S = 10.0
 
 
 class LoanCalls:
-    """Usable from any thread."""
+    """Calls to other nodes; usable from any thread."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
 
     def check_fitness(self, shard: int, node: str, address: str) -> None:
-        """Raise OMError if ``node`` will not lead: better to know before stepping down."""
+        """Raise OMError if ``node`` will not lead, so that the owner finds out before it steps down."""
         try:
             found = self._http.get(f"http://{address}/v1/shards/{shard}/fitness").json()
         except (httpx.HTTPError, ValueError) as error:
@@ -44,7 +44,7 @@ class LoanCalls:
             raise OMError(INVALID_REQUEST, f"{node} does not lead shard {shard}: {error}") from error
 
     def renew(self, loan: Loan) -> Answer:
-        """Have the borrower go on; return what it says."""
+        """Ask the borrower to go on; return its answer."""
         try:
             answer = self._post(loan.address, loan.shard, "renew", ASK_TIMEOUT_S)
         except httpx.ConnectError:

@@ -1,4 +1,4 @@
-"""How far this node's replicas are behind the ends of their logs, by what the brokers say; asked some times a second."""
+"""How far this node's replicas are behind the ends of their logs, as the brokers say; asked a few times a second."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from replicated_db.core.applying.replica import Replica
 from schemas.topics import OM_LOG
 
 ASK_TIMEOUT_S = 1.0
-"""How long one round may take: what is asked behind it has no answer this time. Loans are renewed on the same thread: well within a session
-time-out."""
+"""How long one round may take; partitions that are asked after that get no answer this time. The same thread renews
+loans, so a round must be well within a session time-out.
+"""
 
 ONE_TIMEOUT_S = ASK_TIMEOUT_S / 2
 """How long one partition may take."""
@@ -21,20 +22,23 @@ LEAST_WAIT_S = 0.1
 
 
 class LogEnds:
-    """Asks for the end of each shard's log. Those that did not answer are asked last, so that they keep no other's answer away."""
+    """Asks for the end of each shard's log.
+
+    It asks last for those that did not answer, so that they delay no others.
+    """
 
     def __init__(self, replicas: Mapping[int, Replica]) -> None:
         self._replicas = replicas
         self._order = list(replicas)
         self.lags: Mapping[int, int | None] = dict.fromkeys(replicas)
-        """Records behind the end, by shard; None: the brokers do not say."""
+        """Records behind the end, by shard; None if the brokers do not say."""
         self.leaderless: frozenset[int] = frozenset()
         """Shards whose partition has no leader, so that no node can read or write its log."""
 
     def ask(self, consumer: Consumer, seen: Callable[[Replica, int], None]) -> None:
-        """Ask about all shards; ``seen`` is told each replica and its log's end."""
+        """Ask about all shards; ``seen`` is called with each replica and its log's end."""
         deadline_s = time.monotonic() + ASK_TIMEOUT_S
-        lags: dict[int, int | None] = dict(self.lags)  # of those that get no turn this time, what was known before
+        lags: dict[int, int | None] = dict(self.lags)  # shards that get no turn keep what was known before
         answered: list[int] = []
         failed: list[int] = []
         for shard in self._order:
@@ -44,13 +48,13 @@ class LogEnds:
             try:
                 end = consumer.get_watermark_offsets(TopicPartition(OM_LOG, shard), timeout=left_s)[1]
             except KafkaException:
-                lags[shard] = None  # unknown: no reason to leave, and none to join
+                lags[shard] = None  # unknown: no reason to leave the group, and none to join it
                 failed.append(shard)
                 continue
             lags[shard] = max(0, end - 1 - self._replicas[shard].read_offset)
             answered.append(shard)
             seen(self._replicas[shard], end)
-        # Those that had no turn come first the next time, those that did not answer last.
+        # Next time, shards that had no turn come first, and shards that did not answer last.
         waiting = [shard for shard in self._order if shard not in answered and shard not in failed]
         self._order = [*waiting, *answered, *failed]
         self.leaderless = self._without_leader(consumer, lags) if None in lags.values() else frozenset()

@@ -1,4 +1,4 @@
-"""What the watchdog looks at: the signs of one node, gathered from its loops, its replicas and the brokers."""
+"""The signs that the watchdog looks at, gathered from one node's loops, its replicas and the brokers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NodeSigns:
         self._membership_check.look(replica.identity.shard, replica.read_offset, end, replica.known_members)
 
     def of(self, machine: LeadershipMachine) -> Signs:
-        """Return the signs as of now. Hold the machine's lock."""
+        """Return the present signs. Hold the machine's lock."""
         shards = tuple(
             ShardSigns(
                 shard=shard,

@@ -1,7 +1,8 @@
-"""What a node sends beside the log: responses, audit reports, rejected requests. One producer for all of it.
+"""What a node sends besides the log: responses, audit reports, rejected requests. One producer sends all of it.
 
-Losing any of these loses nothing: a client asks again and gets the recorded answer, a report that is missed makes a verdict
-``unknown``. It is acknowledged by all brokers in sync, though: one that is cut off from the others must not take it and lose it (decision 0026).
+Losing any of these does no harm: a client asks again and gets the recorded answer; a missing report makes a verdict
+``unknown``. All brokers in sync acknowledge them all the same, so that no broker which is cut off from the others takes
+them and loses them (decision 0026).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class KafkaOutbox(AuditReports):
             for value in enveloped_responses(responses):
                 try:
                     self._producer.produce(OM_RESPONSES, value, client_id, partition)
-                except Exception as error:  # a partition that does not exist, a full queue: the client asks again
+                except Exception as error:  # the partition does not exist, or the queue is full: the client asks again
                     self._log(f"responses to client {client_id.hex()} not sent: {error}")
         self._producer.poll(0)
 
     def reject(self, rejected: Rejected) -> None:
-        """Keep a record that nobody can be answered for, with the reason."""
+        """Keep a record, with the reason, whose sender cannot be answered."""
         self.send(OM_REJECTED, encode(rejected), str(rejected.shard).encode(), -1)

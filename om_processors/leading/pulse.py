@@ -1,4 +1,4 @@
-"""Whether a node's event loop turns: a timer that notes when it was called last."""
+"""Whether a node's event loop turns: a timer notes when it was last called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PULSE_INTERVAL_S = 0.5
 
 
 class Pulse:
-    """The event loop's last turn; read from other threads."""
+    """The time of the event loop's last turn; read from other threads."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

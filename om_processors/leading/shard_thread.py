@@ -16,33 +16,33 @@ MAX_FAILING_S = 30.0
 """How long a node that owns a shard may fail to claim it before it leaves the group to others."""
 
 LONGEST_FAILING_S = 30 * 60.0
-"""As long, at most, once leaving has not helped."""
+"""Upper limit of that time, which doubles while leaving does not help."""
 
 RETRY_S = 0.5
 
 
 class ClaimPatience:
-    """For how long a node tries to claim one shard that it owns before it leaves the group, with all its shards, so
-    that another may try.
+    """How long a node tries to claim a shard that it owns before it leaves the group, with all its shards, to let
+    another try.
 
-    Twice as long each time: a partition that nobody can read must not cost the other shards their leader again and
-    again. Once the shard is led it begins anew.
+    The time doubles at each failure: a partition that nobody can read must not cost the other shards their leader again
+    and again. It begins anew once the node has led the shard.
     """
 
     def __init__(self) -> None:
         self.left = 0
-        """How often this node has left the group because of the shard since it last led it."""
+        """How often this node has left the group because of the shard since it last led the shard."""
 
     @property
     def lasts_s(self) -> float:
-        """How long, in seconds, it lasts now."""
+        """The present patience, in seconds."""
         return min(MAX_FAILING_S * (1 << self.left), LONGEST_FAILING_S)
 
 
 class ShardThread:
-    """Claims and leads until it is told to stop, is deposed, or cannot.
+    """Claims and leads until it is told to stop, is deposed, or cannot go on.
 
-    ``ended`` is told why it ends, as the last thing; ``fatal`` is called with anything that must end the process.
+    ``ended`` is called last, with the reason; ``fatal`` is called with anything that must end the process.
     ``leaderless`` says whether the shard's partition has no leader, so that no other node could do better.
     """
 
@@ -65,7 +65,7 @@ class ShardThread:
 
     @property
     def running(self) -> bool:
-        """Whether the thread has not ended."""
+        """Whether the thread has not ended yet."""
         return self.thread.is_alive()
 
     def _run(self) -> None:
@@ -86,7 +86,7 @@ class ShardThread:
                 try:
                     reason = self._loop.lead(self.stop)
                 finally:
-                    if self._loop.times_led > led:  # what failed before that is over
+                    if self._loop.times_led > led:  # the node has led since, so earlier failures do not count
                         failing_since, self._patience.left = None, 0
             except LogUnavailable as error:
                 failing_since = failing_since or time.monotonic()

@@ -1,13 +1,13 @@
-"""Committing a block's length: PutBlock until it is taken, then the watch (design, section 8).
+"""Committing a block's length: PutBlock until a member accepts it, then the watch (design, section 8).
 
-What belongs here: the requests to a pipeline's members, who is asked, in which order, and for how long. The rules:
+What belongs here: the requests to a pipeline's members, their order, and how long to wait. The rules:
 
-1. PutBlock goes to the member that led last, else to the nearest; any member forwards it. NOT_LEADER with a hint is
-   followed; whatever may pass is tried again with the next member until the deadline. PutBlock may be repeated.
-2. The watch asks every member itself, at once. ALL is waited for until ``watch_timeout_ms``, then a MAJORITY of the
-   pipeline's members will do. Members that are known to fail are not waited for, but count among the members.
-3. A watch that no majority satisfies is followed by PutBlock again: the entry may be lost, or may have been appended by
-   a leader that was none any more (early close is what makes this likely).
+1. PutBlock goes to the member that led last, else to the nearest; any member forwards it. A NOT_LEADER with a hint is
+   followed. After any other passing error the next member is tried, until the deadline. PutBlock may be repeated.
+2. The watch asks every member itself, at once. It waits for ALL until ``watch_timeout_ms``; then a MAJORITY of the
+   pipeline's members will do. It does not wait for members that are known to fail, but they count among the members.
+3. If no majority satisfies the watch, PutBlock is sent again. The entry may be lost, or a leader that was deposed may
+   have appended it (early close is what makes this likely).
 """
 
 from __future__ import annotations
@@ -32,20 +32,23 @@ from schemas.stream_errors import (
 )
 
 NOT_REACHED = frozenset({UNREACHABLE, TIMED_OUT, BAD_FRAME, WRONG_CLUSTER})
-"""Codes after which the datanode may be somewhere else: another listens at its address, or nobody does."""
+"""After these errors the datanode may be somewhere else: another one listens at its address, or none does."""
 FIRST_PAUSE_MS = 20
 LAST_PAUSE_MS = 500
 PUT_TIMEOUT_MS = 6_000
-"""How long one member may take to answer PutBlock before the next one is asked: a leader that hangs is replaced meanwhile."""
+"""How long one member may take to answer PutBlock before the next one is asked: a leader that hangs is replaced
+meanwhile.
+"""
 GRACE_MS = 1_000
-"""How much longer than the time-out that a request carries its answer is waited for."""
+"""The client waits for an answer this much longer than the time-out in its request."""
 
 
 class BlockCommitter:
     """Commits lengths of one block; used by one thread at a time.
 
-    ``members`` in order of nearness, the writer's own list: it changes when one has moved. ``failing`` are the names that the writer has found
-    to fail, and grows here too. ``moved`` is asked when one cannot be reached: it says whether any is somewhere else by now, and updates both.
+    ``members`` is the writer's own list, in order of nearness; it changes when a member has moved. ``failing`` has the
+    names of the members that fail, as the writer found; names are added here too. ``moved`` is called when a member
+    cannot be reached: it returns whether any member is somewhere else by now, and updates both.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class BlockCommitter:
         self._options = options
         self._failing = failing
         self._leader = ""
-        """The member that took the last PutBlock, or is said to lead."""
+        """The member that accepted the last PutBlock, or that was named as the leader."""
         self.fell_to_majority = 0
         """Watches that ended with a majority only."""
         self.puts = 0
@@ -75,12 +78,12 @@ class BlockCommitter:
         )  # fmt: skip
 
     def put(self, length: int, checksums: bytes, deadline_s: float, *, wait_effective: bool = True) -> BlockCommitted:
-        """Commit ``length`` bytes; raises DatanodeError if nobody took it before the deadline, or nobody ever will."""
+        """Commit ``length`` bytes; raises DatanodeError if no member accepts them before the deadline, or ever will."""
         request = self.request(length, checksums, wait_effective=wait_effective)
         pause_ms = FIRST_PAUSE_MS
         turn = 0
         while True:
-            # Who is known to fail is asked last.
+            # Members that are known to fail are asked last.
             members = sorted(self._members, key=lambda member: member.datanode in self._failing)
             member = self._named(self._leader) or members[turn % len(members)]
             left_ms = int((deadline_s - time.monotonic()) * 1000)
@@ -110,7 +113,7 @@ class BlockCommitter:
         return next((member for member in self._members if hint in {member.datanode, member.address}), None)
 
     def watch(self, length: int, bcs_id: int, deadline_s: float) -> bool:
-        """Wait until all members, or after a time a majority, hold ``length`` bytes; False if no majority does by then.
+        """Wait until all members, or after a time a majority, hold ``length`` bytes; return whether a majority does.
 
         Returns False early if every member has answered and the answer is no.
         """
@@ -121,7 +124,7 @@ class BlockCommitter:
             if len(satisfied) >= self._pipeline.majority:
                 if len(satisfied) < len(self._members):
                     self.fell_to_majority += 1
-                # Who was too slow once is not waited for again in this block.
+                # A member that was too slow once is not waited for again in this block.
                 self._failing.update(member.datanode for member in waited_for if member.datanode not in satisfied)
                 return True
         if time.monotonic() >= deadline_s:
@@ -159,9 +162,9 @@ class BlockCommitter:
     def make_durable(
         self, length: int, checksums: bytes, *, timeout_ms: int, committed: BlockCommitted | None = None
     ) -> BlockCommitted:
-        """Commit and watch ``length`` bytes, and return by which entry; rule 3.
+        """Commit and watch ``length`` bytes, as rule 3 says; return the index of the entry that committed them.
 
-        ``committed`` is the answer to a PutBlock that was sent already. Raises DatanodeError.
+        ``committed`` is the answer to a PutBlock that was already sent. Raises DatanodeError.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         early = self._options.commit_way == CommitWay.EARLY_CLOSE

@@ -1,11 +1,12 @@
 """One stream of a block's bytes: through a tree of datanodes, or, the old way, as chunks through the log.
 
-What belongs here: the frames of a stream, in the order that datanodes expect, and acknowledgements. Both kinds have the
-same methods, so that a writer does not care which it has. All may raise DatanodeError; the stream is over then.
+What belongs here: the frames of a stream, in the order that datanodes expect, and acknowledgements. Both kinds of
+stream have the same methods, so that a writer can use either. All methods may raise DatanodeError; the stream is over
+then.
 
 A :class:`PacketStream` numbers its frames: OPEN is 0, packets and END follow. It is acknowledged in bytes. A
-:class:`ChunkStream` sends its requests in turn on CHUNK_CONNECTIONS connections, so that as many are in the log's
-pipeline at a time, and takes the answers in the order of the chunks.
+:class:`ChunkStream` sends its requests over CHUNK_CONNECTIONS connections in turn, so that as many chunks are in the
+log's pipeline at once, and takes the answers in the order of the chunks.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from schemas.records.packets import Frame, Kind
 from schemas.stream_errors import BAD_FRAME
 
 ACK_PACKETS = 8
-"""Acknowledgements are looked for at most every so many packets while there is room in the window."""
+"""While there is room in the window, acknowledgements are looked for only once in so many packets."""
 
 END_PATIENCE = 3
-"""How many times longer the end of a stream may take: whole blocks are written to disks."""
+"""The end of a stream may take this many times longer: datanodes write whole blocks to disks."""
 
 
 CHUNK_CONNECTIONS = 4
-"""Chunks that are on their way at a time: a datanode answers the requests of one connection one after the other."""
+"""Chunks on their way at once: a datanode answers the requests of one connection one after the other."""
 
 
 class BlockStream(Protocol):
-    """What a writer needs of a stream."""
+    """The stream as a writer uses it."""
 
     def close(self) -> None:
         """Close its connections."""
 
     def interrupt(self) -> None:
-        """Have whoever waits on it hear an error; for any thread."""
+        """Raise an error in the thread that waits on the stream; for any thread."""
 
     def begin(self, offset: int) -> None:
         """Open the stream at ``offset``; returns when all datanodes are ready."""
 
     def send(self, packets: Sequence[Packet]) -> None:
-        """Send packets, one behind the other."""
+        """Send packets in order."""
 
     def acknowledged(self, *, wait: bool) -> int | None:
-        """Return how far everyone has everything, None if nothing new came; ``wait`` for news."""
+        """Return how far all datanodes have the bytes, None if nothing new arrived; with ``wait``, wait for news."""
 
     def end(self, length: int, commit: PutBlock | None, acknowledged: Callable[[int], None]) -> BlockCommitted | None:
-        """End the stream; returns when everyone has ``length`` bytes, with the answer to ``commit`` if one was given."""
+        """End the stream; return the answer to ``commit``, if any, once all datanodes have ``length`` bytes."""
 
 
 class PacketStream:
@@ -125,15 +126,15 @@ class PacketStream:
             raise self._connection.error(BAD_FRAME, f"the last acknowledgement cannot be read: {error}") from error
 
     def _acknowledgement(self, event: Event) -> Frame:
-        """Return an ACK: the conversation gives nothing else in a stream."""
+        """Return an ACK: in a stream, a conversation returns no other event."""
         assert isinstance(event, Frame), event  # noqa: S101 - an ERROR was raised
         return event
 
 
 class ChunkStream:
-    """The old way: every chunk is a request to the pipeline's leader, and an entry of its log.
+    """The old way: every chunk is a request to the pipeline's leader, and an entry in the pipeline's log.
 
-    ``connect`` opens a connection to it.
+    ``connect`` opens a connection to the leader.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class ChunkStream:
         self._silence_ms = silence_ms
         self._sent = 0
         self._under_way: deque[tuple[DatanodeConnection, int]] = deque()
-        """The chunks that are not answered: where each was sent, and its end."""
+        """The unanswered chunks: the connection of each, and its end."""
 
     def close(self) -> None:
         """As :meth:`BlockStream.close`."""
@@ -166,7 +167,7 @@ class ChunkStream:
             connection.interrupt()
 
     def begin(self, offset: int) -> None:
-        """Connect once; the first chunk begins the stream."""
+        """Open one connection; the first chunk begins the stream."""
         del offset
         self._connection_for(0)
 

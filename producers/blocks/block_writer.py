@@ -1,17 +1,18 @@
-"""Writes one block: streams its bytes, commits them, and keeps them until the watch (design, section 8).
+"""Writes one block: streams its bytes, commits them, and keeps them until the watch ends (design, section 8).
 
-What belongs here: the shell around :class:`producers.blocks.core.stream_window.StreamWindow`: the stream, who is to blame when it
-fails, and commits in the background. The rules:
+What belongs here: the shell around :class:`producers.blocks.core.stream_window.StreamWindow`: the stream, its failures,
+and commits in the background. The rules:
 
-1. The caller's thread sends packets and takes acknowledgements; one commit with its watch at a time runs on the
-   block's own ``background`` thread, so that one which does not end keeps no other block waiting. They meet in the window, under a lock.
-2. A stream that fails is resumed from what all datanodes have acknowledged, without the datanodes that are known to
-   fail: their replicas catch up by themselves through the log. While a majority of the pipeline lives, and attempts
-   make progress, this goes on.
-3. Otherwise the block is given up (:class:`BlockFailed`): what is acknowledged is committed through the log if that is
-   possible, what is watched stays as a block of its own, and all other bytes are still here to be written elsewhere.
-4. Who is failing, and whether the block is given up, is decided in ``core.stream_recovery``. What that asks for is asked
-   here: of the Object Manager where datanodes are now, of datanodes whether they are there.
+1. The caller's thread sends packets and takes acknowledgements. Commits, each with its watch, run one at a time on the
+   block's own ``background`` thread, so that a commit which does not end delays no other block. The two threads share
+   the window, under a lock.
+2. A stream that fails is resumed from the last offset that all datanodes acknowledged, without the datanodes that are
+   known to fail: their replicas catch up by themselves through the log. This goes on while a majority of the pipeline
+   lives and attempts make progress.
+3. Otherwise the block is given up (:class:`BlockFailed`). Its acknowledged bytes are committed through the log if
+   possible, its watched bytes stay as a block of their own, and all other bytes are still here to be written elsewhere.
+4. ``core.stream_recovery`` decides which datanode fails, and whether the block is given up. This module asks its
+   questions: the Object Manager is asked where datanodes are now, datanodes are asked whether they are there.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ from schemas.records.rows import BlockLocation
 from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED, TIMED_OUT
 
 STILL_S = 0.25
-"""How often who waits for a commit looks whether it still should."""
+"""Interval at which a wait for a commit checks whether it should go on."""
 MAX_STREAM_ID = 2**63 - 1
 
 
 class BlockFailed(Exception):
-    """The block takes no more bytes; :meth:`BlockWriter.salvage` says what of it stays."""
+    """The block takes no more bytes; :meth:`BlockWriter.salvage` returns the part of it that stays."""
 
     def __init__(self, error: DatanodeError) -> None:
         super().__init__(str(error))
@@ -60,22 +61,24 @@ class BlockWriter:
         *, failing: set[str] | None = None, still: Callable[[object], None] = lambda _: None,
         look_again: Callable[[], PipelineView] | None = None,
     ) -> None:  # fmt: skip
-        """``still`` is told what is waited for, and may raise to end the wait; ``look_again`` says where the datanodes are now."""
+        """``still`` is called with what is waited for, and may raise to end the wait; ``look_again`` finds the
+        datanodes now.
+        """
         self.location = location
         self.pipeline = pipeline
         self.window = StreamWindow(options.limits(location.length))
         self.resumed = 0
         """How often a stream was resumed."""
         self.stuck = False
-        """Whether a commit of it does not end, and keeps its ``background``."""
+        """Whether one of its commits does not end, and keeps its ``background`` busy."""
         self._still = still
         self._look_again = look_again
         self._given_up = False
-        """The block is salvaged: what a commit brings from now on changes nothing any more."""
+        """Whether the block is salvaged: results of later commits change nothing."""
         self._datanodes = datanodes
         self._options = options
         self._background: ThreadPoolExecutor | None = None
-        """The thread on which the block is committed; there is none before the first commit."""
+        """The thread that commits the block; None before the first commit."""
         members = random.sample(pipeline.members, len(pipeline.members))
         self._members = nearest_first(members, options.rack)
         self._failing = failing if failing is not None else set()
@@ -94,7 +97,7 @@ class BlockWriter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept in memory."""
+        """Bytes kept in memory."""
         with self._lock:
             return self.window.held_bytes
 
@@ -109,16 +112,16 @@ class BlockWriter:
         return self._committer.fell_to_majority
 
     def put(self, data: memoryview, *, keep: bool) -> int:
-        """Take bytes, without sending them yet, and return how many were; never raises. See StreamWindow.write."""
+        """Take bytes without sending them yet; return how many were taken. Never raises. See StreamWindow.write."""
         with self._lock:
             return self.window.write(data, keep=keep)
 
     def push(self) -> None:
-        """Send what is packed; returns when it is on its way, within the window."""
+        """Send the packets that are ready; return when they are on their way, within the window."""
         self._drive(self._send_all)
 
     def wait_for_room(self) -> None:
-        """Wait until :meth:`put` takes a byte; the block must not be full."""
+        """Wait until :meth:`put` can take a byte; the block must not be full."""
         while True:
             self._drive(self._send_all)
             with self._lock:
@@ -129,7 +132,7 @@ class BlockWriter:
             elif self._durable is not None:
                 self._await_durable()
             elif not self._begin_due():
-                # A flush may have left the last flush point short of the buffer's limit.
+                # A flush may have put the last flush point short of the buffer's limit.
                 self._begin_durable(self.window.acknowledged)
 
     def _unacknowledged(self) -> bool:
@@ -175,7 +178,7 @@ class BlockWriter:
         self._submit(length, checksums, committed)
 
     def settle(self) -> BlockLocation:
-        """Return the block as it is committed and watched, after :meth:`finish`."""
+        """Return the block with its committed and watched length, after :meth:`finish`."""
         try:
             self._await_durable()
         finally:
@@ -183,7 +186,7 @@ class BlockWriter:
         return self._watched()
 
     def watched_location(self) -> BlockLocation | None:
-        """Return the block as far as it is watched, None if it is not at all; never raises."""
+        """Return the watched part of the block, None if nothing is watched; never raises."""
         found = self._watched()
         return found if found.length else None
 
@@ -214,19 +217,19 @@ class BlockWriter:
 
     def _open(self, offset: int) -> BlockStream:
         members = [member for member in self._members if member.datanode not in self._failing]
-        # The one that failed as primary may do better further down.
+        # The datanode that failed as primary may do better further down.
         members.sort(key=lambda member: member.datanode == self._recovery.avoided)
         location, pipeline, options = self.location, self.pipeline, self._options
         if options.commit_way == CommitWay.THROUGH_LOG:
             hinted = [member for member in members if self._recovery.leader_hint in {member.datanode, member.address}]
-            # The first of the list leads first; any other would send each chunk on to it.
+            # The first of the list leads first; any other would forward each chunk to it.
             avoided = self._recovery.avoided
             listed = [member for member in pipeline.members if member in members and member.datanode != avoided]
             primary = (hinted or listed or members)[0]
             self._recovery.on_began(primary.datanode, [primary.datanode])
             stream: BlockStream = ChunkStream(
-                partial(self._datanodes.connect, primary), partition=pipeline.partition, container_id=location.container_id,
-                local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
+                partial(self._datanodes.connect, primary), partition=pipeline.partition,
+                container_id=location.container_id, local_id=location.local_id, silence_ms=self._datanodes.silence_ms,
             )  # fmt: skip
         else:
             primary = members[0]
@@ -253,7 +256,7 @@ class BlockWriter:
             self._stream = None
 
     def _send_all(self) -> None:
-        """Send every packet there is, waiting for acknowledgements when the window is full."""
+        """Send all packets; wait for acknowledgements when the window is full."""
         while True:
             with self._lock:
                 packets = self.window.next_packets()
@@ -261,7 +264,8 @@ class BlockWriter:
             if packets:
                 self._opened().send(packets)
                 with self._lock:
-                    # A stream that was opened just now begins where everyone is, which is at these packets or before them.
+                    # A stream that was just opened begins at what all datanodes have, which is at these packets or
+                    # before them.
                     for packet in packets:
                         self.window.was_sent(packet)
                 self._since_ack += 1
@@ -308,19 +312,21 @@ class BlockWriter:
             answers.append(None)
             return
         if commit is not None:
-            answers.append(None)  # The commit rides a stream once; if that fails, it goes its own way.
+            # The commit is sent with the end of a stream once; if that fails, it is sent by itself.
+            answers.append(None)
         answers.append(self._opened().end(length, commit, self._acknowledge))
         self._acknowledge(length)
 
     # -- failures
 
     def _recover(self, error: DatanodeError) -> None:
-        """Prepare to open another stream; raises BlockFailed if there is no use."""
+        """Prepare to open another stream; raises BlockFailed if that would be useless."""
         self._close_stream()
         self._still(error)
         with self._lock:
             window = self.window
-            # Of other errors datanodes of earlier versions told how far they had come themselves, which says nothing of the others.
+            # With other errors, datanodes of earlier versions report their own progress, which says nothing of the
+            # others.
             if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
                 window.acknowledge(error.offset)
             progress = window.acknowledged > self._resumed_at
@@ -338,12 +344,12 @@ class BlockWriter:
         time.sleep(step.pause_ms / 1000)
 
     def _silent(self, names: Sequence[str]) -> set[str]:
-        """Return who of these does not say HELLO now."""
+        """Return which of these datanodes do not say HELLO now."""
         suspects = [member for member in self._members if member.datanode in names]
         return set(names) - self._datanodes.answers(suspects, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
 
     def _moved(self) -> bool:
-        """Ask where the datanodes are now, and go on with those that are somewhere else; return whether there are any."""
+        """Ask where the datanodes are now, and go on with those that have moved; return whether any has."""
         if self._look_again is None:
             return False
         pipeline = self._look_again()
@@ -360,7 +366,7 @@ class BlockWriter:
     # -- commits
 
     def _begin_due(self) -> bool:
-        """Begin the commit that is due, if none is under way; return whether one is."""
+        """Begin the commit that is due, unless one is under way; return whether one is under way now."""
         if self._durable is not None and not self._durable.done():
             return True
         self._check_durable()
@@ -382,12 +388,12 @@ class BlockWriter:
         self._durable = self._background.submit(self._make_durable, length, checksums, committed)
 
     def _end_background(self) -> None:
-        """Have the thread end, at once or with what it does now."""
+        """Have the thread end, at once or after its present commit."""
         if self._background is not None:
             self._background.shutdown(wait=False, cancel_futures=True)
 
     def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
-        """Commit and watch, on the background. May outlive the block: then nothing of it counts."""
+        """Commit and watch, on the background thread. If the block is salvaged meanwhile, the result does not count."""
         if committed is not None:
             with self._lock:
                 if not self._given_up:
@@ -418,7 +424,7 @@ class BlockWriter:
     def _await_durable(self) -> None:
         if self._durable is None:
             return
-        # More than a commit may take: a put and a watch that begin just before the deadline.
+        # Longer than a commit may take: a put and a watch may begin just before the deadline.
         deadline_s = time.monotonic() + 3 * self._options.commit_timeout_ms / 1000
         while not wait([self._durable], min(STILL_S, max(deadline_s - time.monotonic(), 0))).done:
             self._still(f"block {self._name} is being committed on {self.pipeline.pipeline}")
@@ -432,9 +438,10 @@ class BlockWriter:
         return f"{self.location.container_id}/{self.location.local_id}"
 
     def salvage(self, failure: BlockFailed) -> BlockLocation | None:
-        """Commit what is acknowledged if that is possible, and return what of the block stays; never raises BlockFailed.
+        """Commit the acknowledged bytes if possible; return the part that stays. Never raises BlockFailed.
 
-        All bytes beyond it are in :meth:`unwatched`. A commit that is still under way, and perhaps ends well some day, changes neither.
+        :meth:`unwatched` has all bytes beyond it. A commit that is still under way changes neither, even if it succeeds
+        later.
         """
         self._close_stream()
         try:
@@ -451,7 +458,7 @@ class BlockWriter:
 
     def _commit_acknowledged(self, failure: BlockFailed) -> None:
         window = self.window
-        # A datanode that takes no stream may still follow the log.
+        # A datanode that accepts no stream may still follow the log.
         self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
         living = [member for member in self._members if member.datanode not in self._failing]
         hopeless = failure.error.status in OF_THE_BLOCK or len(living) < self.pipeline.majority
@@ -474,11 +481,11 @@ class BlockWriter:
         return self.window.unwatched()
 
     def interrupt(self) -> None:
-        """Have the thread that waits for the stream hear an error at once; for any thread."""
+        """Raise an error at once in the thread that waits for the stream; for any thread."""
         if (stream := self._stream) is not None:
             stream.interrupt()
 
     def abandon(self) -> None:
-        """Let go of the block: nothing more is sent or committed."""
+        """Let go of the block: send and commit nothing more."""
         self._close_stream()
         self._end_background()

@@ -1,16 +1,17 @@
-"""Connections to datanodes: frames over blocking sockets, and requests over a few of them (design, section 8).
+"""Connections to datanodes: frames over blocking sockets, and requests over a few kept connections (design, section 8).
 
-What belongs here: sockets, time-outs, and the way from what the conversation (``schemas.conversation``) says to an
-exception; nothing of blocks. The rules:
+What belongs here: sockets, time-outs, and the exceptions for what the conversation (``schemas.conversation``) reports;
+nothing about blocks. The rules:
 
-1. What may be said when, and what HELLO must be, is the conversation's. Whatever it finds wrong ends the connection.
-2. A frame is sent as ``[header, payload]`` without copying the payload. What comes is good until the next is received.
-3. Every wait has a limit; a datanode that is silent for longer, or does not send a frame whole within twice that, is
-   treated as gone (TIMED_OUT). What goes wrong
-   with a socket is UNREACHABLE. After either, and after an ERROR in a stream, the connection is closed.
-4. Connections for requests are kept for the next request, MAX_IDLE for each datanode; a request that fails on a
-   kept one is sent once more on a new one: all requests to datanodes may be repeated.
-5. At most ``max_conversations`` threads talk to datanodes by requests at a time; the others wait their turn.
+1. The conversation decides what may be said when, and checks HELLO. Any fault that it finds ends the connection.
+2. A frame is sent as ``[header, payload]`` without copying the payload. A received frame is valid until the next
+   receive.
+3. Every wait has a limit. A datanode that is silent for longer, or does not send a frame whole within twice that,
+   counts as gone (TIMED_OUT). An error of a socket is UNREACHABLE. After either, and after an ERROR in a stream, the
+   connection is closed.
+4. Connections for requests are kept for the next request, MAX_IDLE for each datanode. A request that fails on a kept
+   connection is sent once more on a new one: all requests to datanodes may be repeated.
+5. At most ``max_conversations`` threads send requests to datanodes at a time; the others wait their turn.
 """
 
 from __future__ import annotations
@@ -47,24 +48,27 @@ STATUSES = {
     ConversationFault.UNREADABLE: BAD_FRAME,
     ConversationFault.WRONG_CLUSTER: WRONG_CLUSTER,
     ConversationFault.UNSUPPORTED_VERSION: UNSUPPORTED_VERSION,
-    # Two names must not lead to one datanode: its word would count twice in a watch.
+    # Two names must not lead to one datanode: its answer would count twice in a watch.
     ConversationFault.OTHER_DATANODE: UNREACHABLE,
     ConversationFault.OUT_OF_PLACE: BAD_FRAME,
     ConversationFault.CUT_OFF: UNREACHABLE,
 }
-"""What a client calls what was wrong in a conversation."""
+"""The client's status for each fault of a conversation."""
 
 CONNECT_TIMEOUT_MS = 4_000
-"""How long a connection may take, and then the HELLO of the datanode: a process that hangs still gets connections."""
+"""Time limit for connecting, and then for the datanode's HELLO: the kernel still accepts connections for a process that
+hangs.
+"""
 SILENCE_MS = 30_000
-"""A datanode that neither takes nor sends a byte for this long, while it should, is treated as gone. Longer than datanodes
-wait for each other, so that the one next to a datanode that hangs can name it."""
+"""A datanode that should take or send bytes, and does neither for this long, counts as gone. The time is longer than
+datanodes wait for each other, so that the neighbour of a datanode that hangs can name it.
+"""
 PROBE_AFTER_MS = 4_000
-"""After this silence a datanode that streams is asked for a HELLO on another connection; without one it is gone."""
+"""After this silence a datanode that streams is asked for a HELLO on another connection; if none comes, it is gone."""
 PROBE_TIMEOUT_MS = 2_000
 SOCKET_BUFFER_BYTES = 1024 * 1024
 MAX_IDLE = 4
-"""Connections that are kept open to one datanode for requests to come."""
+"""Connections to one datanode that are kept open for later requests."""
 MAX_CONVERSATIONS = 256
 _TIMEVAL = Struct("ll")
 
@@ -74,25 +78,25 @@ Answer = TypeVar("Answer")
 class DatanodeConnection:
     """One connection; for one thread at a time. Every method may raise DatanodeError.
 
-    Raises DatanodeError if the datanode cannot be reached or is of another cluster or version.
+    The constructor raises DatanodeError if the datanode cannot be reached or is of another cluster or version.
     """
 
     def __init__(
         self, address: str, hello: Hello, *, datanode: str = "", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         silence_ms: int = SILENCE_MS, hello_timeout_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """``hello_timeout_ms`` is how long the datanode may take for HELLO if that is less than ``connect_timeout_ms``."""
+        """``hello_timeout_ms`` limits the wait for HELLO, if it is less than ``connect_timeout_ms``."""
         self.address = address
         self.datanode = datanode or address
         self.doing = "HELLO"
-        """What goes into the message of an error."""
+        """The request that an error's message names."""
         self.used = False
-        """Whether an earlier request was answered on it."""
+        """Whether an earlier request was answered on this connection."""
         self.is_alive: Callable[[], bool] = lambda: True
-        """Asked while the datanode is silent whether waiting makes sense."""
+        """Called while the datanode is silent; returns whether waiting still makes sense."""
         self._silence_ms = silence_ms
         self.talk = Conversation(ConversationRole.CLIENT, hello, datanode=datanode)
-        """What is to be sent is made by it, and sent here."""
+        """The conversation makes the bytes; this class sends them."""
         self._frame_deadline_s = float("inf")
         self._timeouts: dict[int, int] = {}
         try:
@@ -123,7 +127,7 @@ class DatanodeConnection:
     # -- frames
 
     def send_parts(self, parts: list[bytes | bytearray | memoryview]) -> None:
-        """Send the parts of whole frames, one behind the other."""
+        """Send the parts of whole frames in order."""
         total = sum(map(len, parts))
         try:
             while (sent := self._send_some(parts)) < total:
@@ -142,7 +146,7 @@ class DatanodeConnection:
         raise self.error(TIMED_OUT, f"{self.address} takes no bytes")
 
     def receive_patiently(self, timeout_ms: int) -> Event:
-        """As :meth:`receive`, but give up sooner if the datanode does not seem to be alive."""
+        """As :meth:`receive`, but give up sooner if the datanode seems dead."""
         for _ in range(timeout_ms // PROBE_AFTER_MS):
             self._limit_receiving(PROBE_AFTER_MS)
             try:
@@ -155,9 +159,9 @@ class DatanodeConnection:
         return self.receive(max(timeout_ms % PROBE_AFTER_MS, PROBE_TIMEOUT_MS))
 
     def receive(self, timeout_ms: int) -> Event:
-        """Wait for what the datanode says next and return it.
+        """Wait for the datanode's next event and return it.
 
-        Its ERROR is raised; TIMED_OUT if nothing comes for ``timeout_ms``, or no whole frame in twice that.
+        Raises the datanode's ERROR; TIMED_OUT if nothing arrives for ``timeout_ms``, or no whole frame in twice that.
         """
         self._limit_receiving(timeout_ms)
         while (event := self._next_event()) is None:
@@ -165,7 +169,7 @@ class DatanodeConnection:
         return event
 
     def receive_now(self) -> Event | None:
-        """Return what the datanode has said already, None if that is nothing; its ERROR is raised."""
+        """Return an event that has already arrived, None if there is none; raises the datanode's ERROR."""
         while (event := self._next_event()) is None:
             if not self._read_some(socket.MSG_DONTWAIT):
                 return None
@@ -184,7 +188,7 @@ class DatanodeConnection:
         return event
 
     def _read_some(self, flags: int) -> bool:
-        """Read what is there; False if nothing is and ``flags`` say not to wait."""
+        """Read the bytes that are there; return False if there are none and ``flags`` say not to wait."""
         if not flags and time.monotonic() > self._frame_deadline_s:
             raise self.error(TIMED_OUT, f"{self.address} does not send a whole frame in time")
         try:
@@ -205,7 +209,7 @@ class DatanodeConnection:
         self._frame_deadline_s = time.monotonic() + 2 * timeout_ms / 1000
 
     def _last_words(self) -> DatanodeError | None:
-        """Return the ERROR that the datanode sent before it closed the connection, if it is still to be had."""
+        """Return the ERROR that the datanode sent before it closed the connection, if it can still be read."""
         try:
             while self.receive_now() is not None:
                 pass
@@ -222,7 +226,7 @@ class DatanodeConnection:
     # -- requests
 
     def send_request(self, request: Any) -> None:
-        """Send a request; what comes next answers the oldest that has no answer."""
+        """Send a request; the next answer belongs to the oldest request without one."""
         self.send_parts([self.talk.request(request)])
 
     def answer(self, event: Event) -> Any:
@@ -235,7 +239,7 @@ class DatanodeConnection:
     # -- errors
 
     def error(self, status: str, message: str) -> DatanodeError:
-        """Return the exception of what this datanode was asked last."""
+        """Return the exception for the datanode's present request."""
         return DatanodeError(status, message, datanode=self.datanode, doing=self.doing)
 
     def _unexpected(self, event: Event) -> DatanodeError:
@@ -250,16 +254,16 @@ class DatanodeConnection:
         )  # fmt: skip
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, to wait for several connections."""
+        """Return the socket's descriptor, to wait for several connections at once."""
         return self._socket.fileno()
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way on it, so that it may be kept for the next request."""
+        """Whether no request or stream is open on it, so that it may be kept for the next request."""
         return self.talk.state is ConversationState.OPEN and not self.talk.has_received
 
     def interrupt(self) -> None:
-        """Have whoever waits on it hear that it is closed; for any thread."""
+        """End the wait of another thread on this connection; for any thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -287,7 +291,10 @@ class Datanodes:
         self._closed = False
 
     def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
-        """Open a new connection, for a stream; one for a request takes no longer than ``timeout_ms`` to connect, and to say HELLO."""
+        """Open a new connection, for a stream.
+
+        With ``timeout_ms``, for a request, connecting and the wait for HELLO each take no longer than that.
+        """
         limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
         connection = DatanodeConnection(
             member.address, self._hello, datanode=member.datanode,
@@ -313,11 +320,11 @@ class Datanodes:
             kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
             for connection in self._idle.pop(member.address, ()):
                 if connection.datanode != member.datanode:
-                    connection.close()  # whoever was at this address before
+                    connection.close()  # another datanode was at this address before
             if kept:
                 self._idle[member.address] = kept
             if fresh and kept:
-                # One of them was dead: the others are as old.
+                # One kept connection was dead, and the others are as old.
                 for connection in kept:
                     connection.close()
                 kept.clear()
@@ -326,7 +333,7 @@ class Datanodes:
         return self.connect(member, timeout_ms=timeout_ms)
 
     def give_back(self, connection: DatanodeConnection) -> None:
-        """Keep a connection on which nothing is under way for the next request."""
+        """Keep a connection without an open request for the next request."""
         with self._lock:
             kept = self._idle.setdefault(connection.address, [])
             if not self._closed and len(kept) < MAX_IDLE and connection.is_idle:
@@ -347,9 +354,10 @@ class Datanodes:
         self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
         enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
     ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
-        """Send one request to several datanodes at once; return what each answered, by name.
+        """Send one request to several datanodes at once; return the outcome of each, by name.
 
-        Ends early when ``enough`` says so; who has not answered by then, or in ``timeout_ms``, has TIMED_OUT.
+        It ends early when ``enough`` returns True. A datanode without an answer by then, or in ``timeout_ms``, has
+        TIMED_OUT.
         """
         with self.turn():
             asked: dict[str, DatanodeConnection] = {}
@@ -369,8 +377,8 @@ class Datanodes:
         return outcomes
 
     def _begin(
-        self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *, timeout_ms: int,
-        fresh: bool = False,
+        self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *,
+        timeout_ms: int, fresh: bool = False,
     ) -> None:  # fmt: skip
         connection = None
         try:
@@ -417,7 +425,7 @@ class Datanodes:
     def answers(
         self, members: Sequence[Member], *, timeout_ms: int, still: Callable[[object], None] = lambda _: None
     ) -> set[str]:
-        """Return the names of those who say HELLO now; ``still`` is told of each that does not."""
+        """Return the names of the datanodes that say HELLO now; ``still`` is called with each that does not."""
         alive = set()
         for member in members:
             try:
@@ -432,7 +440,7 @@ class Datanodes:
         return alive
 
     def close(self) -> None:
-        """Close all connections that are kept."""
+        """Close all kept connections."""
         with self._lock:
             self._closed = True
             kept = [connection for connections in self._idle.values() for connection in connections]
@@ -450,7 +458,7 @@ def _readable(connections: list[DatanodeConnection], timeout_s: float) -> list[D
 
 
 def _after(parts: list[bytes | bytearray | memoryview], sent: int) -> list[bytes | bytearray | memoryview]:
-    """Return what of a frame is left to be sent."""
+    """Return the parts of a frame that are left to send."""
     left: list[bytes | bytearray | memoryview] = []
     for part in parts:
         if sent >= len(part):

@@ -1,8 +1,8 @@
-"""Which datanodes a pipeline consists of, as the Object Manager says (design, section 8).
+"""The datanodes of each pipeline, as the Object Manager reports them (design, section 8).
 
-What belongs here: ``GET /v1/pipelines`` with its cache. It is asked again for an unknown pipeline, and when a writer
-met a failure, but not more often than every MIN_REFRESH_MS; what is known stays known if nobody answers.
-A datanode that is dead where it was costs readers one question each SILENT_MS.
+What belongs here: ``GET /v1/pipelines`` with its cache. The cache is refreshed for an unknown pipeline, and when a
+writer met a failure, but not more often than every MIN_REFRESH_MS. If nobody answers, the cached answer stays. A
+datanode that is dead and has not moved costs readers one question each SILENT_MS.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from schemas.stream_errors import NO_SUCH_PIPELINE
 PATH = "/v1/pipelines"
 CONTAINERS_PATH = "/v1/containers"
 STATUS_PATH = "/status"
-"""Names the cluster, if the list of pipelines does not."""
+"""Used for the cluster's name if the list of pipelines does not have it."""
 MIN_REFRESH_MS = 200
 SILENT_MS = 5_000
-"""So long nobody who met a failing datanode asks an Object Manager that did not answer, and no reader asks again after a datanode that has not moved."""
+"""After an Object Manager did not answer, a failing datanode is no reason to ask again for this long. After an answer
+that a datanode has not moved, readers do not ask about it again for this long.
+"""
 TRY_MS = 2_000
-"""How long a question may take that is asked because a datanode failed."""
+"""Time limit of a question that is asked because a datanode failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,15 @@ class Directory:
         self._failed_at_s = float("-inf")
         self._cluster = ""
         self._confirmed: dict[str, tuple[str, float]] = {}
-        """Address of each datanode that could not be reached though it is where it was, and when the Object Manager said so (seconds)."""
+        """Address of each datanode that could not be reached although it has not moved, and when the Object Manager
+        said so (seconds).
+        """
 
     def pipeline(self, name: str) -> PipelineView:
-        """Return a pipeline, asking the Object Manager if it is not known.
+        """Return a pipeline; an unknown one is asked for.
 
-        Raises RetryableError if it does not know it either, or as :meth:`producers.reads.reads.Reads.get` does.
+        Raises RetryableError if the Object Manager does not know it either, or as
+        :meth:`producers.reads.reads.Reads.get` does.
         """
         found = self._known.get(name)
         if found is None:
@@ -71,7 +76,7 @@ class Directory:
         return found
 
     def cluster_name(self) -> str:
-        """Return the name of the cluster, which datanodes want to hear; raises as :meth:`refresh`."""
+        """Return the name of the cluster, which HELLO carries to datanodes; raises as :meth:`refresh`."""
         if not self._cluster:
             self.refresh()
         if not self._cluster:
@@ -79,7 +84,7 @@ class Directory:
         return self._cluster
 
     def refresh(self, *, deadline_ms: int | None = None) -> None:
-        """Ask again, if the last time is long enough ago."""
+        """Ask again, unless the last question is too recent."""
         with self._lock:
             if self._known and time.monotonic() - self._asked_at_s < MIN_REFRESH_MS / 1000:
                 return
@@ -104,11 +109,16 @@ class Directory:
             self._asked_at_s = asked_at_s
 
     def _silent(self) -> bool:
-        """Whether the Object Manager did not answer just now: who asks because of a datanode does not wait for it again."""
+        """Whether the Object Manager just failed to answer, so that a failing datanode is no reason to wait for it
+        again.
+        """
         return time.monotonic() - self._failed_at_s < SILENT_MS / 1000
 
     def holders(self, container_id: int) -> list[Member]:
-        """Return who holds a container now: after copying, others than its pipeline's members do; nobody if nobody knows."""
+        """Return the present holders of a container, none if nobody knows.
+
+        After copying, others than the pipeline's members hold it.
+        """
         try:
             answer = self._reads.get(f"{CONTAINERS_PATH}/{container_id}", {}, "stale", deadline_ms=TRY_MS)
             return [_member(replica) for replica in answer["replicas"]]
@@ -116,19 +126,24 @@ class Directory:
             return []
 
     def try_refresh(self) -> None:
-        """As :meth:`refresh`, but with little patience; what was known stays if nobody answers, or not to be understood."""
+        """As :meth:`refresh`, but with a short time limit; without an answer, or after an unreadable one, nothing
+        changes.
+        """
         if not self._silent():
             with suppress(RetryableError, RequestFailed):
                 self.refresh(deadline_ms=TRY_MS)
 
     def known(self, view: PipelineView) -> PipelineView:
-        """Return a pipeline as it was heard of last, ``view`` itself if it was not: without asking."""
+        """Return a pipeline as it was last reported, without asking; ``view`` itself if it was never reported."""
         return self._known.get(view.pipeline, view)
 
     def current(self, view: PipelineView) -> PipelineView:
-        """Return a pipeline as it is now, for whoever found a datanode gone: it may have other addresses. ``view`` itself if nobody knows.
+        """Return the present state of a pipeline in which a datanode is gone: it may have other addresses.
 
-        An answer from before the call will not do; the next question is waited for if the last one was asked just now.
+        Return ``view`` itself if nobody knows.
+
+        An answer from before the call is too old. If the last question was just asked, this waits until the next one is
+        allowed.
         """
         called_at_s = time.monotonic()
         while True:
@@ -140,13 +155,15 @@ class Directory:
                     with suppress(RetryableError, RequestFailed):
                         self._ask(TRY_MS)
                     break
-            # Not under the lock: others may have what they need without asking.
+            # Sleep without the lock: others may find what they need without asking.
             time.sleep(left_s)
         return self.known(view)
 
     def whereabouts(self, view: PipelineView, member: Member, *, again: bool) -> Member:
-        """Return a member of ``view`` as it is now, for a reader that could not reach it: as :meth:`current`, but one that is known to be
-        dead does not cost each read a question. Within SILENT_MS of an answer that it is where it was, only ``again`` asks.
+        """Return the present state of a member of ``view``, for a reader that could not reach it.
+
+        It asks as :meth:`current` does, but a datanode that is known to be dead does not cost each read a question:
+        within SILENT_MS of an answer that the datanode has not moved, it asks only with ``again``.
         """
         address, confirmed_at_s = self._confirmed.get(member.datanode, ("", 0.0))
         fresh = address == member.address and time.monotonic() - confirmed_at_s < SILENT_MS / 1000

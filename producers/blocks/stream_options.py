@@ -1,6 +1,7 @@
-"""How a client writes and reads bytes: the options of its streams, checked once.
+"""Options of a client's streams, for writing and reading bytes.
 
-What belongs here: the options, their defaults and ranges. Sizes in bytes, times in milliseconds.
+What belongs here: the options, their defaults, and the checks of their ranges. Sizes are in bytes, times in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -21,25 +22,27 @@ class CommitWay(IntEnum):
     """How the length of a block is committed."""
 
     THROUGH_LOG = 0
-    """The old way, to be measured against: chunks of 4 MiB through the log, then PutBlock."""
+    """The old way, kept for comparison: chunks of 4 MiB through the log, then PutBlock."""
     SEPARATE = 1
     """End the stream, then PutBlock to the pipeline's leader, then watch."""
     ON_STREAM = 2
-    """PutBlock rides the end of the stream, then watch."""
+    """PutBlock is sent with the end of the stream, then watch."""
     EARLY_CLOSE = 3
     """PutBlock is answered as soon as the leader has appended the entry; the watch validates the length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Options of reading and writing bytes. Raises ValueError for a value out of range, TypeError for one of another type, naming it.
+    """Options of reading and writing bytes.
 
-    ``commit_way`` is one of :class:`CommitWay`; ``topology`` the shape of the spanning tree; ``rack`` where this
-    client is. A packet has ``packet_bytes``; ``window_bytes`` are on their way at most; each ``flush_bytes`` are
-    committed; a writer waits at ``client_buffer_bytes`` that are not watched. A block has ``block_bytes`` at most,
-    and never more than were allocated. ``watch_timeout_ms`` is how long all replicas are waited for before a
-    majority will do, ``commit_timeout_ms`` how long a commit with its watch is tried before the block is given up.
-    ``read_ahead_bytes`` is how much of a block is asked for at once by a reader who reads on.
+    Raises ValueError for a value out of range, TypeError for one of another type, naming it.
+
+    ``commit_way`` is one of :class:`CommitWay`; ``topology`` is the shape of the spanning tree; ``rack`` is the rack of
+    this client. A packet has ``packet_bytes``; at most ``window_bytes`` are on their way; each ``flush_bytes`` are
+    committed; a writer waits while ``client_buffer_bytes`` are not watched. A block has ``block_bytes`` at most, and
+    never more than were allocated. ``watch_timeout_ms`` is how long a watch waits for all replicas before a majority
+    will do; ``commit_timeout_ms`` is how long a commit with its watch is tried before the block is given up.
+    ``read_ahead_bytes`` is how much of a block a sequential reader asks for at once.
 
     >>> StreamOptions(commit_way=7)
     Traceback (most recent call last):
@@ -75,13 +78,14 @@ class StreamOptions:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.commit_way != CommitWay.THROUGH_LOG and self.client_buffer_bytes < self.flush_bytes:
             raise ValueError(
-                f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not {self.client_buffer_bytes}:"
+                f"client_buffer_bytes must be at least flush_bytes ({self.flush_bytes}), not "
+                f"{self.client_buffer_bytes}:"
                 " a writer would wait for ever"
             )
         self.limits(self.block_bytes)
 
     def limits(self, block_bytes: int) -> WindowLimits:
-        """Return the limits of a block of which ``block_bytes`` were allocated; those of a chunk in the old way."""
+        """Return the limits of a block of which ``block_bytes`` were allocated; in the old way, those of its chunks."""
         block_bytes = min(block_bytes, self.block_bytes)
         if self.commit_way == CommitWay.THROUGH_LOG:
             chunk = MAX_PACKET_BYTES

@@ -1,5 +1,5 @@
 """Keys as files: ``client.open`` for writing and reading, in threads and in asyncio.
 
-``key_files`` are the objects that a program holds; ``key_writer`` and ``key_reader`` do the work over blocks.
-Begin with ``key_files.py``.
+``key_files`` has the file objects that a program holds; ``key_writer`` and ``key_reader`` write and read blocks for
+them. Begin with ``key_files.py``.
 """

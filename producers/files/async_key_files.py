@@ -1,10 +1,12 @@
-"""Keys as files that are awaited, for ``AsyncClient.open``.
+"""Keys as files whose methods are awaited, for ``AsyncClient.open``.
 
-What belongs here: the turns that the awaits take on the client's worker threads. The rules:
+What belongs here: the order in which awaited calls use the client's worker threads. The rules:
 
-1. One thread is in a file at a time. A turn ends when its thread has ended, also if nobody waits for it any more.
-2. A write that is cancelled fails the file: nobody could say whether its bytes are in the key. A read that is cancelled does not move.
-3. A close that is cancelled goes on; the next one waits for it. An abort makes the write that is under way fail.
+1. One thread is in a file at a time. A turn ends when its thread has ended, even if nobody waits for the thread any
+   more.
+2. A cancelled write fails the file, as nobody could say whether its bytes are in the key. A cancelled read does not
+   move.
+3. A cancelled close goes on; the next one waits for it. An abort makes a write that is under way fail.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ T = TypeVar("T")
 
 
 class AsyncKeyFile:
-    """A key as a file whose methods are awaited, each in turn; they run in the client's worker threads.
+    """A key as a file whose methods are awaited, one after the other; they run in the client's worker threads.
 
-    What :meth:`AsyncClient.open` returns; it is opened by ``async with``, or by awaiting it.
+    :meth:`AsyncClient.open` returns it; ``async with``, or awaiting it, opens it.
 
     >>> async with client.open("/vol1/bucket1/a.txt", "wb") as file:  # doctest: +SKIP
     ...     await file.write(b"hello")
@@ -45,7 +47,10 @@ class AsyncKeyFile:
         return await self._run_in_turn(function, *args, **kwargs)
 
     async def _run_in_turn(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function on a worker thread. The turn ends with the thread, not with the wait for it: two threads must not be in one file."""
+        """Run a function on a worker thread, in turn.
+
+        The turn ends with the thread, not with the wait for it: two threads must not be in one file.
+        """
         loop = asyncio.get_running_loop()
         try:
             running = loop.run_in_executor(self._workers(), partial(function, *args, **kwargs))
@@ -58,11 +63,11 @@ class AsyncKeyFile:
     def _turn_is_over(self, running: asyncio.Future[Any]) -> None:
         self._turn.release()
         if not running.cancelled():
-            running.exception()  # Who was cancelled does not ask for it.
+            running.exception()  # a cancelled caller does not ask for it
 
     @property
     def file(self) -> KeyOutput | KeyInput:
-        """The file beneath; raises ValueError if it is not open yet."""
+        """The synchronous file; raises ValueError if it is not open yet."""
         if self._opened is None:
             raise ValueError("the file is not open: use it in 'async with', or await it")
         return self._opened
@@ -78,7 +83,10 @@ class AsyncKeyFile:
         return self.file
 
     async def write(self, data: bytes | bytearray | memoryview) -> int:
-        """As :meth:`KeyOutput.write`. One that is cancelled fails the file: nobody could say whether its bytes are in the key."""
+        """As :meth:`KeyOutput.write`.
+
+        A cancelled write fails the file, as nobody could say whether its bytes are in the key.
+        """
         output = self._output()
         await self._turn.acquire()
         try:
@@ -96,7 +104,7 @@ class AsyncKeyFile:
         await self._run(self._output().hsync)
 
     async def read(self, size: int = -1) -> bytes:
-        """As :meth:`KeyInput.read`. One that is cancelled does not move."""
+        """As :meth:`KeyInput.read`. A cancelled read does not move."""
         file = self._input()
 
         def read_here() -> tuple[int, bytes]:
@@ -108,7 +116,7 @@ class AsyncKeyFile:
         return found
 
     async def readinto(self, buffer: bytearray | memoryview) -> int:
-        """As :meth:`KeyInput.readinto`. One that is cancelled neither moves nor touches the buffer."""
+        """As :meth:`KeyInput.readinto`. A cancelled read neither moves nor touches the buffer."""
         with memoryview(buffer).cast("B") as view:
             found = await self.read(len(view))
             view[: len(found)] = found
@@ -119,7 +127,7 @@ class AsyncKeyFile:
         return await self._run(self._input().pread, size, offset)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As :meth:`KeyInput.seek`; nothing is waited for."""
+        """As :meth:`KeyInput.seek`; it waits for nothing."""
         return self._input().seek(offset, whence)
 
     def tell(self) -> int:
@@ -127,7 +135,10 @@ class AsyncKeyFile:
         return self.file.tell()
 
     async def close(self) -> None:
-        """As :meth:`KeyOutput.close` or :meth:`KeyInput.close`. One that is cancelled goes on; another one waits for it, and says how it ended."""
+        """As :meth:`KeyOutput.close` or :meth:`KeyInput.close`.
+
+        A cancelled close goes on; the next one waits for it, and returns or raises the same.
+        """
         file = self.file
         if self._closing is None or self._closing.done():
             self._closing = asyncio.ensure_future(self._run(file.close))
@@ -135,7 +146,7 @@ class AsyncKeyFile:
         await asyncio.shield(self._closing)
 
     async def abort(self) -> None:
-        """As :meth:`KeyOutput.abort`; a write that is still under way ends soon, with an error."""
+        """As :meth:`KeyOutput.abort`; a write that is under way soon ends with an error."""
         output = self._output()
         if self._turn.locked() and self._closing is None:
             output.interrupt(f"{output.name} was aborted")
@@ -163,7 +174,7 @@ class AsyncKeyFile:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or abort if an exception is on its way; close what was read."""
+        """Commit, or abort if an exception ended the block; close a key that was read."""
         if kind is not None and isinstance(self.file, KeyOutput):
             await self.abort()
         else:

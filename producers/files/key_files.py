@@ -1,11 +1,13 @@
 """Keys as file objects, for ``client.open`` (design, section 8).
 
-What belongs here: the way from :class:`KeyWriter` and :class:`KeyReader` to what Python expects of a binary file; the
-same awaited is in ``async_key_files``. A key that is written becomes visible, whole, when its file is closed; a ``with`` block that ends by an
-exception, a file whose writing failed once, and one that is dropped without being closed, leave what was there before.
+What belongs here: the methods that Python expects of a binary file, over :class:`KeyWriter` and :class:`KeyReader`;
+``async_key_files`` has the awaited ones. A key that is written becomes visible, whole, when its file is closed. The key
+stays as it was before if the ``with`` block ends by an exception, if a write fails once, or if the file is dropped
+without being closed.
 
-A file that wraps another (``io.TextIOWrapper``) closes it whatever happened. Within ``with client.open(...)`` that commits nothing while an
-exception is on its way or being handled: the end of the block decides. Without that ``with``, a wrapper's close is a close.
+A file that wraps another (``io.TextIOWrapper``) closes the inner one in any case. Within ``with client.open(...)``,
+such a close commits nothing while an exception is raised or handled: the end of the block decides. Without that
+``with``, a wrapper's close is an ordinary close.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ def check_open(
     path: str, *, size: int, replication: str, metadata: Mapping[str, str] | None, options: StreamOptions | None,
     consistency: Consistency,
 ) -> None:  # fmt: skip
-    """Check what ``client.open`` is given; raises TypeError, InvalidArgument."""
+    """Check the arguments of ``client.open``; raises TypeError, InvalidArgument."""
     split_path(path)
     arguments.number("size", size, 0)
     arguments.text("replication", replication)
@@ -62,7 +64,7 @@ def create_file(
     client: Requester, streams: KeyStreams, path: str, *, size: int = 0, replication: str = "RATIS/THREE",
     metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
 ) -> KeyOutput:  # fmt: skip
-    """Open a key to write it; what ``client.open(path, "wb")`` does."""
+    """Open a key to write it; ``client.open(path, "wb")`` calls this."""
     place = split_path(path)
     writer = KeyWriter(client, streams, place, size=size, replication=replication, metadata=metadata, options=options)
     return KeyOutput(writer, path)
@@ -72,7 +74,7 @@ def open_file(
     reads: Reads, streams: KeyStreams, path: str, *, options: StreamOptions | None = None,
     consistency: Consistency = DEFAULT_CONSISTENCY,
 ) -> KeyInput:  # fmt: skip
-    """Open a key to read it; what ``client.open(path)`` does."""
+    """Open a key to read it; ``client.open(path)`` calls this."""
     info = reads.key_info(*split_path(path), consistency=consistency).info
     return KeyInput(KeyReader(streams, info.blocks, options=options), path, info)
 
@@ -96,7 +98,7 @@ class KeyOutput(io.BufferedIOBase):
         self._within = False
         """Whether the file is in a ``with`` block of its own."""
         self._undecided = False
-        """Whether it was closed while an exception was being handled: the end of the block commits, or does not."""
+        """Whether it was closed while an exception was being handled; the end of the block then commits or aborts."""
 
     def writable(self) -> bool:
         """Return True."""
@@ -109,14 +111,14 @@ class KeyOutput(io.BufferedIOBase):
         return self._writer.write(given)
 
     def flush(self) -> None:
-        """Return once all datanodes have what was written; it is not committed: see :meth:`hsync`."""
+        """Return once all datanodes have the bytes written so far. They are not committed: see :meth:`hsync`."""
         # Closing a file flushes it once more.
         if not self._finishing:
             self._check()
             self._writer.flush()
 
     def hsync(self) -> None:
-        """Return once what was written is committed, verified and stored by all replicas, or a majority of them.
+        """Return once the bytes written so far are committed, and verified and stored by all replicas or a majority.
 
         >>> file.hsync()  # doctest: +SKIP
         """
@@ -129,7 +131,7 @@ class KeyOutput(io.BufferedIOBase):
         return self._writer.written
 
     def locations(self) -> list[BlockLocation]:
-        """Return the blocks as far as they are committed and watched.
+        """Return the blocks with the lengths that are committed and watched.
 
         >>> [block.length for block in file.locations()]  # doctest: +SKIP
         [268435456, 1024]
@@ -137,17 +139,18 @@ class KeyOutput(io.BufferedIOBase):
         return self._writer.locations()
 
     def statistics(self) -> WriteStatistics:
-        """Return what the writing met so far: blocks, failures, resumed streams."""
+        """Return counts of the writing so far: blocks, failures, resumed streams."""
         return self._writer.statistics()
 
     def close(self) -> None:
-        """Commit the key: it is visible when this returns. Raises one of ``producers.errors`` if it is not.
+        """Commit the key, which is visible when this returns. Raises one of ``producers.errors`` if it is not.
 
-        After a write that failed nothing is committed, and this raises, each time. Closing again does nothing else.
+        After a failed write, close commits nothing and raises, each time. Otherwise closing again does nothing.
         """
         if self._undecided:
             return
-        # The exception may be one that was handled when the block began: a bare ``raise`` sends the same object on its way again.
+        # The exception may be one that was being handled when the block began: a bare ``raise`` raises the same object
+        # again.
         if self._within and not self.closed and sys.exc_info()[1] is not None:
             self._undecided = True
             self._finish()
@@ -179,7 +182,7 @@ class KeyOutput(io.BufferedIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Commit, or abort if an exception is on its way."""
+        """Commit, or abort if an exception ended the block."""
         self._within = self._undecided = False
         if kind is None:
             self.close()
@@ -187,17 +190,17 @@ class KeyOutput(io.BufferedIOBase):
             self.abort()
 
     def __del__(self) -> None:
-        """Abort: a file that was forgotten is not a key that was meant."""
+        """Abort: a file that was forgotten must not become a key."""
         if hasattr(self, "_finishing"):
             self.abort()
 
     def _dealloc_warn(self, source: object) -> None:
-        """Abort: Python's wrappers call this before they close what they wrap because they were forgotten themselves."""
+        """Abort: Python's wrappers call this when they were forgotten themselves, before they close the inner file."""
         del source
         self.abort()
 
     def interrupt(self, reason: str) -> None:
-        """Have the key fail, and whoever is writing it hear of it soon; may be called by any thread.
+        """Make the key fail, so that the thread that writes it soon gets an error; may be called by any thread.
 
         >>> file.interrupt("the upload was cancelled")  # doctest: +SKIP
         """
@@ -209,7 +212,7 @@ class KeyOutput(io.BufferedIOBase):
 
 
 class KeyInput(io.BufferedIOBase):
-    """A key's bytes as a binary file; for one thread at a time. What is read is the key as it was when it was opened.
+    """A key's bytes as a binary file; for one thread at a time. It reads the key as it was when it was opened.
 
     >>> with client.open("/vol1/bucket1/a.txt") as file:  # doctest: +SKIP
     ...     file.seek(6)
@@ -246,7 +249,7 @@ class KeyInput(io.BufferedIOBase):
         return True
 
     def tell(self) -> int:
-        """Return where the next byte is read."""
+        """Return the offset of the next byte."""
         self._check()
         return self._offset
 
@@ -262,20 +265,20 @@ class KeyInput(io.BufferedIOBase):
         return self._offset
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill a buffer and return how many bytes there were, fewer only at the end."""
+        """Fill a buffer and return the number of bytes, fewer than its length only at the end."""
         self._check()
         count = self._reader.read_into(memoryview(buffer).cast("B"), self._offset)
         self._offset += count
         return count
 
     def readinto1(self, buffer: WriteableBuffer, /) -> int:
-        """As :meth:`readinto`, but with what one packet holds at most."""
+        """As :meth:`readinto`, but with the bytes of one packet at most."""
         part = self.read1(memoryview(buffer).nbytes)
         memoryview(buffer).cast("B")[: len(part)] = part
         return len(part)
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return ``size`` bytes, all that are left if it is negative or None; fewer only at the end."""
+        """Return ``size`` bytes, fewer only at the end; all that are left if ``size`` is negative or None."""
         self._check()
         left = max(self.size - self._offset, 0)
         wanted = left if size is None or size < 0 else min(size, left)
@@ -283,7 +286,7 @@ class KeyInput(io.BufferedIOBase):
         return bytes(memoryview(buffer)[: self.readinto(buffer)])
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Return what one packet holds, ``size`` bytes at most."""
+        """Return the bytes of one packet, ``size`` bytes at most."""
         self._check()
         if self._offset >= self.size or size == 0:
             return b""
@@ -311,7 +314,7 @@ class KeyInput(io.BufferedIOBase):
         return bytes(memoryview(buffer)[: self._reader.read_into(memoryview(buffer), offset)])
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the reader's connections."""
         if not self.closed:
             self._reader.close()
             super().close()

@@ -1,18 +1,18 @@
 """Reads a key's bytes from its blocks' replicas (design, section 8).
 
-What belongs here: which block and replica a byte is read from. The rules:
+What belongs here: the choice of the block and the replica from which a byte is read. The rules:
 
 1. Replicas are asked in order of nearness; the one that answered last is asked first. If no member of the block's
-   pipeline can answer, whoever else holds the container now is asked too.
-2. Bytes come in packets of whole checksum cells, each with the CRC32C of its committed row, which is verified here. A
-   replica that has not applied the committed index of the key's block, lacks bytes, fails, or sends damaged ones, is
-   followed by the next, in the middle of a read too. After MAX_ROUNDS of all replicas the last error is raised. One that cannot be reached
-   may be somewhere else by now: the Object Manager is asked.
-3. A replica whose block is unhealthy refuses it as a whole, so the healthy ones are read. If none is left, those that have
-   refused are asked again for what they have that is right (SalvageBlock), each until its first bad cell; for what lies
-   behind that all are asked anew. Nobody is remembered as bad: each may be the only one to have a later cell.
-4. A reader that reads on asks for more at once, twice as much each time, ``read_ahead_bytes`` at most; what was asked
-   for waits in the sockets' buffers. One packet is held here.
+   pipeline can answer, the container's other present holders are asked too.
+2. Bytes arrive in packets of whole checksum cells. Each cell's CRC32C is in its committed row, and is verified here.
+   The next replica is asked if one has not applied the committed index of the key's block, lacks bytes, fails, or sends
+   damaged bytes, also in the middle of a read. After MAX_ROUNDS of all replicas the last error is raised. A replica
+   that cannot be reached may have moved, so the Object Manager is asked.
+3. A replica whose block is unhealthy refuses the whole block, so the healthy replicas are read. If none is left, the
+   replicas that refused are asked for their good cells (SalvageBlock), each up to its first bad cell; then all are
+   asked anew for what lies behind that. No replica is remembered as bad: each may be the only one with a later cell.
+4. A sequential reader asks for more at once, twice as much each time, ``read_ahead_bytes`` at most. The bytes asked for
+   wait in the sockets' buffers; one packet is held here.
 """
 
 from __future__ import annotations
@@ -37,24 +37,28 @@ from schemas.stream_errors import BAD_FRAME, CHECKSUM_MISMATCH, NOT_COMMITTED
 MAX_ROUNDS = 3
 FIRST_PAUSE_MS = 100
 FIRST_READ_BYTES = 4 * CELL_BYTES
-"""What a reader asks for at first, unless it wants more."""
+"""Bytes that a reader asks for at first, unless it wants more."""
 DAMAGED = frozenset({NOT_COMMITTED, CHECKSUM_MISMATCH})
-"""How a replica refuses a block of which it may have other bytes."""
+"""The error of a replica that refuses a block of which it may have other, good bytes."""
 DRAIN_BYTES = 4 * CELL_BYTES
-"""An answer of which no more than this is left is read to its end, so that its connection can be kept."""
+"""If no more of an answer is left than this, the answer is read to its end, so that its connection can be kept."""
 
 
 class KeyReader:
-    """Reads the bytes of ``blocks``, which lie one after the other; for one thread at a time.
+    """Reads the bytes of ``blocks``, which follow one another; for one thread at a time.
 
-    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that it has none.
+    Methods raise DatanodeError if no replica of a block can give its bytes, RequestFailed if the key says that the
+    block was never written.
     """
 
     def __init__(
         self, streams: KeyStreams, blocks: Sequence[BlockLocation], *, options: StreamOptions | None = None,
         replica: int | None = None,
     ) -> None:  # fmt: skip
-        """Read with ``options``. With ``replica`` only that one of each block is read: its place among the pipeline's members."""
+        """Read with ``options``.
+
+        ``replica`` is an index among a pipeline's members: with it, only that replica of each block is read.
+        """
         self._streams = streams
         self._replica = replica
         self._options = options or streams.options
@@ -66,7 +70,7 @@ class KeyReader:
         """How often another replica had to be asked."""
 
     def read_into(self, buffer: memoryview, offset: int) -> int:
-        """Fill ``buffer`` with the key's bytes from ``offset`` on; return how many there were, fewer only at the end."""
+        """Fill ``buffer`` with the key's bytes from ``offset`` on; return their number, smaller only at the end."""
         wanted = max(min(len(buffer), self.size - offset), 0)
         done = 0
         while done < wanted:
@@ -77,7 +81,7 @@ class KeyReader:
         return done
 
     def next_bytes(self, offset: int, wanted: int) -> memoryview:
-        """Return some bytes from ``offset`` on, which lies within the key; ``wanted`` is how many are going to be read."""
+        """Return some bytes from ``offset`` on, which lies within the key; ``wanted`` is how many will be read."""
         block = self._reader_at(offset)
         part = block.next_bytes(offset - block.location.offset, wanted)
         self.failovers += block.take_failovers()
@@ -96,7 +100,7 @@ class KeyReader:
         return found
 
     def close(self) -> None:
-        """Let go of connections; reading again opens new ones."""
+        """Close the connections; reading again opens new ones."""
         if self._block is not None:
             self._block.close()
             self._block = None
@@ -115,7 +119,7 @@ class _BlockReader:
         self._preferred: Member | None = None
         self._connection: DatanodeConnection | None = None
         self._next = self._end = 0
-        """Where the next packet of the answer under way lies, and where the answer ends."""
+        """The offset of the next packet in the open answer, and the answer's end."""
         self._ahead = FIRST_READ_BYTES
         self._packet = memoryview(b"")
         self._packet_offset = 0
@@ -134,7 +138,7 @@ class _BlockReader:
         return self._packet[offset - self._packet_offset :]
 
     def _fetch(self, offset: int, wanted: int) -> None:
-        """Have the packet in which ``offset`` lies, from whichever replica."""
+        """Get the packet in which ``offset`` lies, from any replica."""
         cell = offset - offset % CELL_BYTES
         error: DatanodeError | None = None
         if self._connection is not None and self._next == cell and cell < self._end:
@@ -158,7 +162,7 @@ class _BlockReader:
                 self._patience.still(error)
                 if error.status in DAMAGED:
                     damaged.append(member)
-            # Who reads one replica only wants to know whether it is whole.
+            # A reader of one replica only checks whether that replica is whole.
             for member in damaged if self._replica is None else []:
                 error = self._ask(pipeline, member, cell, offset + wanted, salvage=True)
                 if error is None:
@@ -166,7 +170,7 @@ class _BlockReader:
         raise error or DatanodeError(NOT_COMMITTED, f"{pipeline.pipeline} has no members")
 
     def _candidates(self, pipeline: PipelineView, attempt: int) -> list[Member]:
-        """Return whom to ask: the members, and from the second attempt on whoever else holds the container."""
+        """Return the datanodes to ask: the members, and from the second attempt on the other holders too."""
         members = list(pipeline.members)
         if self._replica is not None:
             return [members[self._replica]]
@@ -179,9 +183,10 @@ class _BlockReader:
     def _ask_where_it_is(
         self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, again: bool
     ) -> DatanodeError | None:
-        """As :meth:`_ask`; one that cannot be reached is asked once more if the Object Manager says that it is somewhere else by now.
+        """As :meth:`_ask`, and once more if the datanode cannot be reached but the Object Manager knows a new address.
 
-        ``again`` asks it even if it has just said where that one is: nobody else could answer.
+        ``again`` asks the Object Manager even if it has just answered about this datanode: no other replica could
+        answer.
         """
         directory = self._streams.directory
         now = next((one for one in directory.known(pipeline).members if one.datanode == member.datanode), member)
@@ -195,7 +200,7 @@ class _BlockReader:
     def _ask(
         self, pipeline: PipelineView, member: Member, cell: int, wanted_end: int, *, salvage: bool = False
     ) -> DatanodeError | None:
-        """As :meth:`_try_replica`, and remember who answered."""
+        """As :meth:`_try_replica`, and remember which replica answered."""
         error = self._try_replica(pipeline, member, cell, wanted_end, salvage=salvage)
         if error is None:
             self._preferred = member
@@ -228,7 +233,7 @@ class _BlockReader:
                 if connection is not None:
                     connection.close()
                 if fresh or connection is None:
-                    return error  # a new connection failed: another will do no better
+                    return error  # a new connection failed, so another one will do no better
                 continue
             self._connection, self._next, self._end = connection, cell, end
             failure = self._try_receive(connection, cell)
@@ -241,15 +246,17 @@ class _BlockReader:
         container_id, local_id, bcs_id = self.location.container_id, self.location.local_id, self.location.bcs_id
         if salvage:
             return SalvageBlock(
-                partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+                partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length,
+                bcs_id=bcs_id,
             )  # fmt: skip
         return ReadBlock(
-            partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length, bcs_id=bcs_id,
+            partition=partition, container_id=container_id, local_id=local_id, offset=offset, length=length,
+            bcs_id=bcs_id,
             committed_only=True,
         )  # fmt: skip
 
     def _try_receive(self, connection: DatanodeConnection, cell: int) -> DatanodeError | None:
-        """Take the packet at ``cell`` from the answer under way."""
+        """Take the packet at ``cell`` from the open answer."""
         try:
             event = connection.receive(self._streams.datanodes.silence_ms)
         except DatanodeError as error:
@@ -261,7 +268,7 @@ class _BlockReader:
         if header.offset != cell or not header.length:
             what = f"{header.kind.name} at {header.offset} where bytes at {cell} were expected"
             return connection.error(BAD_FRAME, what)
-        # A copy: readers keep it while more is received. A replica may have more than this key's part of the block.
+        # A copy: readers keep it while more is received. A replica may have more bytes of the block than this key has.
         payload = bytes(event.payload)
         self._packet = memoryview(payload)[: self.location.length - cell]
         self._packet_offset = cell
@@ -272,7 +279,7 @@ class _BlockReader:
         return None
 
     def _finish_answer(self, connection: DatanodeConnection) -> None:
-        """Take the end of the answer, and give the connection back."""
+        """Take the end of the answer and give the connection back."""
         connection.used = True
         try:
             connection.receive(self._streams.datanodes.silence_ms)
@@ -282,7 +289,7 @@ class _BlockReader:
         self._streams.datanodes.give_back(connection)
 
     def _let_go(self) -> None:
-        """End the answer under way: read what little is left of it, or close the connection."""
+        """End the open answer: read it to its end if little is left, else close the connection."""
         connection = self._connection
         if connection is None:
             return
@@ -298,7 +305,7 @@ class _BlockReader:
         connection.close()
 
     def _drop(self) -> None:
-        """Close the connection of an answer that failed."""
+        """Close the connection of a failed answer."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

@@ -1,6 +1,6 @@
-"""What all keys that one client writes or reads have in common: pipelines, connections to datanodes, options.
+"""What all files of one client share: pipelines, connections to datanodes, options.
 
-What belongs here: the things that live as long as the client, made when the first key is opened.
+What belongs here: objects that live as long as the client, and are made when the first key is opened.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.reads.reads import Reads
 
 PEER = "client"
-"""What a client calls itself in HELLO."""
+"""The client's name in HELLO."""
 
 
 class KeyStreams:
-    """Ways to the datanodes; safe to share between threads. ``options`` are those of keys that are opened without."""
+    """Access to the datanodes; safe to share between threads.
+
+    ``options`` are used for keys that are opened without options.
+    """
 
     def __init__(self, reads: Reads, options: StreamOptions | None = None) -> None:
         self.options = options or StreamOptions()

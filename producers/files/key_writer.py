@@ -1,16 +1,16 @@
-"""Writes a key: its bytes go into one block after the other, then the key is committed (design, section 8).
+"""Writes a key: its bytes fill one block after the other, then the key is committed (design, section 8).
 
-What belongs here: which block the bytes go to, and what happens to those of a block that failed. The rules:
+What belongs here: the choice of the block for the bytes, and what happens to the bytes of a failed block. The rules:
 
 1. A key is a list of blocks in order. One is being written; the one before it may still be waiting for its watch.
-2. Together they keep ``client_buffer_bytes`` at most: at that a writer waits.
-3. When a block fails, what is watched of it stays; all other bytes are still held and are written to new blocks, in its
-   place, on other pipelines if there are others, until ``core.failed_blocks`` says that the key gives up. What is waited
-   for is logged.
+2. Together they keep ``client_buffer_bytes`` at most; at this bound a writer waits.
+3. When a block fails, its watched bytes stay. All other bytes are still held, and are written to new blocks in its
+   place, on other pipelines if there are any, until ``core.failed_blocks`` says that the key gives up. Long waits are
+   logged, with their reasons.
 4. CommitKey names the blocks in order, with lengths and committed indexes, once everything is watched. A key that is
-   aborted, or dropped, is never committed; its blocks were never part of a key, and are reclaimed.
-5. A failure lasts. Once a method has raised, whatever it was, nobody knows what the key would hold: all others raise
-   from then on, and :meth:`KeyWriter.close` commits nothing. What each fate of a key means is in ``core.key_fate``.
+   aborted or dropped is never committed. Its blocks were never part of a key, and are reclaimed.
+5. A failure lasts. Once a method has raised anything, nobody knows what the key would hold: from then on all other
+   methods raise, and :meth:`KeyWriter.close` commits nothing. ``core.key_fate`` says what each fate of a key means.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from schemas.records.rows import BlockLocation
 from schemas.result_codes import FAILED_TO_FIND_ACTIVE_PIPELINE
 
 KEEP_BYTES = 8 * 1024 * 1024
-"""``bytes`` up to this size are kept instead of copied: they are released as a whole."""
+"""``bytes`` objects of up to this size are kept instead of copied: each is released as a whole."""
 
 
 class Requester(Protocol):
-    """What a writer needs of a :class:`producers.Client`."""
+    """What a writer needs of :class:`producers.Client`."""
 
     def submit(self, body: RequestBody) -> Future[Response]:
         """Send a request and return the future of its response."""
@@ -54,7 +54,7 @@ class Requester(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStatistics:
-    """What the writing of a key met."""
+    """Counts of the writing of a key."""
 
     bytes: int
     blocks: int
@@ -66,13 +66,14 @@ class WriteStatistics:
 class KeyWriter:
     """Writes one key; for one thread at a time. Nothing is visible before :meth:`close` returns.
 
-    ``size`` is the expected number of bytes, for which blocks are allocated at once; 0 if nobody knows. Raises one of
-    ``producers.errors``, here and in every method; after that the key can only be aborted (rule 5).
+    ``size`` is the expected number of bytes, for which blocks are allocated at once; 0 if it is not known. The
+    constructor and every method may raise one of ``producers.errors``; then the key can only be aborted (rule 5).
     """
 
     def __init__(
         self, client: Requester, streams: KeyStreams, place: tuple[str, str, str], *, size: int = 0,
-        replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None, options: StreamOptions | None = None,
+        replication: str = "RATIS/THREE", metadata: Mapping[str, str] | None = None,
+        options: StreamOptions | None = None,
     ) -> None:  # fmt: skip
         self._client = client
         self._streams = streams
@@ -81,7 +82,7 @@ class KeyWriter:
         self.path = "/".join(("", *place))
         self._fate = FateOfKey(self.path)
         self._fate_lock = threading.Lock()
-        """``interrupt`` comes from other threads."""
+        """Other threads call ``interrupt``."""
         self._patience = SlowWait(f"writing {self.path}")
         body = CreateKey(
             volume=self._volume, bucket=self._bucket, key=self._key, size=size, replication=replication,
@@ -90,20 +91,22 @@ class KeyWriter:
         session = session_of(self._ask(body))
         self._session_id = session.session_id
         self._spare = list(session.blocks)
-        """Blocks that were allocated with the key and are not used yet."""
+        """Blocks that were allocated with the key and not used yet."""
         self._done: list[BlockLocation] = []
-        """Blocks in order that are committed and watched."""
+        """The committed and watched blocks, in order."""
         self._closing: BlockWriter | None = None
         self._current: BlockWriter | None = None
         self._live: list[BlockWriter] = []
-        """Blocks that have neither ended well nor been salvaged: those two, and the one that is rescued or written anew."""
+        """Blocks that have neither ended well nor been salvaged: the current and the closing one, and one that is being
+        rescued or rewritten.
+        """
         self._failed = FailedBlocks(self._options.commit_timeout_ms)
         self._resumed = self._by_majority = self._blocks = 0
         self._written = 0
 
     @property
     def written(self) -> int:
-        """Bytes that were given to :meth:`write`."""
+        """Bytes passed to :meth:`write` so far."""
         return self._written
 
     @property
@@ -113,7 +116,7 @@ class KeyWriter:
 
     @property
     def session_id(self) -> int:
-        """The session of the open key."""
+        """The session id of the open key."""
         return self._session_id
 
     @property
@@ -122,7 +125,7 @@ class KeyWriter:
         return sum(block.held_bytes for block in (self._closing, self._current) if block is not None)
 
     def statistics(self) -> WriteStatistics:
-        """Return what the writing met so far."""
+        """Return counts of the writing so far."""
         live = [block for block in (self._closing, self._current) if block is not None]
         return WriteStatistics(
             bytes=self._written,
@@ -135,7 +138,7 @@ class KeyWriter:
     # -- writing
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
-        """Write all of ``data``; returns its length when it is sent, or kept for a packet that is not full."""
+        """Write all of ``data``; returns its length once the data is sent, or kept for a packet that is not full."""
         self._check_open()
         view = memoryview(data).cast("B")
         keep = isinstance(data, bytes) and len(data) <= KEEP_BYTES
@@ -173,20 +176,20 @@ class KeyWriter:
         return taken
 
     def flush(self) -> None:
-        """Return once all datanodes have everything that was written; it is not committed yet."""
+        """Return once all datanodes have everything written so far; it is not committed yet."""
         with self._step():
             if self._current is not None:
                 self._guarded(self._current, self._current.flush)
 
     def hsync(self) -> None:
-        """Return once everything that was written is committed, and held by enough replicas: it survives."""
+        """Return once everything written so far is committed, and held by enough replicas to survive."""
         with self._step():
             self._settle_closing()
             if self._current is not None:
                 self._guarded(self._current, self._current.hsync)
 
     def locations(self) -> list[BlockLocation]:
-        """Return the blocks as far as they are committed and watched, with their offsets in the key."""
+        """Return the blocks with the lengths that are committed and watched, and with their offsets in the key."""
         found = list(self._done)
         for block in (self._closing, self._current):
             location = block.watched_location() if block is not None else None
@@ -195,7 +198,11 @@ class KeyWriter:
         return _with_offsets(found)
 
     def close(self) -> None:
-        """Commit the key; closing again, or after :meth:`abort`, does nothing. After a failure it commits nothing, and raises each time."""
+        """Commit the key.
+
+        Closing again, or after :meth:`abort`, does nothing. After a failure, close commits nothing and raises, each
+        time.
+        """
         if self._fate.ended:
             return
         with self._step():
@@ -229,7 +236,7 @@ class KeyWriter:
         self._let_go()
 
     def interrupt(self, reason: str) -> None:
-        """Have the thread that is in a method of this writer fail soon, and the key with it: rule 5. May be called by any thread."""
+        """Make the thread that is in a method of this writer fail soon, and the key with it: rule 5. For any thread."""
         self._fail(RetryableError(WRITE_FAILED, reason))
         for block in list(self._live):
             block.interrupt()
@@ -250,19 +257,19 @@ class KeyWriter:
             self._fate.on_failure(error)
 
     def _let_go(self) -> None:
-        """Nothing more is sent or committed."""
+        """Stop the blocks: nothing more is sent or committed."""
         for block in self._live:
             block.abandon()
         self._live.clear()
 
     def _check_open(self) -> None:
         if self._fate.failed:
-            # It may have been interrupted by a thread that could not do this.
+            # The key may have been interrupted by a thread that could not do this.
             self._let_go()
         self._check_fate()
 
     def _check_fate(self) -> None:
-        """Raise what each call raises by now, if anything has failed or the key is closed."""
+        """Raise what each call must raise now, if anything has failed or the key is closed."""
         with self._fate_lock:
             error = self._fate.refusal()
         if error is not None:
@@ -282,7 +289,7 @@ class KeyWriter:
         return block
 
     def _still(self, what: object) -> None:
-        """Told what is waited for; raises if the key has failed meanwhile."""
+        """Note what is waited for; raises if the key has failed meanwhile."""
         self._check_fate()
         self._patience.still(what)
 
@@ -299,12 +306,12 @@ class KeyWriter:
             try:
                 return block_of(self._client.submit(body).result())
             except (RequestFailed, RetryableError):
-                # Nothing is left but what failed before, and may have recovered.
+                # Only pipelines that failed before are left, and these may have recovered.
                 self._failed.on_nothing_else()
         return block_of(self._ask(replace(body, excluded_pipelines=[])))
 
     def _ask(self, body: RequestBody) -> Response:
-        """Ask the Object Manager for blocks; while no pipeline takes any, another is perhaps being made."""
+        """Ask the Object Manager for blocks; while no pipeline takes any, wait, as one may be in the making."""
         deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
         pause_ms = PAUSE_MS
         while True:
@@ -319,7 +326,7 @@ class KeyWriter:
             pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
     def _guarded(self, block: BlockWriter, step: Callable[[], None]) -> bool:
-        """Run a step of a block; if the block fails, write what it held elsewhere. Returns whether it went well."""
+        """Run a step of a block; if the block fails, write its held bytes elsewhere. Return whether it went well."""
         try:
             step()
         except BlockFailed as failure:
@@ -331,7 +338,7 @@ class KeyWriter:
         return True
 
     def _finish_current(self) -> None:
-        """End the current block; its watch goes on while the next one is written."""
+        """End the current block; its watch goes on while the next block is written."""
         block = self._current
         if block is not None and self._guarded(block, block.finish):
             self._settle_closing()
@@ -347,7 +354,7 @@ class KeyWriter:
             self._failed.on_ended_well()
 
     def _rescue(self, block: BlockWriter, failure: BlockFailed) -> None:
-        """Keep what is durable of a block that failed, and write its other bytes to new blocks in its place."""
+        """Keep the durable part of a failed block, and write its other bytes to new blocks in its place."""
         waiting: list[memoryview] = []
         failed: tuple[BlockWriter, BlockFailed] | None = (block, failure)
         while failed is not None:
@@ -369,13 +376,14 @@ class KeyWriter:
     def _rewrite(self, waiting: list[memoryview]) -> tuple[BlockWriter, BlockFailed] | None:
         """Write bytes into new blocks, each one to its end.
 
-        Return the block that fails; it holds what was taken from ``waiting`` and is not in a block that ended well.
+        Return the block that fails, None if none does. The failed block holds the bytes that were taken from
+        ``waiting`` and are not in a block that ended well.
         """
         while waiting:
             block = self._next_block()
             try:
                 while waiting and not block.full:
-                    # What a packet was made of does not change any more.
+                    # The buffers of packets do not change any more.
                     taken = block.put(waiting[0], keep=True)
                     if taken == len(waiting[0]):
                         waiting.pop(0)
@@ -393,14 +401,14 @@ class KeyWriter:
         return None
 
     def _count(self, block: BlockWriter) -> None:
-        """Count what a block met that has ended."""
+        """Add the counts of a block that has ended."""
         self._live.remove(block)
         self._resumed += block.resumed
         self._by_majority += block.watches_by_majority
 
 
 def _with_offsets(locations: Iterable[BlockLocation]) -> list[BlockLocation]:
-    """Return blocks with the offsets in the key that follow from their order."""
+    """Return the blocks with their offsets in the key, which follow from their order."""
     found, offset = [], 0
     for location in locations:
         found.append(replace(location, offset=offset))

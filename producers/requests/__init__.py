@@ -1,5 +1,5 @@
 """From a call to an answer over Kafka: retries, expiry, and which answer belongs to which call.
 
-``calls`` is the table of calls (pure), ``engine`` keeps many in flight, ``transport`` Kafka itself.
+``core/calls`` is the table of calls (pure). ``engine`` keeps many calls in flight; ``transport`` is the way over Kafka.
 Begin with ``engine.py``.
 """

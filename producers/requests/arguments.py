@@ -1,7 +1,9 @@
-"""Checks of what callers give: a wrong type is a TypeError, a wrong value InvalidArgument (a ValueError); both name the argument.
+"""Checks of arguments: a wrong type is a TypeError, a wrong value InvalidArgument (a ValueError).
 
-What belongs here: checks of one argument each, which return what they were given. Whether a name is legal, and whether a
-quota fits, is the server's to say: it answers with Ozone's codes.
+Both name the argument.
+
+What belongs here: checks of one argument each, which return the argument. The server decides whether a name is legal,
+and whether a quota fits: it answers with Ozone's codes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ T = TypeVar("T")
 MAX_LONG = (1 << 63) - 1
 """Largest value of an Avro ``long``."""
 SHOWN_CHARACTERS = 100
-"""How much of a wrong value an error repeats."""
+"""How many characters of a wrong value an error repeats."""
 
 
 def shown(value: object) -> str:
@@ -28,19 +30,19 @@ def shown(value: object) -> str:
 
 
 def typed(name: str, value: Any, kind: type[T], words: str) -> T:
-    """Return ``value`` if it is of a type; raises TypeError."""
+    """Return ``value`` if it has the type ``kind``; raises TypeError."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be {words}, not {type(value).__name__}")
     return value
 
 
 def optional(name: str, value: Any, kind: type[T]) -> T | None:
-    """Return ``value`` if it is of a type, or None; raises TypeError."""
+    """Return ``value`` if it is None or has the type ``kind``; raises TypeError."""
     return None if value is None else typed(name, value, kind, f"of type {kind.__name__}, or None")
 
 
 def text(name: str, value: Any) -> str:
-    """Return a string that has UTF-8; raises TypeError, InvalidArgument."""
+    """Return a string that can be encoded in UTF-8; raises TypeError, InvalidArgument."""
     found = typed(name, value, str, "a str")
     try:
         found.encode()
@@ -55,7 +57,7 @@ def optional_text(name: str, value: Any) -> str | None:
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number, also one of NumPy's, but no bool; raises TypeError."""
+    """Return a whole number, also one of NumPy's; a bool is none. Raises TypeError."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     return operator.index(value)
@@ -93,12 +95,12 @@ def measure(name: str, value: Any, low: float, high: float) -> float:
 
 
 def limit(name: str, value: Any, high: int = MAX_LONG) -> int | None:
-    """Return the most entries that are wanted, None for all; raises TypeError, InvalidArgument."""
+    """Return the highest number of entries wanted, None for all; raises TypeError, InvalidArgument."""
     return None if value is None else number(name, value, 1, high)
 
 
 def choice(name: str, value: Any, allowed: Collection[str]) -> str:
-    """Return one of some words; raises TypeError, InvalidArgument."""
+    """Return one of the ``allowed`` words; raises TypeError, InvalidArgument."""
     found = typed(name, value, str, "a str")
     if found not in allowed:
         raise InvalidArgument(name, f"must be one of {', '.join(map(repr, allowed))}, not {shown(found)}")
@@ -106,7 +108,7 @@ def choice(name: str, value: Any, allowed: Collection[str]) -> str:
 
 
 def metadata(name: str, value: Any) -> dict[str, str]:
-    """Return metadata, names and values being text; None means none. Raises TypeError, InvalidArgument."""
+    """Return metadata, whose names and values are text; None means no metadata. Raises TypeError, InvalidArgument."""
     if value is None:
         return {}
     found: Mapping[Any, Any] = typed(name, value, Mapping, "a mapping of str to str")  # type: ignore[type-abstract]
@@ -114,7 +116,7 @@ def metadata(name: str, value: Any) -> dict[str, str]:
 
 
 def sequence(name: str, value: Any, kind: type[T], words: str) -> list[T]:
-    """Return a list of things of one type; a string is no list. Raises TypeError."""
+    """Return a list of values of one type; a string is no list. Raises TypeError."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a sequence of {words}, not {type(value).__name__}")
     return [typed(f"{name}[{place}]", item, kind, f"of type {words}") for place, item in enumerate(value)]

@@ -1,7 +1,7 @@
-"""Request bodies from the arguments of the clients' methods, checked: one place for both clients.
+"""Request bodies from checked arguments of the clients' methods: one place for both clients.
 
-Each function is named like the method whose request it makes, and raises TypeError or InvalidArgument for an argument that
-no request can carry.
+Each function has the name of the method whose request it makes. It raises TypeError or InvalidArgument for an argument
+that no request can carry.
 """
 
 from __future__ import annotations
@@ -159,13 +159,13 @@ def log_digest_base(
         index=number("index", index, 0),
         slots=arguments.numbers("slots", slots, 0, MAX_INT),
         sums=arguments.numbers("sums", sums, -MAX_LONG - 1, MAX_LONG),
-        # Anything but False would do for "force": words such as "no", too.
+        # Only a real bool is taken for "force": otherwise words such as "no" would count as True.
         basis=FORCED + given if arguments.typed("force", force, bool, "a bool") else given,
     )
 
 
 def request(body: RequestBody) -> RequestBody:
-    """Return what is a request; raises TypeError."""
+    """Return ``body`` if it is a request; raises TypeError."""
     if type(body) not in _REQUESTS:
         raise TypeError(f"body must be a request, as stratolog.CreateVolume is one, not {type(body).__name__}")
     return body

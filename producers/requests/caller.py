@@ -1,4 +1,4 @@
-"""Who asks, where nobody says: the user of the process."""
+"""The caller of a request if the program names none: the user of the process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 
 
 def default_caller() -> str:
-    """Return the name of the process's user; its number if the system knows no name for it, as ``id`` and ``ls`` do.
+    """Return the name of the process's user, or its number if the system knows no name for it, as ``id`` and ``ls`` do.
 
-    In a container that runs under an arbitrary user id there is neither an entry in the password file nor, often, ``USER``.
+    A container that runs under an arbitrary user id has no entry in the password file, and often no ``USER`` either.
     """
     try:
         return getpass.getuser()

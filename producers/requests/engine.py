@@ -3,14 +3,14 @@
 What belongs here: the lock, the thread, the clock and the randomness around the pure core (``calls``) and the
 connection (``transport``). The rules:
 
-1. One thread, the *poller*, takes replies, ends calls, sends again what is due. Outcomes are told on it.
-2. Few calls in flight: a request goes out in the thread that submits it, and the poller waits for single
-   replies. Many: requests gather in the outbox, and the poller takes replies and sends the outbox once in
-   :func:`linger_ms_of` ms. The poller publishes its pace under the lock before it waits, so a request that is
-   left in the outbox is always picked up within that time.
-3. There is always room for a call that is submitted by the poller while it tells an outcome: calls that it has
-   ended keep their places until all of their outcomes are told. It therefore never waits for room.
-4. Each outcome is told exactly once. If the poller fails, all calls end with *outcome unknown*.
+1. One thread, the *poller*, takes replies, ends calls, and sends again what is due. Outcomes are delivered on it.
+2. With few calls in flight, a request is sent by the thread that submits it, and the poller waits for single replies.
+   With many, requests gather in the outbox, and the poller takes replies and sends the outbox once in
+   :func:`linger_ms_of` ms. The poller publishes its pace under the lock before it waits, so a request that is left in
+   the outbox is always picked up within that time.
+3. There is always room for a call that the poller submits while it delivers an outcome: calls that it has ended keep
+   their places until all of their outcomes are delivered. So the poller never waits for room.
+4. Each outcome is delivered exactly once. If the poller fails, all calls end with *outcome unknown*.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ logger = logging.getLogger("stratolog.client")
 
 CLIENT_ID_BYTES = 16
 IDLE_WAIT_MS = 100
-"""Longest wait for a reply with nothing to gather; bounds how long closing takes."""
+"""Longest wait for a reply if nothing gathers; bounds how long closing takes."""
 STEP_MS = 25
-"""Calls are looked over for what is due at most this often."""
+"""Calls are checked for what is due at most this often."""
 OUTBOX_CALLS = 500
-"""An outbox of this length is sent at once, by whoever filled it."""
+"""An outbox of this length is sent at once, by the thread that filled it."""
 LINGER_MS_PER_CALL = 0.0025
 """At 20,000 calls/s, gathering takes a twentieth of the time that a call takes anyway."""
 MAX_LINGER_MS = 1_000
 MIN_LINGER_MS = 0.5
-"""Less than this is not worth gathering for."""
+"""A shorter time is not worth gathering for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,10 @@ def make_settings(
     connect_timeout_ms: int,
     cluster_secret: ClusterSecret | None = None,
 ) -> RequestSettings:
-    """Return a client's settings; ``caller`` defaults to the name of the process's user. Raises TypeError, InvalidArgument."""
+    """Return a client's settings; raises TypeError, InvalidArgument.
+
+    ``caller`` defaults to the name of the process's user.
+    """
     if not arguments.text("bootstrap_servers", bootstrap_servers).strip(" ,"):
         raise InvalidArgument("bootstrap_servers", "must name a broker, as in 127.0.0.1:9092")
     return RequestSettings(
@@ -110,7 +113,7 @@ def make_settings(
 
 
 def linger_ms_of(in_flight: int, max_linger_ms: float) -> float:
-    """Return how long to gather with so many calls in flight, in ms; 0 = not at all.
+    """Return how long to gather with ``in_flight`` calls in flight, in ms; 0 = not at all.
 
     >>> linger_ms_of(1, 10.0), linger_ms_of(1000, 10.0), linger_ms_of(10_000, 10.0)
     (0.0, 2.5, 10.0)
@@ -129,20 +132,20 @@ class RequestConnection(Protocol):
         """Send requests, in order; may lose some."""
 
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
-        """Return the records of replies to this client, waiting at most so long."""
+        """Return the records of replies to this client; waits ``wait_ms`` at most."""
 
     def serve(self) -> None:
-        """Do what is to be done now and then."""
+        """Do the connection's regular work."""
 
     def renew(self) -> None:
-        """Read replies some other way: none has come for long."""
+        """Read replies some other way, after a long time without any."""
 
     def close(self) -> None:
         """Disconnect."""
 
 
 Connect = Callable[[RequestSettings, bytes], RequestConnection]
-"""Connects a client of these settings and this id; ready to receive replies when it returns."""
+"""Connects a client with these settings and this id; the client can receive replies when it returns."""
 
 
 def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConnection:
@@ -156,7 +159,7 @@ def connect_to_kafka(settings: RequestSettings, client_id: bytes) -> RequestConn
 
 
 class RequestEngine:
-    """Submits requests and tells their outcomes; connected, with its poller running, once constructed.
+    """Submits requests and delivers their outcomes. The constructor connects and starts the poller.
 
     Raises NotConnected if no broker answers in ``settings.connect_timeout_ms``.
     """
@@ -203,9 +206,9 @@ class RequestEngine:
             return dict(self._calls.positions)
 
     def submit(self, body: RequestBody, done: Done) -> None:
-        """Send a request and have ``done`` told its outcome, on the poller: it must be quick and not block.
+        """Send a request; ``done`` is called with its outcome on the poller, so it must be quick and must not block.
 
-        Waits for room if as many calls are in flight as may be; raises TooManyInFlight if there is none within
+        Waits for room if as many calls are in flight as are allowed; raises TooManyInFlight if there is none within
         the deadline, or at once on the poller itself. Raises RequestFailed for a body that cannot be sent,
         ClientClosed on a closed client.
         """
@@ -238,7 +241,7 @@ class RequestEngine:
         return len(self._calls) + self._telling < self._settings.policy.max_in_flight or self._closed is not None
 
     def _send_outbox(self) -> None:
-        # The second lock keeps the order of two threads that send at the same time.
+        # The second lock keeps the order when two threads send at the same time.
         with self._send_lock:
             with self._lock:
                 calls, self._outbox = self._outbox, []
@@ -248,7 +251,7 @@ class RequestEngine:
     def close(self, timeout_ms: int) -> list[RequestBody]:
         """Refuse new calls, wait for those in flight, stop; return what is unanswered after ``timeout_ms``.
 
-        The unanswered calls' outcome is OutcomeUnknown. Closing again returns an empty list.
+        The outcome of the unanswered calls is OutcomeUnknown. Closing again returns an empty list.
         """
         if threading.current_thread() is self._poller:
             raise RuntimeError("a client cannot be closed from the callback of one of its calls")
@@ -296,7 +299,7 @@ class RequestEngine:
             self._send_outbox()
         values = self._transport.receive(linger_ms or IDLE_WAIT_MS, gather=linger_ms > 0.0)
         now_ms = _now_ms()
-        # Only time with a call in flight counts: calls that expire one by one, each before the limit, are silence too.
+        # Only time with a call in flight counts. It is silence too when calls expire one by one, each before the limit.
         self._silent_ms = 0.0 if values else self._silent_ms + (now_ms - self._round_ms if in_flight else 0.0)
         self._round_ms = now_ms
         if values or not in_flight:
@@ -355,7 +358,7 @@ def _decoded(values: list[bytes]) -> list[Response]:
             try:
                 responses.append(codec.decode_as(Response, response))
             except codec.Undecodable as error:
-                # Nothing can be said of which call it answers; that call is sent again and ends at its deadline.
+                # Nobody can say which call it answers. That call is sent again, and ends at its deadline at the latest.
                 logger.error("a reply cannot be read: %s", error)
     return responses
 

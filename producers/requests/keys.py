@@ -1,6 +1,6 @@
-"""Steps that every writer of keys shares: places that must exist, what an answer brings, the blocks of a commit.
+"""Steps that all writers of keys share: creating places, reading results from answers, and the blocks of a commit.
 
-What belongs here: what the clients, the load generator and the ingest have in common, and no more.
+What belongs here: only what the clients, the load generator and the ingest have in common.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.result_codes import BUCKET_ALREADY_EXISTS, VOLUME_ALREADY_EXISTS
 
 
 class Submitter(Protocol):
-    """What a writer needs of a :class:`producers.Client`."""
+    """What a writer needs of :class:`producers.Client`."""
 
     @property
     def client_id(self) -> bytes:
@@ -27,13 +27,14 @@ class Submitter(Protocol):
         """Send a request and return the future of its response."""
 
     def submit_with(self, body: RequestBody, done: Done) -> None:
-        """Send a request and have ``done`` told its outcome."""
+        """Send a request; ``done`` is called with its outcome."""
 
 
 def ensure_places(client: Submitter, places: Iterable[tuple[str, str]]) -> int:
-    """Create the volumes and buckets of ``(volume, bucket)`` pairs, those apart that exist; return the requests made.
+    """Create the volumes and buckets of ``(volume, bucket)`` pairs, except those that exist; return the number of
+    requests.
 
-    Volumes first, all in flight together, then buckets. Raises one of ``producers.errors``.
+    First come the volumes, all in flight together, then the buckets. Raises one of ``producers.errors``.
 
     >>> ensure_places(client, {("vol1", "bucket1"), ("vol1", "bucket2")})  # doctest: +SKIP
     3
@@ -59,7 +60,8 @@ def _create_all(client: Submitter, bodies: Sequence[RequestBody], exists: str) -
 def fit_blocks(blocks: Sequence[BlockLocation], size: int) -> list[BlockLocation]:
     """Return the blocks that would hold ``size`` bytes, the last one shortened: for a commit of metadata alone.
 
-    They say of themselves that nobody has written them (NEVER_WRITTEN). Raises ValueError if the blocks together are shorter than ``size``.
+    The blocks are marked as never written (NEVER_WRITTEN). Raises ValueError if the blocks together are shorter than
+    ``size``.
 
     >>> block = BlockLocation(container_id=1, local_id=2, offset=0, length=100, pipeline="p1")
     >>> [fitted.length for fitted in fit_blocks([block], 30)]

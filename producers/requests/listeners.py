@@ -1,9 +1,10 @@
-"""Whether anybody listens where the brokers should be; asked before a Kafka client is made, which would try for long and say little.
+"""A check that somebody listens at the brokers' addresses, before a Kafka client is made.
 
-Only what is certain counts: a connection that is refused, a name that nobody knows. An address that is slow to answer, or a network that
-loses a packet, is left to the Kafka client and to the time that it was given.
+A Kafka client would try for long and say little. Only what is certain counts as a failure: a refused connection, or an
+unknown name. A slow address, or a network that loses a packet, is left to the Kafka client and its time limit.
 
-What belongs here: plain connections, and the addresses as librdkafka takes them (``host:port``, port 9092 by default, a protocol in front or not).
+What belongs here: plain connections, and addresses in librdkafka's form (``host:port``, port 9092 by default, with or
+without a protocol in front).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from producers.errors import NOT_CONNECTED, NotConnected
 
 PROBE_TIMEOUT_S = 1.0
 GRACE_S = 1.0
-"""How long it is tried again: brokers that are started at the same moment."""
+"""How long the check is repeated, for brokers that are being started at the same moment."""
 PAUSE_S = 0.1
 DEFAULT_PORT = 9092
 MAX_PROBES = 16
@@ -24,9 +25,9 @@ MAX_PROBES = 16
 
 
 def check_listening(bootstrap_servers: str, timeout_s: float) -> None:
-    """Return once somebody may listen at one of the addresses, for all that is known.
+    """Return as soon as one of the addresses may have a listener.
 
-    Raises NotConnected if nobody does for GRACE_S, or ``timeout_s`` if that is less.
+    Raises NotConnected if none has for GRACE_S, or for ``timeout_s`` if that is less.
     """
     addresses = [_host_and_port(part) for part in bootstrap_servers.split(",") if part.strip()]
     deadline_s = time.monotonic() + min(timeout_s, GRACE_S)
@@ -38,7 +39,7 @@ def check_listening(bootstrap_servers: str, timeout_s: float) -> None:
 
 
 def _host_and_port(address: str) -> tuple[str, str]:
-    """Return both parts of an address.
+    """Return the host and the port of an address.
 
     >>> _host_and_port("PLAINTEXT://broker:9093"), _host_and_port("broker"), _host_and_port("[::1]:9093")
     (('broker', '9093'), ('broker', '9092'), ('::1', '9093'))
@@ -51,7 +52,7 @@ def _host_and_port(address: str) -> tuple[str, str]:
 
 
 def _may_listen(address: tuple[str, str]) -> bool:
-    """Say whether a connection is taken, or not refused at least; a name may stand for several places."""
+    """Return whether the address does not refuse a connection; a name may stand for several places."""
     host, port = address
     try:
         with socket.create_connection((host, int(port)), PROBE_TIMEOUT_S, all_errors=True):
@@ -59,6 +60,6 @@ def _may_listen(address: tuple[str, str]) -> bool:
     except (socket.gaierror, ValueError, OverflowError):
         return False
     except ExceptionGroup as tried:
-        # Without IPv6, localhost is refused at one place and not to be reached at the other: nobody listens there.
+        # Without IPv6, localhost is refused at one place and unreachable at the other: nobody listens there.
         kinds = [type(error) for error in tried.exceptions]
         return TimeoutError in kinds or ConnectionRefusedError not in kinds

@@ -1,12 +1,12 @@
 """The client's way to Kafka and back: one producer for requests, one consumer for replies (design, section 4).
 
-What belongs here: confluent-kafka, its settings with the reason for each, and nothing of calls. The consumer
-assigns one partition of ``om.responses`` at its end *before* anything is sent, without a group, and hands on
-the values whose message key is the client's id. The producer has no delivery reports: whether a request
-arrived is answered by its response or by silence.
+What belongs here: confluent-kafka, its settings with the reason for each, and nothing about calls. The consumer is
+assigned one partition of ``om.responses`` at its end *before* anything is sent, without a group, and passes on the
+values whose message key is the client's id. The producer has no delivery reports: a response shows that the request
+arrived, and silence that it may not have.
 
-Lingering is done by the caller, who decides how many requests :meth:`Transport.send` gets at once; the producer
-adds none. With one produce request in flight per broker, what comes meanwhile goes out together in the next.
+The caller lingers: it decides how many requests :meth:`Transport.send` gets at once, and the producer adds no delay.
+With one produce request in flight per broker, requests that arrive meanwhile are sent together in the next.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from schemas.topics import MAX_MESSAGE_BYTES, OM_REQUESTS, OM_RESPONSES, SILENT_
 logger = logging.getLogger("stratolog.client")
 
 ASK_S = 2.0
-"""How long one question to the brokers may take while connecting; it is asked again."""
+"""Time limit of one question to the brokers while connecting; the question is repeated."""
 RECEIVE_MESSAGES = 2000
-"""At most so many replies are taken at once."""
+"""Replies that are taken at once, at most."""
 PRODUCER_QUEUE_MESSAGES = 200_000
-"""librdkafka's queue of requests that no broker has yet; what does not fit is sent again when it is due."""
+"""The size of librdkafka's queue of requests that no broker has yet; a request that does not fit is sent again when it
+is due.
+"""
 PRODUCER_QUEUE_KBYTES = 256 * 1024
 CONSUMER_QUEUE_KBYTES = 16 * 1024
-"""librdkafka's queue of replies that nobody has taken yet."""
+"""The size of librdkafka's queue of replies that nobody has taken yet."""
 
 
 class Transport:
-    """A connection of one client; ``client_id`` are its 16 bytes.
+    """A connection of one client; ``client_id`` is the client's 16 bytes.
 
-    ``message_timeout_ms`` bounds how long a request waits for a broker before librdkafka drops it. Not above the
-    time after which a silent call is sent again, so that copies of one call do not pile up.
+    ``message_timeout_ms`` is how long a request may wait for a broker before librdkafka drops it. It should not exceed
+    the time after which a silent call is sent again, so that copies of one call do not pile up.
     Raises NotConnected if no broker answers in ``connect_timeout_ms``, or a topic is missing.
     """
 
@@ -77,7 +79,7 @@ class Transport:
                 continue
             if metadata.error is None and metadata.partitions:
                 return len(metadata.partitions)
-            # A topic that was made a moment ago may not be known to each broker yet.
+            # Some brokers may not know a topic yet that was made a moment ago.
             last = metadata.error
             self._patience.still(f"topic {topic}: {last}")
             time.sleep(0.1)
@@ -91,7 +93,7 @@ class Transport:
                 break
             except KafkaException as error:
                 self._patience.still(error)
-                # A partition whose leader is being elected.
+                # A leader of the partition is being elected.
                 if time.monotonic() > deadline_s:
                     raise self._not_connected(f"end of {partition.topic}-{partition.partition}: {error}") from error
                 time.sleep(0.1)
@@ -102,13 +104,17 @@ class Transport:
         return NotConnected(NOT_CONNECTED, f"brokers {self._bootstrap_servers}: {message}")
 
     def send(self, calls: Iterable[Call]) -> None:
-        """Hand requests to the producer, in order. What its queue has no room for is dropped: it is due again."""
+        """Pass requests to the producer, in order.
+
+        Requests beyond its queue's room are dropped, and are sent again when due.
+        """
         by_shard: dict[int, list[bytes]] = {}
         for call in calls:
             if call.proof is None:
                 by_shard.setdefault(call.shard, []).append(call.value)
                 continue
-            # In a record of its own, for the proof is the record's; behind what its client has sent before.
+            # The call has a record of its own, because the proof is the record's; it follows what the client has sent
+            # before.
             self._send_requests({call.shard: by_shard.pop(call.shard, [])})
             self._send_proven(call, call.proof)
         self._send_requests(by_shard)
@@ -125,7 +131,7 @@ class Transport:
             try:
                 taken = self._producer.produce_batch(OM_REQUESTS, values, partition=shard)
             except (BufferError, KafkaException) as error:
-                # How many were taken is not said; those that were not are sent again when they are due.
+                # librdkafka does not say how many it took; the others are sent again when they are due.
                 logger.warning("of %d requests some were not taken by the producer: %s", len(requests), error)
                 continue
             if taken != len(values):
@@ -136,7 +142,7 @@ class Transport:
     def receive(self, wait_ms: float, *, gather: bool) -> list[bytes]:
         """Return the records of replies to this client; waits at most ``wait_ms`` for the first one.
 
-        With ``gather`` it waits on until ``wait_ms`` are over, to take more of them at once.
+        With ``gather`` it waits until ``wait_ms`` are over, to take more replies at once.
         """
         if gather:
             messages = self._consumer.consume(RECEIVE_MESSAGES, wait_ms / 1000)
@@ -154,10 +160,10 @@ class Transport:
         return [value for value in values if value is not None]
 
     def renew(self) -> None:
-        """Go on reading replies through a broker chosen anew; for when calls stay unanswered.
+        """Read replies through a newly chosen broker; for use when calls stay unanswered.
 
-        A broker that is cut off from the others, but not from here, answers each fetch with nothing, and librdkafka asks the broker that it used last
-        who leads what: it would stay there.
+        A broker that is cut off from the others, but not from here, answers each fetch with nothing. librdkafka asks
+        the broker that it used last for the partitions' leaders, so it would stay there.
         """
         with suppress(KafkaException):
             self._consumer.close()
@@ -165,11 +171,11 @@ class Transport:
         self._consumer.assign([TopicPartition(OM_RESPONSES, self.reply_partition, self._next_reply)])
 
     def serve(self) -> None:
-        """Take failed deliveries off the producer's queue of events; to be called now and then."""
+        """Take failed deliveries off the producer's queue of events; must be called regularly."""
         self._producer.poll(0)
 
     def close(self) -> None:
-        """Close both connections; requests that no broker has taken yet are given up."""
+        """Close both connections; requests that no broker has taken yet are dropped."""
         self._producer.purge()
         self._producer.flush(1)
         self._consumer.close()
@@ -186,19 +192,20 @@ def _log_errors(messages: list[Message]) -> None:
 
 
 def _log_failed_delivery(error: KafkaError | None, _message: Message) -> None:
-    # The call is sent again when it is due, so a person is told and nothing else happens.
+    # The call is sent again when it is due, so this only tells a person.
     if error is not None:
         logger.debug("a request was not delivered: %s", error)
 
 
 class _BrokersDown:
-    """Tells that no broker can be reached, each WORD_EACH_MS at most: librdkafka says it for each connection and each attempt."""
+    """Logs that no broker can be reached, once in WORD_EACH_MS at most; librdkafka reports every attempt."""
 
     def __init__(self) -> None:
         self._told_s = float("-inf")
 
     def __call__(self, error: KafkaError) -> None:
-        # librdkafka connects again by itself and reports each attempt; that no broker is left is worth a person's time.
+        # librdkafka reconnects by itself and reports each attempt. That no broker is left is worth a person's
+        # attention.
         now_s = time.monotonic()
         if error.code() != KafkaError._ALL_BROKERS_DOWN or now_s - self._told_s < WORD_EACH_MS / 1000:
             logger.debug("connection: %s", error)
@@ -211,7 +218,7 @@ _log_connection_error = _BrokersDown()
 
 
 def common_settings(bootstrap_servers: str) -> dict[str, object]:
-    """Return librdkafka's settings of every connection of a client."""
+    """Return librdkafka's settings for every connection of a client."""
     return {
         "bootstrap.servers": bootstrap_servers,
         "error_cb": _log_connection_error,
@@ -219,17 +226,17 @@ def common_settings(bootstrap_servers: str) -> dict[str, object]:
         "reconnect.backoff.ms": 50,
         "reconnect.backoff.max.ms": 1_000,
         "socket.timeout.ms": SILENT_BROKER_MS,
-        # Errors come by error_cb; librdkafka's own lines on stderr would spoil a caller's output.
+        # Errors arrive by error_cb; librdkafka's own lines on stderr would spoil the output of the calling program.
         "log_level": 0,
     }
 
 
 def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[str, object]:
     return common_settings(bootstrap_servers) | {
-        # A broker that is cut off from the others would take everything, and lose it.
+        # With fewer acknowledgements, a broker that is cut off from the others would take every request, and lose it.
         "acks": "all",
         "enable.idempotence": False,
-        # One at a time: requests keep their order, and batches grow with the load by themselves.
+        # One at a time: requests keep their order, and batches grow with the load.
         "max.in.flight.requests.per.connection": 1,
         "linger.ms": 0,
         "message.timeout.ms": message_timeout_ms,
@@ -243,14 +250,14 @@ def _producer_settings(bootstrap_servers: str, message_timeout_ms: int) -> dict[
 
 def _consumer_settings(bootstrap_servers: str, client_id: bytes) -> dict[str, object]:
     return common_settings(bootstrap_servers) | {
-        # librdkafka wants a name; no group is joined and nothing is committed.
+        # librdkafka requires a name; the client joins no group and commits nothing.
         "group.id": f"stratolog-client-{client_id.hex()}",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        # Replies that retention took are asked for again, so it is right to go on at the end.
+        # If retention removed replies, their calls are sent again, so the consumer may go on at the end.
         "auto.offset.reset": "latest",
         "isolation.level": "read_uncommitted",
-        # Off by default. A damaged answer is not taken; the call is sent again, and found by its retry row.
+        # Off by default. A damaged answer is dropped; the call is sent again, and its retry row has the answer.
         "check.crcs": True,
         "allow.auto.create.topics": False,
         "queued.max.messages.kbytes": CONSUMER_QUEUE_KBYTES,

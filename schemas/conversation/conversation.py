@@ -1,13 +1,13 @@
-"""A conversation with a datanode, as a datanode or with one: what came, in order and judged, and what may be said.
+"""One side of a conversation with a datanode: it checks what arrives, returns it as events, and encodes what is sent.
 
-Bytes in: receive into ``space()``, tell ``received(count)``, then take ``next_event()`` until it is None; call
-``ended()`` when the connection has ended. Commands in: ``hello``, ``request``, ``say`` and the like return the bytes to
+Bytes in: receive into ``space()``, call ``received(count)``, then take ``next_event()`` until it is None. Call
+``ended()`` when the connection has ended. Commands in: ``hello``, ``request``, ``say`` and others return the bytes to
 send. The caller has the socket, the threads and the deadlines.
 
-What came wrong is a :class:`ConversationFailed` with its :class:`ConversationFault`, once and for all. A payload that
-cannot be read is an ``UnreadableRecord``, and the conversation goes on, unless the payload was that of HELLO. What is
-asked of the conversation at the wrong time is a :class:`MisusedConversation`. No more is kept than ``FrameBuffer`` and
-``limits`` allow.
+A mistake of the peer's is a :class:`ConversationFailed` with its :class:`ConversationFault`; it ends the conversation.
+A payload that cannot be read is an ``UnreadableRecord``, and the conversation goes on, unless it was the payload of
+HELLO. A call at the wrong time is a :class:`MisusedConversation`. The conversation keeps no more bytes than
+``FrameBuffer`` and ``limits`` allow.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ from schemas.records.packets import (
 
 
 class ConversationFault(Enum):
-    """What was wrong with what came."""
+    """What was wrong with the bytes that arrived."""
 
     BAD_FRAME = "no frame"
-    """The bytes are no frame, or one too large, or not what a connection begins with; or a checksum is wrong."""
+    """The bytes are no frame, a frame too large, or not what begins a connection; or a checksum is wrong."""
     UNREADABLE = "no HELLO"
     """The payload of HELLO cannot be read."""
     WRONG_CLUSTER = "another cluster"
     UNSUPPORTED_VERSION = "no common version"
     OTHER_DATANODE = "another datanode"
-    """Another datanode than was meant is at this address."""
+    """The datanode at this address is not the one that was meant."""
     OUT_OF_PLACE = "out of place"
-    """A frame has no place in the state that the conversation is in, or answers no request."""
+    """A frame is not allowed in the conversation's state, or answers no request."""
     CUT_OFF = "cut off"
     """The connection ended in a frame, or while an answer was due."""
 
 
 class ConversationFailed(Exception):
-    """The peer said what it must not say; the conversation is of no further use."""
+    """The peer broke the rules of the conversation, which cannot go on."""
 
     def __init__(self, fault: ConversationFault, message: str) -> None:
         super().__init__(message)
@@ -62,12 +62,12 @@ class ConversationFailed(Exception):
 
 
 class MisusedConversation(RuntimeError):
-    """The caller asked for a step that the conversation's state does not have: a defect of the caller's."""
+    """The caller asked for a step that the conversation's state does not allow: a defect of the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerGreeted:
-    """The peer's HELLO, found good."""
+    """The peer's HELLO, checked."""
 
     hello: Hello
     version: int
@@ -76,7 +76,7 @@ class PeerGreeted:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswered:
-    """A REPLY to the oldest request that was under way."""
+    """A REPLY to the oldest open request."""
 
     header: FrameHeader
     record: Any
@@ -84,14 +84,16 @@ class PeerAnswered:
 
 @dataclass(frozen=True, slots=True)
 class PeerRefused:
-    """An ERROR: the answer to the oldest request, or the end of the conversation, as its state says."""
+    """An ERROR. It answers the oldest open request or ends the conversation, depending on the state."""
 
     header: FrameHeader
     error: StreamError
 
 
 Event = PeerGreeted | PeerAnswered | PeerRefused | Frame
-"""A Frame is DATA, END, ACK, OPEN or REQUEST, in its place and with its checksum; good until ``space`` is called."""
+"""A Frame is DATA, END, ACK, OPEN or REQUEST, allowed here and with a good checksum; valid until ``space``
+is called.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class _UnderWay:
 
     sequence: int
     reads: bool
-    """Whether it is answered by cells."""
+    """Whether the answer consists of cells."""
 
 
 _OUT_OF_PLACE = {
@@ -118,10 +120,10 @@ def own_hello(name: str, cluster: str) -> Hello:
 
 
 def judge_hello(hello: Hello, cluster: str, *, datanode: str = "", cluster_needed: bool = False) -> int:
-    """Return the version to speak with a peer; raises ConversationFailed: another version, cluster or datanode.
+    """Return the version to speak with a peer; raises ConversationFailed for another version, cluster or datanode.
 
-    ``cluster`` is this side's, empty if it does not know; a peer need not say its own, unless ``cluster_needed``.
-    ``datanode`` is the name that the peer must have, empty: any.
+    ``cluster`` is this side's, empty if this side does not know it. The peer may leave its own out, unless
+    ``cluster_needed``. ``datanode`` is the name that the peer must have; empty: any.
     """
     unknown = not cluster_needed and not (hello.cluster and cluster)
     if not unknown and hello.cluster != cluster:
@@ -146,7 +148,9 @@ class Conversation:
         self, role: ConversationRole, hello: Hello, *, datanode: str = "", cluster_needed: bool = False,
         frames: FrameBuffer | None = None,
     ) -> None:  # fmt: skip
-        """``hello`` is what this side says, ``frames`` the buffer to receive into; the rest as for ``judge_hello``."""
+        """``hello`` is what this side says; ``frames`` is the buffer to receive into; the others are as for
+        ``judge_hello``.
+        """
         self._role = role
         self._table = TABLE[role]
         self._state = ConversationState.IDLE
@@ -162,28 +166,29 @@ class Conversation:
 
     @property
     def state(self) -> ConversationState:
-        """Where the conversation stands."""
+        """The present state."""
         return self._state
 
     @property
     def has_received(self) -> bool:
-        """Whether bytes are here that no event was made of."""
+        """Whether bytes have arrived that no event has been made of yet."""
         return len(self._frames) > 0
 
     # -- bytes in, events out
 
     def space(self) -> memoryview:
-        """Return where to receive into, never empty; ends the life of the frames that were handed out."""
+        """Return where to receive into, never empty. Frames handed out before become invalid."""
         return self._frames.space()
 
     def received(self, count: int) -> None:
-        """Note that ``count`` bytes have come into ``space()``."""
+        """Note that ``count`` bytes have arrived in ``space()``."""
         self._frames.received(count)
 
     def next_event(self) -> Event | None:
-        """Return what came next, None if it has not come whole.
+        """Return the next event, None until all of its bytes have arrived.
 
-        Raises ConversationFailed, each time anew once it has; UnreadableRecord for the payload of a REPLY or an ERROR.
+        Raises ConversationFailed, and again at each later call; UnreadableRecord for the payload of a REPLY or an
+        ERROR.
         """
         if self._failure is not None:
             raise self._failure
@@ -199,7 +204,7 @@ class Conversation:
         return self._hear(frame)
 
     def ended(self) -> None:
-        """Note that the peer has closed the connection; raises ConversationFailed (CUT_OFF) if more was to come."""
+        """Note that the peer has closed the connection; raises ConversationFailed (CUT_OFF) if more was due."""
         if self._failure is not None:
             raise self._failure
         before = self._state
@@ -209,7 +214,10 @@ class Conversation:
         self._state = after
 
     def shrink(self) -> None:
-        """Give back what the buffer has grown by, if nothing is in it; ends the life of frames that were handed out."""
+        """Give back the memory that the buffer has grown by, if it is empty.
+
+        Frames handed out before become invalid.
+        """
         self._frames.shrink()
 
     def _hear(self, frame: Frame) -> Event:
@@ -243,7 +251,7 @@ class Conversation:
         return PeerGreeted(hello, version)
 
     def _answers(self, header: FrameHeader) -> bool:
-        """Whether a frame that comes while requests are under way answers the oldest; an ERROR always does."""
+        """Whether a frame answers the oldest open request; an ERROR always does."""
         if self._role is ConversationRole.SERVER or not self._under_way or header.kind is Kind.ERROR:
             return True
         oldest = self._under_way[0]
@@ -263,14 +271,14 @@ class Conversation:
     # -- commands in, bytes out
 
     def hello(self) -> bytes:
-        """Return this side's first words."""
+        """Return this side's HELLO."""
         return self.say(Kind.HELLO, encode(self._hello))
 
     def request(self, request: Any, *, sequence: int = 0) -> bytes:
         """Return the REQUEST of a record.
 
-        Its answer will be PeerAnswered or PeerRefused; of a request for bytes DATA frames, then END or PeerRefused.
-        ``sequence`` comes back in the answer. Raises Unencodable.
+        The answer is PeerAnswered or PeerRefused; to a request for bytes, DATA frames, then END or PeerRefused. The
+        answer repeats ``sequence``. Raises Unencodable.
         """
         payload = encode(request)
         self._step(Kind.REQUEST, sequence, reads=isinstance(request, ReadBlock | SalvageBlock))
@@ -282,12 +290,12 @@ class Conversation:
         return encode_frame(kind, payload, stream=stream, sequence=sequence, offset=offset)
 
     def header(self, kind: Kind, *, stream: int, sequence: int, offset: int, length: int, crc: int) -> bytes:
-        """Return the header of a frame, whose payload of ``length`` bytes with CRC32C ``crc`` is sent behind it."""
+        """Return a frame's header; the caller sends the payload, ``length`` bytes with CRC32C ``crc``, behind it."""
         self._step(kind, sequence)
         return encode_header(kind, stream, sequence, offset, length, crc)
 
     def stream_is_over(self) -> None:
-        """Note, as a server, that the machine of the stream has acknowledged its END."""
+        """Note, on the server's side, that the stream's own state machine has acknowledged END."""
         self._step(Kind.ACK, self._end, word=Word.LAST_ACK)
 
     def _step(self, kind: Kind, sequence: int, *, reads: bool = False, word: Word | None = None) -> None:
@@ -308,7 +316,7 @@ class Conversation:
         return Word.LAST_ACK if last else WORDS[kind]
 
     def _go(self, kind: Kind, sequence: int, after: ConversationState, *, reads: bool = False) -> None:
-        """Take a step that the table has."""
+        """Take a step that the table allows."""
         before = self._state
         if kind is Kind.REQUEST:
             self._under_way.append(_UnderWay(sequence, reads))

@@ -1,4 +1,4 @@
-"""What a peer's words may weigh, by when they are said and what they are (decision 0031).
+"""How large a peer's messages may be, by when they are said and by their type (decision 0031).
 
 ======================================  ==========================================================================
 before the peer's HELLO is read         HELLO, or ERROR instead of it, of MAX_HELLO_BYTES (``FrameBuffer.greeting``)
@@ -20,22 +20,23 @@ from schemas.records.packets import MAX_RECORD_BYTES, Frame, Kind
 
 LARGE_REQUESTS = frozenset({"PutBlock", "WriteChunk", "Forwarded"})
 LARGE_ANSWERS = frozenset({"BlockInfo", "ContainerBlocks"})
-"""Records with bytes of blocks or checksums, which may fill a frame. Decoded, they take about as much as encoded (rows of
-ContainerBlocks more, but it is taken from datanodes that were asked alone). All others take many times as much, and are
-limited to MAX_RECORD_BYTES."""
+"""Records that contain bytes of blocks, or checksums, and may therefore fill a frame. Decoded, they take about as much
+memory as encoded (rows of ContainerBlocks take more, but only datanodes that were asked send them). All other records
+take many times as much decoded, and are limited to MAX_RECORD_BYTES.
+"""
 _NONE: frozenset[str] = frozenset()
 LARGE_BY_KIND: Mapping[Kind, frozenset[str]] = {
     Kind.REQUEST: LARGE_REQUESTS, Kind.END: LARGE_REQUESTS, Kind.REPLY: LARGE_ANSWERS,
 }  # fmt: skip
-"""Which records may fill a frame of a kind; of kinds that are not named here, none."""
+"""By kind of frame, the records that may fill one. For a kind that is not named here, none may."""
 
 
 class UnreadableRecord(ValueError):
-    """A payload, whole and in its place, is too large for its type, or not the record that belongs there."""
+    """A whole payload, in its place, that is too large for its type or is not the record expected there."""
 
 
 def decode_within(data: bytes, what: str, large: frozenset[str]) -> Any:
-    """Decode a record; raises UnreadableRecord, naming ``what`` it is.
+    """Decode a record; raises UnreadableRecord, which names it as ``what``.
 
     A record over MAX_RECORD_BYTES is not decoded, unless its type is among the ``large``.
     """
@@ -51,9 +52,9 @@ def decode_within(data: bytes, what: str, large: frozenset[str]) -> Any:
 
 
 def record_of(frame: Frame, *types: type) -> Any:
-    """Return the record in a frame's payload, one of ``types`` if any are given; raises UnreadableRecord.
+    """Return the record in a frame's payload; raises UnreadableRecord. With ``types``, it must be one of them.
 
-    The payload is copied: records keep no views of a buffer that is reused.
+    The payload is copied: the buffer is reused, so a record must not keep views of it.
     """
     kind = frame.header.kind
     value = decode_within(bytes(frame.payload), f"payload of {kind.name}", LARGE_BY_KIND.get(kind, _NONE))

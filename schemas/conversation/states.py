@@ -1,15 +1,16 @@
-"""The states of a conversation, and the table of what may be said in each; from the point of view of one side.
+"""The states of a conversation, and the table of what may be said in each, as one side sees it.
 
 Rules
-    1. Each side says HELLO first, without waiting for the other's, and listens only when it has said its own.
-    2. The client asks and streams, the server answers. Requests may be under way together; they are answered in turn.
-    3. An ERROR that answers a request leaves the conversation open. Any other ends it: instead of HELLO, in a stream,
-       or unasked (a server that stops).
-    4. What the table does not name is out of place: the peer's fault if it came, the caller's if it is to be sent.
+    1. Each side says HELLO first, without waiting for the other's. It listens only after it has said its own.
+    2. The client asks and streams; the server answers. Several requests may be open at once; they are answered in
+       order.
+    3. An ERROR that answers a request leaves the conversation open. Any other ERROR ends it: instead of HELLO, in a
+       stream, or unasked (a server that stops).
+    4. What the table does not name is not allowed: receiving it is the peer's fault, sending it the caller's.
 
-A step is the way that a word goes, seen from this side, and the word. ``TABLE`` is written once, by who speaks, and
-turned for each role. Two things depend on more than the state: an ACK of END's own sequence number is LAST_ACK, and a
-conversation that would be OPEN while requests are under way is ASKING (``conversation``).
+A step is a direction, as this side sees it, and a word. ``TABLE`` is written once, by who speaks, and then turned for
+each role. Two things depend on more than the state: an ACK of END's own sequence number is LAST_ACK, and a conversation
+that would be OPEN while requests are open is ASKING (``conversation``).
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ class ConversationRole(Enum):
 
 
 class ConversationState(Enum):
-    """Where a conversation stands."""
+    """The state of a conversation."""
 
-    __hash__ = object.__hash__  # of each packet's step: enum's own is written in Python
+    __hash__ = object.__hash__  # each packet's step hashes its state, and Enum's own hash is written in Python
 
     IDLE = "idle"
-    """Nothing was said."""
+    """Nothing has been said."""
     GREETING = "greeting"
-    """This side has said HELLO, and has not heard the other's."""
+    """This side has said HELLO and has not heard the other's."""
     OPEN = "open"
-    """Both have; nothing is under way."""
+    """Both have said HELLO; no request or stream is open."""
     ASKING = "asking"
-    """A request, or some, have no answer yet."""
+    """One or more requests have no answer yet."""
     READING = "reading"
-    """A request for bytes is being answered: cells have come, and its END has not."""
+    """A request for bytes is being answered: cells have arrived, END has not."""
     STREAMING = "streaming"
     """A block's bytes stream."""
     ENDING = "ending"
-    """END is said; its acknowledgement is not."""
+    """END is sent and not yet acknowledged."""
     ENDED = "ended"
-    """The peer closed the connection while nothing was under way."""
+    """The peer closed the connection while nothing was open."""
     FAILED = "failed"
-    """The conversation is of no further use."""
+    """The conversation has failed and cannot be used again."""
 
 
 class Way(Enum):
-    """Which way a word goes, seen from this side."""
+    """The direction of a word, as this side sees it."""
 
     __hash__ = object.__hash__
 
@@ -64,7 +65,7 @@ class Way(Enum):
 
 
 class Word(Enum):
-    """What is said: a frame, by its kind; or nothing any more."""
+    """A frame, by its kind; or the end of the connection."""
 
     __hash__ = object.__hash__
 
@@ -96,7 +97,7 @@ _GREETING: tuple[tuple[ConversationState, Way, Word, ConversationState], ...] = 
     (ConversationState.STREAMING, Way.CAME, Word.GONE, ConversationState.FAILED),
     (ConversationState.ENDING, Way.CAME, Word.GONE, ConversationState.FAILED),
 )
-"""The same for both roles: how a conversation begins, and what it is when the connection ends."""
+"""The same for both roles: how a conversation begins, and its state once the connection ends."""
 
 _SPOKEN: tuple[tuple[ConversationState, ConversationRole, Word, ConversationState], ...] = (
     (ConversationState.OPEN, ConversationRole.CLIENT, Word.REQUEST, ConversationState.ASKING),
@@ -119,23 +120,25 @@ _SPOKEN: tuple[tuple[ConversationState, ConversationRole, Word, ConversationStat
     (ConversationState.ENDING, ConversationRole.SERVER, Word.LAST_ACK, ConversationState.OPEN),
     (ConversationState.ENDING, ConversationRole.SERVER, Word.ERROR, ConversationState.FAILED),
 )
-"""Between the greeting and the end, by who speaks."""
+"""Between HELLO and the end, by who speaks."""
 
 _SERVER: tuple[tuple[ConversationState, Way, Word, ConversationState], ...] = (
     (ConversationState.IDLE, Way.SENT, Word.ERROR, ConversationState.FAILED),
     (ConversationState.GREETING, Way.SENT, Word.ERROR, ConversationState.FAILED),
     (ConversationState.FAILED, Way.SENT, Word.ERROR, ConversationState.FAILED),
-    # The machine of the stream takes its frames itself, END too.
+    # The stream's own state machine takes the stream's frames itself, END included.
     (ConversationState.STREAMING, Way.SENT, Word.LAST_ACK, ConversationState.OPEN),
 )
-"""What a server may do besides: say why it refuses or gives up; and leave a stream to a machine of its own."""
+"""What a server may say besides: an ERROR, why it refuses or gives up. It may also leave a stream to the stream's own
+machine.
+"""
 
 ANSWERS = frozenset({Word.REPLY, Word.END, Word.ERROR})
-"""With these, in ASKING or READING, the oldest request is answered."""
+"""These words, in ASKING or READING, answer the oldest request."""
 
 
 def table_of(role: ConversationRole) -> Mapping[ConversationState, Mapping[Step, ConversationState]]:
-    """Return, by state, the steps that one side's conversation may take, and where each leads."""
+    """Return the steps that one side may take in each state, and the state after each."""
     table: dict[ConversationState, dict[Step, ConversationState]] = {state: {} for state in ConversationState}
     for state, way, word, after in _GREETING + (_SERVER if role is ConversationRole.SERVER else ()):
         table[state][way, word] = after

@@ -1,6 +1,6 @@
-"""Operators' commands. They act on the log rather than on tables, so the leader shell carries them out itself.
+"""Operators' commands. They act on the log rather than on tables, so the leader's shell carries them out itself.
 
-A command that reaches execution all the same is refused; its handler exists so that every request type has one.
+Execution refuses a command that reaches it. The handler exists so that every request type has one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The fleet's picture, and what is to be done about it: placement and the making of pipelines. Pure."""
+"""The fleet's picture, and the decisions about it: placement and the making of pipelines. Pure."""

@@ -1,12 +1,13 @@
-"""The picture of the datanodes: what they say of themselves in heartbeats, joined with the rows of shard 0. Pure.
+"""The picture of the datanodes: their heartbeats, joined with the rows of shard 0. Pure.
 
 Rules:
-    - The last heartbeat of a name counts. A datanode is *stale* after a third of the time-out, *dead* after all of it; one that was never
-      heard is silent since this node began to listen, so a node that has just started declares nobody dead.
-    - What an operator wants of a datanode, and which pipelines exist, are rows (``tables``): all nodes have the same.
-    - A :class:`Picture` is a value of one moment. Everything that is decided about datanodes is a function of it (``placement``).
+    - The last heartbeat of a name counts. A datanode is *stale* after a third of the time-out, and *dead* after all of
+      it. For a datanode that was never heard, silence counts from when this node began to listen, so a node that has
+      just started declares nobody dead.
+    - What an operator wants of a datanode, and which pipelines exist, are rows (``tables``): every node has the same.
+    - A :class:`Picture` is a value of one moment. Every decision about datanodes is a function of it (``placement``).
 
-What is kept is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
+Memory is bounded: MAX_DATANODES names, MAX_CONTAINERS containers of each.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ from schemas.records.datanode import (
 from schemas.records.rows import DatanodeRow
 
 MAX_DATANODES = 256
-"""Datanodes that are heard; a further name is ignored."""
+"""Datanodes that are kept; heartbeats of further names are ignored."""
 
 MAX_CONTAINERS = 20_000
-"""Containers of one datanode that are known: a heartbeat has at most MAX_REPORTED_CONTAINERS, those of a larger one come in turns."""
+"""Containers that are kept of one datanode. A heartbeat has at most MAX_REPORTED_CONTAINERS, so a datanode with more
+reports them in turns.
+"""
 
 STALE_PART = 3
 """A datanode is stale after this part of the time-out."""
 
 
 class DatanodeHealth(Enum):
-    """How long ago a datanode was heard."""
+    """How long ago a datanode was last heard, in three steps."""
 
     HEALTHY = "HEALTHY"
     STALE = "STALE"
@@ -48,7 +51,7 @@ class DatanodeHealth(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Datanode:
-    """One datanode as it is seen now. ``heartbeat`` is its last one, None if it was never heard."""
+    """One datanode as this node sees it now. ``heartbeat`` is its last one, None if it was never heard."""
 
     name: str
     state: str
@@ -58,7 +61,7 @@ class Datanode:
 
     @property
     def alive(self) -> bool:
-        """Whether it may be asked to do something."""
+        """Whether it may be asked for anything."""
         return self.health is not DatanodeHealth.DEAD and self.heartbeat is not None
 
     @property
@@ -68,31 +71,34 @@ class Datanode:
 
     @property
     def rack(self) -> str:
-        """The rack that it says it stands in."""
+        """The rack that its heartbeat names."""
         return "" if self.heartbeat is None else self.heartbeat.rack
 
     @property
     def member(self) -> Member:
-        """Itself as a member of a pipeline; raises ValueError if it was never heard."""
+        """The datanode as a member of a pipeline; raises ValueError if it was never heard."""
         if self.heartbeat is None:
             raise ValueError(f"datanode {self.name} was never heard")
         said = self.heartbeat
         return Member(datanode=self.name, address=said.address, http_address=said.http_address, rack=said.rack)
 
     def report(self, partition: int) -> PipelineReport | None:
-        """Return what it says of a pipeline, None if it does not follow it."""
+        """Return its report about a pipeline, None if it does not follow the pipeline."""
         if self.heartbeat is None:
             return None
         return next((report for report in self.heartbeat.pipelines if report.partition == partition), None)
 
     def has_room(self, min_free_bytes: int) -> bool:
-        """Whether it has so many bytes free (above its own reserve)."""
+        """Whether it has ``min_free_bytes`` free, above its own reserve."""
         return self.heartbeat is not None and self.heartbeat.free_bytes >= min_free_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedContainer:
-    """A container as those that hold it report it: by datanode, whether the replica is good and closed; bytes and blocks are the most that one has."""
+    """A container as its holders report it.
+
+    By datanode: whether the replica is good and closed. Bytes and blocks are the highest that any replica has.
+    """
 
     container_id: int
     partition: int
@@ -104,13 +110,13 @@ class ReportedContainer:
 
     @property
     def emptied(self) -> bool:
-        """Whether it is closed wherever it is held, and no block is left of it."""
+        """Whether it is closed on all its holders, and has no block left."""
         return self.closed_by == self.held_by and not self.blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """All datanodes and pipelines at one moment. ``listened_ms`` is how long heartbeats have been heard."""
+    """All datanodes and pipelines at one moment. ``listened_ms`` is how long this node has listened to heartbeats."""
 
     datanodes: Mapping[str, Datanode]
     pipelines: tuple[PipelineRow, ...]
@@ -118,16 +124,16 @@ class Picture:
     timeout_ms: int
     min_free_bytes: int
     reopens: bool
-    """Whether closed pipelines may be opened again: the cluster's feature level allows it."""
+    """Whether closed pipelines may be opened again, which the cluster's feature level decides."""
 
     @property
     def settled(self) -> bool:
-        """Whether it has been listened long enough to believe in silence."""
+        """Whether this node has listened long enough to take silence for death."""
         return self.listened_ms >= self.timeout_ms
 
     @cached_property
     def containers(self) -> Mapping[int, ReportedContainer]:
-        """What living datanodes hold, by container id."""
+        """The containers on living datanodes, by container id."""
         found: dict[int, list[tuple[str, ContainerReport]]] = {}
         for datanode in self.datanodes.values():
             if datanode.heartbeat is not None and datanode.health is not DatanodeHealth.DEAD:
@@ -148,11 +154,11 @@ class Picture:
 
     @cached_property
     def closed_containers(self) -> frozenset[int]:
-        """Containers that take no blocks: some replica is closed already, and the others will be."""
+        """Containers that take no blocks: some replica is closed already, and the others will be closed."""
         return frozenset(number for number, container in self.containers.items() if container.closed_by)
 
     def open_pipelines(self) -> tuple[PipelineRow, ...]:
-        """Return the pipelines that are to take blocks."""
+        """Return the pipelines that should take blocks."""
         return tuple(row for row in self.pipelines if row.state == OPEN)
 
     def pipelines_of(self, datanode: str) -> int:
@@ -164,12 +170,12 @@ class Picture:
         return Counter(one.datanode for row in self.open_pipelines() for one in row.members)
 
     def member(self, name: str) -> Datanode:
-        """Return a datanode, which may never have been heard."""
+        """Return a datanode by name; it may never have been heard."""
         found = self.datanodes.get(name)
         return found if found is not None else self._unheard(name)
 
     def found_at(self, member: Member) -> Member:
-        """Return a pipeline's member with the addresses that it has now, as far as it has been heard: those of its row are of long ago."""
+        """Return a pipeline's member with its present addresses if it was heard; those in its row may be old."""
         node = self.member(member.datanode)
         return member if node.heartbeat is None else node.member
 
@@ -179,14 +185,17 @@ class Picture:
 
 
 def _gathered(before: Iterable[ContainerReport], now: Iterable[ContainerReport]) -> list[ContainerReport]:
-    """Return what a datanode with many containers has reported, which it does in turns."""
+    """Return all containers that a datanode has reported; one with many reports them in turns."""
     found = {report.container_id: report for report in before}
     found.update((report.container_id, report) for report in now)
     return list(found.values())[-MAX_CONTAINERS:]
 
 
 class Fleet:
-    """What has been heard; :meth:`picture` joins it with the rows. Times in milliseconds of one clock. For one thread at a time."""
+    """The heartbeats heard so far; :meth:`picture` joins them with the rows. For one thread at a time.
+
+    Times are in milliseconds of one clock.
+    """
 
     def __init__(self, *, cluster: str, timeout_ms: int, min_free_bytes: int, since_ms: int) -> None:
         self._cluster = cluster
@@ -195,7 +204,7 @@ class Fleet:
         self._since_ms = since_ms
         self._heard: dict[str, tuple[Heartbeat, int]] = {}
         self.ignored = 0
-        """Heartbeats of other clusters, or of names beyond MAX_DATANODES."""
+        """Ignored heartbeats: of other clusters, or of names beyond MAX_DATANODES."""
 
     def hear(self, heartbeat: Heartbeat, now_ms: int) -> None:
         """Take a heartbeat that was sent at ``now_ms`` of the local clock."""
@@ -213,7 +222,7 @@ class Fleet:
     ) -> Picture:
         """Return the picture of this moment."""
         states = {row.datanode: row.state for row in rows}
-        # One that is decommissioned and silent has been switched off, as it should be.
+        # A decommissioned datanode that is silent has been switched off, as it should be.
         gone = {
             name
             for name, (_, heard_ms) in self._heard.items()

@@ -1,18 +1,23 @@
-"""Which pipelines there are to be: made, retired, opened again. Functions of a :class:`~om_processors.fleet.core.fleet.Picture`. Pure.
+"""Which pipelines to make, retire and open again: functions of a :class:`~om_processors.fleet.core.fleet.Picture`.
+Pure.
 
 Rules:
-    - A new pipeline is ``replicas`` datanodes that take blocks and have fewer than PIPELINES_PER_DATANODE open pipelines. They stand in
-      two racks if healthy datanodes stand in two or more (then data crosses from rack to rack once, wherever a stream begins; three racks
-      only where no two that are free share one), and the one that leads fewest comes first.
-    - A pipeline is retired when a member is dead or is not in service. What it holds stays readable, and its containers are closed.
-    - A retired pipeline is opened again, as its next generation, when its members are back: partitions of ``dn.log`` are few (``ids.MAX_PIPELINES``
-      in a cluster's life), restarts are many. Where it can, that goes before a new pipeline, unless a new one would take datanodes with
-      less to do.
-    - Once MANY_PIPELINES exist, partitions are saved. As long as some pipeline takes blocks, a new one is made only for a datanode that never
-      was in any, or that is in no open one. While a datanode is away that may soon be back (silent for less than AWAITED_MS), its partners
-      wait for it: no new one is made, and none opened again but those that all their members were in last.
+    - A new pipeline has ``replicas`` datanodes that take blocks and have fewer than PIPELINES_PER_DATANODE open
+      pipelines. They stand in two racks if healthy datanodes stand in two or more: then data crosses from rack to rack
+      once, wherever a stream begins. They stand in three racks only if no two free datanodes share one. The datanode
+      that leads fewest pipelines comes first.
+    - A pipeline is retired when a member is dead or not in service. Its data stays readable, and its containers are
+      closed.
+    - A retired pipeline is opened again, as its next generation, when its members are back: a cluster has few
+      partitions of ``dn.log`` in its life (``ids.MAX_PIPELINES``), and many restarts. Opening one again is preferred to
+      making a new one, unless a new one would take datanodes with less to do.
+    - Once MANY_PIPELINES exist, partitions are saved. While some pipeline takes blocks, a new one is made only for a
+      datanode that never was in any, or that is in no open one. While a datanode is away that may soon be back (silent
+      for less than AWAITED_MS), its partners wait for it: no new pipeline is made, and the only ones opened again are
+      those to which all their members belonged last.
 
-As in ``placement``, nothing is remembered here: all is decided anew until rows and heartbeats say that it is done.
+As in ``placement``, nothing is remembered here: each turn decides anew, until rows and heartbeats show that the
+decision is carried out.
 """
 
 from __future__ import annotations
@@ -26,17 +31,17 @@ from schemas.records.datanode import PipelineRow
 from schemas.records.messages import CreatePipeline, RetirePipeline
 
 PIPELINE_REPLICAS = 3
-"""Datanodes of a pipeline, where there are so many."""
+"""Datanodes of a pipeline, if the cluster has so many."""
 PIPELINES_PER_DATANODE = 2
-"""Open pipelines that a datanode is a member of (Ozone's ``ozone.scm.datanode.pipeline.limit``)."""
+"""Open pipelines that a datanode may be a member of (Ozone's ``ozone.scm.datanode.pipeline.limit``)."""
 MANY_PIPELINES = ids.MAX_PIPELINES // 4
-"""From so many pipelines on, closed ones included, partitions are saved."""
+"""From this number of pipelines on, closed ones included, partitions are saved."""
 AWAITED_MS = 600_000
 """A datanode in service that has been silent for less than this is waited for: it may be restarting."""
 
 
 def retirements(picture: Picture) -> list[RetirePipeline]:
-    """Return the open pipelines that are to take no blocks any more, and why."""
+    """Return the open pipelines that should take no more blocks, each with the reason."""
     found = []
     for row in picture.open_pipelines():
         reasons = [reason for one in row.members if (reason := _reason_to_retire(picture.member(one.datanode)))]
@@ -52,7 +57,9 @@ def _reason_to_retire(datanode: Datanode) -> str:
 
 
 def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
-    """Return the next pipeline to create, or to open again: one at a time, for each changes what the next one should be. None: nothing to do.
+    """Return the next pipeline to create or to open again, None if there is none.
+
+    It is one at a time, as each changes what the next one should be.
 
     ``replicas`` is PIPELINE_REPLICAS, or fewer where the cluster has fewer datanodes.
     """
@@ -68,7 +75,7 @@ def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
 
 
 def _fresh(picture: Picture, replicas: int, *, saving: bool, awaiting: bool) -> CreatePipeline | None:
-    """Return a pipeline on a partition that has none; None if there is none to make, or those that exist had better come back."""
+    """Return a pipeline on an unused partition; None if none should be made, or an existing one should return."""
     partition = first_free(picture.pipelines)
     members = choose_members(picture, replicas) if partition < ids.MAX_PIPELINES else None
     if members is None:
@@ -83,7 +90,7 @@ def _fresh(picture: Picture, replicas: int, *, saving: bool, awaiting: bool) -> 
 
 
 def _latest(picture: Picture) -> dict[str, set[int]]:
-    """Return the partitions of the pipelines that each datanode was made a member of last, as many as it may be in."""
+    """Return the partitions of the pipelines that each datanode joined last, as many as it may be in."""
     found: dict[str, set[int]] = {}
     for row in sorted(picture.pipelines, key=lambda row: -row.opened_at_ms):
         for one in row.members:
@@ -94,23 +101,23 @@ def _latest(picture: Picture) -> dict[str, set[int]]:
 
 
 def _someone_is_awaited(picture: Picture) -> bool:
-    """Say whether a member of a pipeline is away that may soon be back."""
+    """Return whether some pipeline's member is away and may soon be back."""
     members = {one.datanode for row in picture.pipelines for one in row.members}
     away = [node for name in members if not (node := picture.member(name)).takes_blocks]
     return any(node.state == IN_SERVICE and node.silent_ms < AWAITED_MS for node in away)
 
 
 def _to_reopen(picture: Picture, replicas: int, latest: dict[str, set[int]] | None) -> CreatePipeline | None:
-    """Return the closed pipeline to open again, that whose members have least to do; None if there is none.
+    """Return the closed pipeline to open again, the one whose members have least to do; None if there is none.
 
-    With ``latest`` it must be among the partitions of each of its members there.
+    With ``latest``, its partition must be in ``latest`` for each of its members.
     """
     if not picture.reopens:
         return None
     racks = {node.rack for node in _fit(picture)}
     closed = [row for row in picture.pipelines if row.state == CLOSED and len(row.members) == replicas]
     held = {container.partition for container in picture.containers.values()}
-    # Where partitions are left, one whose members would have to fetch all its blocks first is not opened.
+    # While partitions are left, do not open a pipeline whose members would first have to fetch all its blocks.
     forced = first_free(picture.pipelines) >= ids.MAX_PIPELINES
     found = []
     for row in closed:
@@ -130,7 +137,7 @@ def _may_return(picture: Picture, row: PipelineRow, node: Datanode, may_be_empty
 
 
 def _duties(picture: Picture, create: CreatePipeline) -> int:
-    """Return of how many open pipelines the members of one are members, all together."""
+    """Return in how many open pipelines the members of a pipeline are, all together."""
     return sum(picture.pipelines_of(one.datanode) for one in create.members)
 
 
@@ -144,7 +151,7 @@ def _fit(picture: Picture) -> list[Datanode]:
 
 
 def choose_members(picture: Picture, replicas: int) -> list[Datanode] | None:
-    """Return the datanodes of a new pipeline, the one that is to lead first; None if no legal set is left."""
+    """Return the datanodes of a new pipeline, the one that should lead first; None if no legal set is left."""
     fit = _fit(picture)
     spread = replicas > 1 and len({node.rack for node in fit}) > 1
     free = [node for node in fit if picture.pipelines_of(node.name) < PIPELINES_PER_DATANODE]
@@ -167,7 +174,7 @@ def _in_two_racks(free: list[Datanode], replicas: int) -> list[Datanode] | None:
             rest = [node for node in free if node.rack in (first.rack, second.rack) and node not in (first, second)]
             if len(rest) >= replicas - 2:
                 return [first, second, *rest[: replicas - 2]]
-    # Each stands in a rack of its own: then three racks are what there is.
+    # If each free datanode stands in a rack of its own, three racks are the only choice.
     if len({node.rack for node in free}) == len(free):
         return free[:replicas]
     return None

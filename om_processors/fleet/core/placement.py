@@ -1,16 +1,18 @@
-"""What to do with datanodes and containers, and which pipelines take blocks: functions of a :class:`~om_processors.fleet.core.fleet.Picture`. Pure.
+"""What datanodes and containers need, and which pipelines take blocks: functions of a
+:class:`~om_processors.fleet.core.fleet.Picture`. Pure.
 
-Which pipelines there are to be is decided in ``pipeline_making``. Rules:
-    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows its generation without a fault.
-    - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members. Datanodes in or
-      entering maintenance count as holders: they come back. One that has no block left wherever it is held needs no replicas: there is
-      nothing to fetch (datanodes that still report it are older ones; others drop it).
-    - Who holds a container without being a member of its pipeline is told whom to ask about it: to repair it, and to delete what was
-      deleted while it was away or was still fetching.
-    - Nobody is believed dead before this node has listened for the whole time-out (``Picture.settled``).
+``pipeline_making`` decides which pipelines exist. Rules:
+    - A pipeline takes blocks while it is open, and every member is healthy, in service, has room, and follows the
+      pipeline's present generation without a fault.
+    - A closed container is copied until as many datanodes in service hold a good replica as its pipeline has members.
+      Datanodes in maintenance, or entering it, count as holders, because they come back. A container without a block on
+      any holder needs no replicas, as there is nothing to fetch (only older datanodes still report it; others drop it).
+    - A datanode that holds a container without being a member of its pipeline is told whom to ask about it: to repair
+      it, and to delete what was deleted while the datanode was away or was still fetching.
+    - Nobody counts as dead before this node has listened for the whole time-out (``Picture.settled``).
 
-All decisions are repeated at each turn of the loop until the rows and heartbeats say that they are carried out: nothing is remembered
-here. What one turn decides is bounded by the limits below.
+Nothing is remembered here: each turn of the loop repeats a decision until rows and heartbeats show that it is carried
+out. The limits below bound the decisions of one turn.
 """
 
 from __future__ import annotations
@@ -34,19 +36,23 @@ from schemas.records.messages import SetDatanodeState
 from schemas.records.record import record
 
 MAX_COPIES_PER_TURN = 20
-"""Containers that one turn of the loop has copied."""
+"""Containers that are copied in one turn of the loop."""
 MAX_COPIES_PER_DATANODE = 2
-"""Containers that one turn has one datanode fetch."""
+"""Containers that one datanode is asked to fetch in one turn."""
 MAX_SOURCES = 16
-"""Addresses that a datanode is given for one container, as many as it takes."""
+"""Addresses that a datanode is given for one container, as many as it accepts."""
 MAX_CLOSES_PER_TURN = 100
 LOAD_SLACK = 16
-"""Streams that a pipeline's busiest member may have beyond the least busy pipeline's before it gets no blocks for a while."""
+"""A pipeline gets no blocks for a while if its busiest member has more streams than this beyond those of the least busy
+pipeline.
+"""
 
 
 @record
 class Copy:
-    """A closed container is to be fetched by ``target``, or is held by it; ``sources`` (addresses) are who else has it."""
+    """A closed container that ``target`` should fetch, or already holds; ``sources`` are the addresses of its other
+    holders.
+    """
 
     container_id: int
     partition: int
@@ -58,7 +64,7 @@ class Copy:
 
 
 def is_usable(picture: Picture, row: PipelineRow) -> bool:
-    """Say whether a pipeline takes blocks now."""
+    """Return whether a pipeline takes blocks now."""
     if row.state != OPEN:
         return False
     for one in row.members:
@@ -74,9 +80,9 @@ def is_usable(picture: Picture, row: PipelineRow) -> bool:
 
 
 def choices(picture: Picture) -> tuple[NumberedPipeline, ...]:
-    """Return the pipelines that blocks are allocated on, in the order of their numbers; the caller goes round robin.
+    """Return the pipelines for new blocks, in the order of their numbers; the caller goes round robin.
 
-    Those without a leader, and those much busier than others, are left out as long as others are there.
+    Pipelines without a leader, and those much busier than others, are left out while there are others.
     """
     usable = [row for row in picture.pipelines if is_usable(picture, row)]
     led = [row for row in usable if leader(picture, row) is not None] or usable
@@ -91,7 +97,7 @@ def generations(picture: Picture) -> dict[int, int]:
 
 
 def leader(picture: Picture, row: PipelineRow) -> str | None:
-    """Return the member that says that it leads a pipeline; None if none does."""
+    """Return the member that reports that it leads a pipeline, None if none does."""
     for one in row.members:
         report = picture.member(one.datanode).report(row.partition)
         if report is not None and report.leading:
@@ -107,11 +113,11 @@ def streams_of(datanode: Datanode) -> int:
     return 0 if datanode.heartbeat is None else datanode.heartbeat.active_streams
 
 
-# ---- what datanodes are to be told
+# ---- messages for datanodes
 
 
 def to_open(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
-    """Return the open pipelines with members that live but do not follow them yet, or an earlier generation."""
+    """Return the open pipelines, each with a living member that does not follow its present generation yet."""
     return [
         (row, datanode)
         for row in picture.open_pipelines()
@@ -126,7 +132,7 @@ def _follows_less(datanode: Datanode, row: PipelineRow) -> bool:
 
 
 def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
-    """Return the closed pipelines with living members that follow them: each is to be told so, once at least."""
+    """Return the closed pipelines, each with a living member that follows it and must be told of the closing."""
     return [
         (row, datanode)
         for row in picture.pipelines
@@ -137,8 +143,9 @@ def to_close(picture: Picture) -> list[tuple[PipelineRow, Datanode]]:
 
 
 def full_containers(picture: Picture, container_bytes: int) -> list[tuple[ReportedContainer, list[Datanode]]]:
-    """Return open containers that are to be closed, with the members to ask, the leader first: full ones, those of closed pipelines,
-    and those that one replica has closed.
+    """Return open containers that should be closed, with the members to ask, the leader first.
+
+    They are full, or belong to closed pipelines, or one replica has closed them.
     """
     rows = {row.partition: row for row in picture.pipelines}
     found = []
@@ -159,7 +166,7 @@ def full_containers(picture: Picture, container_bytes: int) -> list[tuple[Report
 
 
 def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
-    """Return the member to ask for something that goes through a pipeline's log: its leader, or one that sends it on; None if none lives."""
+    """Return the member to ask for an entry in a pipeline's log, the leader if it is known; None if none lives."""
     living = [picture.member(one.datanode) for one in row.members]
     living = [node for node in living if node.alive and node.report(row.partition) is not None]
     leads = leader(picture, row)
@@ -170,14 +177,14 @@ def spokesman(picture: Picture, row: PipelineRow) -> Datanode | None:
 
 
 def holders(picture: Picture, container: ReportedContainer, *, closed: bool = True) -> list[Datanode]:
-    """Return the datanodes that count as having a good replica of a container; with ``closed``, one that is closed already."""
+    """Return the datanodes that count as holders of a good replica; with ``closed``, of one that is closed."""
     counted = (IN_SERVICE, ENTERING_MAINTENANCE, IN_MAINTENANCE)
     good = container.healthy_on & container.closed_by if closed else container.healthy_on
     return [node for name in sorted(good) if (node := picture.member(name)).alive and node.state in counted]
 
 
 def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list[Copy]:
-    """Return what is to be copied where; ``fetching`` are (container, datanode) that are under way.
+    """Return which containers to copy where; ``fetching`` are the copies under way, as (container, datanode).
 
     Containers with the fewest replicas come first.
     """
@@ -192,7 +199,7 @@ def copies(picture: Picture, fetching: Collection[tuple[int, str]] = ()) -> list
             continue
         under_way = sum(number == container.container_id for number, _ in fetching)
         silent = len(away & {one.datanode for one in row.members} - container.held_by)
-        # A replica that is not closed yet will be: it is no reason to make another.
+        # A replica that is not closed yet will be closed, so it needs no replacement.
         have = len(holders(picture, container, closed=False)) + silent
         if have + under_way < len(row.members):
             short.append((have, container, row))
@@ -234,10 +241,10 @@ def _targets(
 
 
 def copy_sources(picture: Picture) -> list[Copy]:
-    """Return for every copy, held by a living datanode that is no member of the pipeline, whom to ask about it.
+    """Return, for every copy on a living datanode outside the pipeline, whom to ask about it.
 
-    First the living members that follow the pipeline, though they have deleted all of the container: they know of the deletions. Then the
-    other holders, damaged ones too: each may have right what another has not.
+    First come the living members that follow the pipeline, even those that deleted all of the container: they know the
+    deletions. Then come the other holders, damaged ones too: each may have good bytes that another lacks.
     """
     rows = {row.partition: row for row in picture.pipelines}
     members: dict[int, list[str]] = {}
@@ -267,13 +274,16 @@ def copy_sources(picture: Picture) -> list[Copy]:
 
 
 def _target(picture: Picture, container: ReportedContainer, busy: dict[str, int]) -> Datanode | None:
-    """Return who should fetch a container: in a rack that has none if its replicas stand in one, with least to do, most room."""
+    """Return which datanode should fetch a container: the one with least to do, then with most room.
+
+    It stands in a rack that has no replica if all replicas stand in one rack.
+    """
     racks = {node.rack for node in holders(picture, container)}
     fit = [
         node
         for node in picture.datanodes.values()
         if node.takes_blocks
-        # One that has a damaged replica repairs it itself, from its peers.
+        # a datanode with a damaged replica repairs it itself, from its peers
         and node.name not in container.held_by
         and busy.get(node.name, 0) < MAX_COPIES_PER_DATANODE
         and node.has_room(max(picture.min_free_bytes, container.used_bytes))
@@ -295,7 +305,7 @@ def _free(node: Datanode) -> int:
 
 
 def reached(picture: Picture) -> list[SetDatanodeState]:
-    """Return the datanodes that have come to where their operator wants them."""
+    """Return the datanodes that have reached the state that their operator wants."""
     found = []
     for node in picture.datanodes.values():
         if picture.pipelines_of(node.name):
@@ -308,7 +318,7 @@ def reached(picture: Picture) -> list[SetDatanodeState]:
 
 
 def _still_needed(picture: Picture, node: Datanode) -> bool:
-    """Say whether a datanode holds what too few others hold, or may hold more than it has reported."""
+    """Return whether a datanode holds data that too few others hold, or may hold more than it has reported."""
     if node.heartbeat is None:
         return False
     if len(node.heartbeat.containers) >= MAX_CONTAINERS:

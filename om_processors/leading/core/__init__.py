@@ -1,6 +1,6 @@
-"""What decides about leadership without doing anything. Pure.
+"""Decisions about leadership; nothing here acts on them. Pure.
 
 ``leadership_machine`` takes events and returns instructions (``leadership_events``) by two tables
-(``leadership_states``); it asks ``watchdog`` for reasons and ``lending`` about loans. ``membership`` compares settings
-with the log, ``backlog`` bounds the queue.
+(``leadership_states``). It asks ``watchdog`` for reasons not to lead, and ``lending`` about loans. ``membership``
+compares the settings with the log; ``backlog`` bounds the queue.
 """

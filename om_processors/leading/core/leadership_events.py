@@ -1,7 +1,7 @@
-"""What happens to a node's leadership (events), and what is to be done about it (instructions). Pure.
+"""Events of a node's leadership, and the instructions that follow from them. Pure.
 
-Times are in seconds, of the node's monotonic clock. ``thread`` is the number that ``StartThread`` gave a shard's
-thread: what a thread says that has been told to end long ago is not taken for its successor's word.
+Times are in seconds, of the node's monotonic clock. ``thread`` is the number that ``StartThread`` gave to a shard's
+thread. The number tells a thread that was told to end from its successor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class GroupSettled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupUnsettled:
-    """The group's consumer is neither a member nor outside."""
+    """The group's consumer is neither a settled member nor outside."""
 
     now_s: float
 
@@ -54,21 +54,24 @@ class ShardsAssigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsRevoked:
-    """The group wants shards back. They are drained before that is acknowledged."""
+    """The group wants shards back. They are drained before the revocation is acknowledged."""
 
     shards: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsLost:
-    """The group has given shards to others without waiting."""
+    """The group has given shards to others without waiting for this node."""
 
     shards: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLeft:
-    """The group's consumer is closed. The node stays outside for ``jitter_s``, so that not all come back at once."""
+    """The group's consumer is closed.
+
+    The node stays outside for ``jitter_s``, so that nodes do not all come back at once.
+    """
 
     now_s: float
     jitter_s: float
@@ -84,7 +87,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadEnded:
-    """A shard's thread has ended; the last thing that it says."""
+    """A shard's thread has ended; the thread's last event."""
 
     shard: int
     thread: int
@@ -97,14 +100,14 @@ class ThreadEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveAsked:
-    """An operator wants another node to lead; nothing is given up yet. Refused with OMError."""
+    """An operator wants another node to lead; this node gives up nothing yet. Refused with OMError."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDownAsked:
-    """The other node may lead: make room. Refused with OMError."""
+    """The other node may lead: this node must step down. Refused with OMError."""
 
     shard: int
 
@@ -128,7 +131,7 @@ class MoveEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenewalAnswered:
-    """What a borrower has answered."""
+    """The borrower's answer to a renewal."""
 
     loan: Loan
     answer: Answer
@@ -150,7 +153,7 @@ class BorrowAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BorrowFailed:
-    """The claim for ``owner`` has failed, or taken too long."""
+    """The claim for ``owner`` has failed or taken too long."""
 
     shard: int
     owner: str
@@ -158,7 +161,7 @@ class BorrowFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoanRenewed:
-    """The owner wants this node to go on."""
+    """The owner wants this node to go on leading."""
 
     shard: int
     owner: str
@@ -178,7 +181,7 @@ class LoanWantedBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoansDue:
-    """It is time to renew what is lent, and to see whether what is borrowed has been renewed."""
+    """Lent shards must be renewed now, and borrowed shards checked for a renewal."""
 
     now_s: float
 
@@ -194,7 +197,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class JoinGroup:
-    """Be a member of the leaders' group, until ``LeaveGroup``."""
+    """Be a member of the leaders' group until ``LeaveGroup``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ class LeaveGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartThread:
-    """Start a thread that claims and leads the shard. The shard has no other, but for such as have been told to end."""
+    """Start a thread that claims and leads the shard. The shard's other threads, if any, have been told to end."""
 
     shard: int
     thread: int
@@ -212,7 +215,7 @@ class StartThread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndThread:
-    """Tell a thread to end, without waiting."""
+    """Tell a thread to end; do not wait for it."""
 
     shard: int
     thread: int
@@ -241,7 +244,7 @@ class RenewLoan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadershipNote:
-    """Log a line; ``shard`` is the one that it is about, None if it is about the node."""
+    """Log a line about ``shard``, or about the node if ``shard`` is None."""
 
     text: str
     shard: int | None = None

@@ -1,17 +1,17 @@
 """Who leads on this node, as a state machine: events in, instructions out, by the tables of ``leadership_states``.
 
 Rules (design, section 4; decisions 0013, 0026 and 0034):
-    - A node joins the group only while no sign speaks against it (``watchdog``), and leaves it with all its shards when
+    - A node joins the group only while no sign speaks against it (``watchdog``), and leaves with all its shards when
       one does.
-    - What the group takes away is drained; whoever asked for it waits for that.
-    - A leader that was deposed, cannot claim or is unfit leaves the group, so that others may try; the latter two stay
-      out for UNFIT_WAIT_S.
-    - The owner may lend a shard (``lending``). A borrower's failures cost it the loan and nothing else, unless it is
-      unfit.
-    - A node that leaves or stops starts no thread for a shard that it owns. One that stops starts nothing at all.
+    - Shards that the group takes away are drained; the revocation waits for that.
+    - A leader that was deposed, cannot claim or is unfit leaves the group, so that others may try. One that cannot
+      claim or is unfit stays out for UNFIT_WAIT_S.
+    - The owner may lend a shard (``lending``). A borrower's failures cost the borrower the loan and nothing else,
+      unless the borrower is unfit.
+    - A node that leaves or stops starts no thread for a shard that it owns. A node that stops starts no thread at all.
 
-Pure: time, signs and jitter come in with events. One lock around ``handle`` and the carrying out of StartThread and
-EndThread is the shell's to hold (``leadership``).
+Pure: time, signs and jitter come with events. The shell (``leadership``) holds one lock around ``handle``, StartThread
+and EndThread.
 """
 
 from __future__ import annotations
@@ -50,42 +50,44 @@ from om_processors.leading.core.watchdog import Bounds, reasons_not_to_join, rea
 from schemas.result_codes import INVALID_REQUEST
 
 UNFIT_WAIT_S = 60.0
-"""How long a node stays out of the group that is unfit to lead (its clock is wrong) or cannot claim a shard it owns."""
+"""How long a node stays out of the group if it is unfit to lead (its clock is wrong) or cannot claim a
+shard it owns.
+"""
 
 COSTS_MEMBERSHIP = frozenset({ThreadEnd.DEPOSED, ThreadEnd.FAILED})
-"""Ends of an owner's thread that make its node leave the group. UNFIT does so whoever the owner is."""
+"""Ends of an owner's thread that make its node leave the group. UNFIT does so for a borrowed shard too."""
 
 
 class LeadershipMachine:
-    """Of one node, for all its shards."""
+    """The state of one node's leadership, for all its shards."""
 
     def __init__(self, node: str, shards: Iterable[int], bounds: Bounds, loan_s: float) -> None:
-        """``loan_s`` is for how long a loan lasts that is not renewed."""
+        """``loan_s`` is how long a loan lasts without a renewal."""
         self.state = MemberState.OUTSIDE
         self.roles = dict.fromkeys(shards, ShardRole.ELSEWHERE)
         self._node = node
         self._bounds = bounds
         self._loan_s = loan_s
         self._threads: dict[int, int] = {}
-        """By shard, of those whose role has a thread: its number."""
+        """By shard, if this node's role has a thread: the thread's number."""
         self._ending: dict[int, int] = {}
-        """By the number of a thread that has been told to end and has not: its shard."""
+        """By the number of a thread that has been told to end and has not ended: its shard."""
         self._started = 0
         self._loans: dict[int, Loan] = {}
         self._borrowed: dict[int, Borrowed] = {}
         self._moving: set[int] = set()
-        """Shards of which a move is under way, from its being asked for to its end."""
+        """Shards that are being moved, from the request to the end of the move."""
         self._unsettled_since_s: float | None = None
         self._out_until_s = 0.0
         self._told: list[str] = []
-        """Why this node does not join, as said last."""
+        """Why this node does not join, as logged last."""
         self._instructions: list[Instruction] = []
 
     # -- questions -------------------------------------------------------------------------------------------------
 
     @property
     def stops(self) -> bool:
-        """Whether nothing may be started any more."""
+        """Whether nothing may be started any more, because the process ends."""
         return self.state in STOPS
 
     def owns(self, shard: int) -> bool:
@@ -93,25 +95,25 @@ class LeadershipMachine:
         return self.roles[shard] in OWNED
 
     def has_thread(self, shard: int) -> bool:
-        """Whether a thread leads the shard, or tries to, and has not been told to end."""
+        """Whether a thread leads the shard or tries to, and has not been told to end."""
         return self.roles[shard] in WITH_THREAD
 
     def is_draining(self, shard: int) -> bool:
-        """Whether a thread of the shard that has been told to end has not."""
+        """Whether a thread of the shard has been told to end and has not ended."""
         return shard in self._ending.values()
 
     def lent_to(self, shard: int) -> str | None:
-        """Return the node that leads the shard for this one."""
+        """Return the node that borrows the shard from this one, None if none does."""
         loan = self._loans.get(shard)
         return None if loan is None else loan.node
 
     def borrowed_from(self, shard: int) -> str | None:
-        """Return the node that this one leads the shard for."""
+        """Return the node that this one borrows the shard from, None if it borrows it from none."""
         borrowed = self._borrowed.get(shard)
         return None if borrowed is None else borrowed.owner
 
     def unsettled_ms(self, now_s: float) -> float:
-        """Return for how long the group has not settled; 0 for the owner of a shard, which is left in peace."""
+        """Return for how long the group has not settled; 0 if this node owns a shard."""
         if self._unsettled_since_s is None or any(map(self.owns, self.roles)):
             return 0.0
         return (now_s - self._unsettled_since_s) * 1000
@@ -119,9 +121,9 @@ class LeadershipMachine:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def handle(self, event: events.Event) -> list[Instruction]:
-        """Take an event; return what is to be done, in this order.
+        """Take an event; return what is to be done, in order.
 
-        Raises OMError if it is a request that is refused, which changes nothing; ImpossibleEvent.
+        Raises OMError if the event is a request and is refused, which changes nothing; ImpossibleEvent.
         """
         self._instructions = []
         HANDLERS[type(event)](self, event)
@@ -152,7 +154,7 @@ class LeadershipMachine:
 
     def _on_assigned(self, event: events.ShardsAssigned) -> None:
         if self.state not in IN_GROUP:
-            return  # it is about to leave, which gives them back
+            return  # the node is about to leave, which gives the shards back
         for shard in event.shards:
             self._say(f"shard {shard} is assigned here", shard)
             self._let(shard, ShardSignal.ASSIGNED)
@@ -177,7 +179,7 @@ class LeadershipMachine:
     def _on_thread_ended(self, event: events.ThreadEnded) -> None:
         self._ending.pop(event.thread, None)
         is_owner = False
-        # Of one that was told to end, whoever did so has seen to all that follows.
+        # If the thread was told to end, the one who told it has dealt with the consequences.
         if self._threads.get(event.shard) == event.thread:
             is_owner = self.owns(event.shard)
             self._let(event.shard, ShardSignal.THREAD_ENDED)
@@ -206,7 +208,7 @@ class LeadershipMachine:
     def _on_borrower_leads(self, event: events.BorrowerLeads) -> None:
         moving = self.roles[event.shard] is ShardRole.MOVING
         self._let(event.shard, ShardSignal.BORROWER_LEADS)
-        if moving:  # else the shard is not this node's to lend any more
+        if moving:  # otherwise the shard is no longer this node's to lend
             self._loans[event.shard] = Loan(
                 shard=event.shard, node=event.node, address=event.address, heard_s=event.now_s
             )
@@ -238,7 +240,7 @@ class LeadershipMachine:
             raise self._refusal(f"leads shard {shard} already")
         if self.owns(shard):
             raise self._refusal(f"owns shard {shard} itself")
-        # The first renewal comes when the owner has heard that this node leads.
+        # The owner sends the first renewal after it has heard that this node leads.
         self._say(f"shard {shard}: leading it for {event.owner}", shard)
         self._let(shard, ShardSignal.BORROW)
         self._borrowed[shard] = Borrowed(shard=shard, owner=event.owner, renewed_s=event.now_s + LEND_TIMEOUT_S)
@@ -294,7 +296,7 @@ class LeadershipMachine:
             self._instructions.append(StartThread(shard=shard, thread=self._started))
 
     def _let_drain(self, shards: Iterable[int], signal: ShardSignal) -> None:
-        """As ``_let``; whoever carries it out waits for the threads that are told to end."""
+        """As ``_let``, and also wait for the threads that are told to end."""
         before = len(self._instructions)
         for shard in shards:
             self._let(shard, signal)
@@ -332,4 +334,4 @@ HANDLERS: Mapping[type, Callable[[LeadershipMachine, Any], None]] = {
     events.LoanWantedBack: LeadershipMachine._on_wanted_back,
     events.LoansDue: LeadershipMachine._on_loans_due,
 }
-"""What each kind of event has the machine do."""
+"""The handler of each kind of event."""

@@ -1,11 +1,10 @@
-"""What a node is to the leaders' group and to each shard, and how signals change it: two tables. Pure.
+"""The states of a node in the leaders' group, its roles for each shard, and how signals change them: two tables. Pure.
 
-A pair of state and signal that a table does not name cannot come about (``next_member_state`` and ``next_role`` raise
-ImpossibleEvent). A signal that is late, and therefore of no consequence, is named with the state that it leaves as it
-is.
+A pair of state and signal that a table does not name cannot happen (``next_member_state`` and ``next_role`` raise
+ImpossibleEvent). A signal that arrives too late to matter is in the table, and leaves the state as it is.
 
-What has to be done follows from the change of state (``leadership_machine``): a thread is started as a role that has
-one is taken on, and told to end as it is given up. So no shard ever has two.
+The machine acts on the change of state (``leadership_machine``): it starts a thread when the node takes on a role that
+has one, and tells the thread to end when the node gives the role up. So no shard ever has two.
 """
 
 from __future__ import annotations
@@ -16,24 +15,26 @@ from typing import TypeVar
 
 
 class MemberState(Enum):
-    """What the node is to the leaders' group."""
+    """The node's state in the leaders' group."""
 
     OUTSIDE = auto()
-    """No member. It joins once no sign speaks against it."""
+    """Not a member. The node joins once no sign speaks against it."""
     JOINING = auto()
-    """The consumer has subscribed; the group is not settled, or not any more. Shards may be assigned already."""
+    """The consumer has subscribed; the group has not settled yet, or is not settled any more. The node may have shards
+    already.
+    """
     MEMBER = auto()
     """The group is settled."""
     LEAVING = auto()
     """All threads have been told to end; the consumer closes once they are drained."""
     STOPPING = auto()
-    """As LEAVING, for good."""
+    """As LEAVING, but the process ends."""
     STOPPED = auto()
     """Nothing is ever started again."""
 
 
 IN_GROUP = frozenset({MemberState.JOINING, MemberState.MEMBER})
-"""States in which the group may assign shards, and in which this node may lead them as their owner."""
+"""States in which the group may assign shards, and in which this node may lead the shards that it owns."""
 
 STOPS = frozenset({MemberState.STOPPING, MemberState.STOPPED})
 
@@ -50,18 +51,20 @@ class MemberSignal(Enum):
 
 
 class ShardRole(Enum):
-    """What the node is to a shard."""
+    """The node's role for a shard."""
 
     ELSEWHERE = auto()
     """Neither owner nor leader: the replica follows."""
     LEADING = auto()
     """Owner, with a thread that leads, or tries to."""
     MOVING = auto()
-    """Owner that has stepped down, because the shard is being moved."""
+    """Owner that has stepped down because the shard is being moved."""
     LENT = auto()
     """Owner; a borrower leads."""
     VACANT = auto()
-    """Owner whose thread has ended. It leads nothing until it is assigned the shard anew, for it leaves the group."""
+    """Owner whose thread has ended. The node is leaving the group, so it leads the shard only once it is assigned it
+    anew.
+    """
     BORROWED = auto()
     """Not the owner; a thread leads for the owner."""
 
@@ -74,31 +77,33 @@ class ShardSignal(Enum):
     """What happens to a shard."""
 
     ASSIGNED = auto()
-    """The group gives it to this node."""
+    """The group assigns it to this node."""
     TAKEN_AWAY = auto()
-    """The group takes it back, holds it for lost, or is left."""
+    """The group revokes it or counts it as lost, or the node has left the group."""
     NODE_LEAVES = auto()
-    """The node begins to leave the group, with all its shards."""
+    """The node begins to leave the group with all its shards."""
     THREAD_ENDED = auto()
     """Its thread has ended by itself."""
     STEP_DOWN = auto()
-    """It is moved: this node, or the borrower, makes room."""
+    """The shard is being moved, so this node, as the owner or as the borrower, steps down."""
     BORROWER_LEADS = auto()
-    """The node that was asked to lead it does."""
+    """The borrower leads it."""
     MOVE_ENDED = auto()
-    """The move is over, whatever came of it."""
+    """The move is over, with whatever result."""
     BORROW = auto()
     """Its owner asks this node to lead it."""
     LOAN_ENDED = auto()
-    """The borrower leads no longer: the owner wants it back, has not renewed the loan, or the claim has failed."""
+    """The borrower stops leading: the owner wants the shard back or has not renewed the loan, or the claim
+    has failed.
+    """
     TAKEN_BACK = auto()
-    """The owner leads again: the borrower does not."""
+    """The borrower does not lead, so the owner leads again."""
     LOAN_LOST = auto()
     """The borrower does not lead, and the owner is about to leave the group."""
 
 
 class ImpossibleEvent(Exception):
-    """Something has happened that cannot happen in this state: a defect."""
+    """A signal that cannot happen in this state: a defect."""
 
 
 _State = TypeVar("_State", bound=Enum)
@@ -112,7 +117,7 @@ def _table(rows: Mapping[_Signal, Mapping[_State, _State]]) -> Mapping[tuple[_St
 def _leaving_others_alone(
     states: type[_State], changed: Mapping[_State, _State], *, but: frozenset[_State] = frozenset()
 ) -> Mapping[_State, _State]:
-    """Return a row: ``changed``, and every other state as it is, but for those in which the signal cannot come."""
+    """Return a row with ``changed`` and no change of every other state, except those in ``but``."""
     return {state: changed.get(state, state) for state in states if state not in but}
 
 
@@ -154,7 +159,7 @@ SHARD_TABLE: Mapping[tuple[ShardRole, ShardSignal], ShardRole] = _table(
 
 
 def next_member_state(state: MemberState, signal: MemberSignal) -> MemberState:
-    """Return what follows; raises ImpossibleEvent."""
+    """Return the next state; raises ImpossibleEvent."""
     following = MEMBER_TABLE.get((state, signal))
     if following is None:
         raise ImpossibleEvent(f"{signal.name} while {state.name}")
@@ -162,7 +167,7 @@ def next_member_state(state: MemberState, signal: MemberSignal) -> MemberState:
 
 
 def next_role(role: ShardRole, signal: ShardSignal) -> ShardRole:
-    """Return what follows; raises ImpossibleEvent."""
+    """Return the next role; raises ImpossibleEvent."""
     following = SHARD_TABLE.get((role, signal))
     if following is None:
         raise ImpossibleEvent(f"{signal.name} while {role.name}")

@@ -1,11 +1,12 @@
 """Whether a node's settings and the log agree on who the members are. Pure.
 
 Rules:
-    1. A node that has read what was in the log when it started must find there the very members that its settings name: else it
-       was started with old settings, or by mistake. What was logged since, while it was still reading, is not held against it; nor is one
-       member more or less, if the node itself is one: another is just being added or removed, which the log hears of before the settings do.
-    2. From then on the log alone says who is a member (``admin add-node`` and ``remove-node`` log it, settings follow for the
-       next start); a node that is no member any more stops.
+    1. A node reads what was in the log when it started. It must find there the same members that its settings name; if
+       not, it was started with old settings, or by mistake. Two differences are allowed: members logged since the
+       start, while the node was still reading; and one member more or less, if the node itself is a member, because
+       another one is just being added or removed, and the log shows that before the settings do.
+    2. From then on only the log says who is a member (``admin add-node`` and ``remove-node`` log it; the settings
+       follow for the next start). A node that is no longer a member stops.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from replicated_db.core.errors import WrongCluster
 
 
 class MembershipCheck:
-    """Of one node, for all shards."""
+    """The check of one node, for all shards."""
 
     def __init__(self, node: str, named: Collection[str]) -> None:
         """``named`` are the members in the node's settings."""
@@ -27,9 +28,10 @@ class MembershipCheck:
         self._agreed: set[int] = set()
 
     def look(self, shard: int, read_offset: int, end: int, known: Sequence[KnownMembers]) -> None:
-        """Look at a shard as of ``read_offset``, with the log's end now; raises WrongCluster.
+        """Check a shard up to ``read_offset``, with the log's present end; raises WrongCluster.
 
-        ``known`` is what the log has said of its members, in order (nothing before Genesis); the first is what was known at the start.
+        ``known`` lists the members that the log has named, in order (empty before Genesis); the first entry is what was
+        known at the start.
         """
         start_end = self._ends.setdefault(shard, end)
         if not known or read_offset + 1 < start_end:
@@ -47,6 +49,6 @@ class MembershipCheck:
             raise WrongCluster(f"shard {shard}: {self._node} is no member any more; the members are {', '.join(now)}")
 
     def _is_changing(self, logged: Sequence[str]) -> bool:
-        """Whether the settings may be those of a moment before or after the log's: one member differs, and it is not this node."""
+        """Whether the settings differ from the log by one member, and not by this node: a change that is under way."""
         different = self._named ^ frozenset(logged)
         return len(different) == 1 and self._node not in different

@@ -1,8 +1,9 @@
-"""When a node must not lead: the signs of a stall, and what follows from them. Pure.
+"""When a node must not lead: the signs of a stall, and the reasons that follow from them. Pure.
 
-A node is judged as a whole (design, section 4): what stalls one shard (a disk, the interpreter's lock, a starved processor) will
-not spare the others, so it leaves the leaders' group with all its shards, and joins again only when no sign is left. The bounds
-for joining are tighter than those for leaving, so that a node at the edge does not come and go.
+A node is judged as a whole (design, section 4): what stalls one shard (a disk, the interpreter's lock, a starved
+processor) will stall the others too. So the node leaves the leaders' group with all its shards, and joins again only
+when no sign is left. The bounds for joining are tighter than those for leaving, so that a node at the edge does not
+join and leave in turn.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from dataclasses import dataclass
 from schemas.topics import SILENT_BROKER_MS
 
 MAX_JOIN_LAG_RECORDS = 1_000
-"""A node further behind the end of any shard's log than this does not join the leaders' group."""
+"""A node further behind the end of any shard's log than this does not join the leaders' group; in records."""
 
 MAX_LEAD_LAG_RECORDS = 5_000
-"""A member further behind than this leaves it."""
+"""A member further behind than this leaves the group; in records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSigns:
-    """What is seen of one shard on this node.
+    """The signs of one shard on this node.
 
-    ``turned_ago_ms`` is how long ago its leader's loop turned last, None if no thread leads it. ``lag_records`` is how far the
-    replica is behind the log's end, None if the brokers do not say. ``leaderless``: the log's partition has no leader. ``lingering``: a
-    thread that was told to end still runs.
+    ``turned_ago_ms`` is how long ago its leader's loop last turned, None if no thread leads it. ``lag_records`` is how
+    far the replica is behind the log's end, None if the brokers do not say. ``leaderless``: the log's partition has no
+    leader. ``lingering``: a thread that was told to end still runs.
     """
 
     shard: int
@@ -38,10 +39,11 @@ class ShardSigns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What is seen of a node.
+    """The signs of a node.
 
-    ``event_loop_ago_ms`` is how long ago its event loop turned, None before its first turn. ``unsettled_ms`` is for how long the group has
-    been neither joined nor left: its coordinator may be a broker that is cut off from the others, which cannot complete a rebalance.
+    ``event_loop_ago_ms`` is how long ago its event loop turned, None before its first turn. ``unsettled_ms`` is how
+    long the group has been neither joined nor left: its coordinator may be a broker that is cut off from the others and
+    cannot complete a rebalance.
     """
 
     shards: tuple[ShardSigns, ...]
@@ -51,7 +53,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What is tolerated."""
+    """The limits for the signs."""
 
     stall_ms: float
     settle_ms: float = 2 * SILENT_BROKER_MS
@@ -68,7 +70,7 @@ def reasons_not_to_join(signs: Signs, bounds: Bounds) -> list[str]:
     """Return why a node may not join the group; empty if it may."""
     found = _stalls(signs, bounds) + _lags(signs, bounds.max_join_lag_records)
     for one in signs.shards:
-        # A partition that nobody can read keeps no node from leading the other shards.
+        # The lag of a partition that nobody can read does not keep the node from leading the other shards.
         if one.lag_records is None and not one.leaderless:
             found.append(f"shard {one.shard}: the brokers do not say where its log ends")
         if one.lingering:
@@ -91,7 +93,7 @@ def _stalls(signs: Signs, bounds: Bounds) -> list[str]:
 
 
 def _unsettled(signs: Signs, bounds: Bounds) -> list[str]:
-    """One that leads is left in peace: leaving would take a shard from it that it may well lead."""
+    """Return the reason if the group does not settle; none for a node that leads, which may well be a sound leader."""
     if signs.unsettled_ms <= bounds.settle_ms or any(one.turned_ago_ms is not None for one in signs.shards):
         return []
     return [f"the leaders' group has not settled for {signs.unsettled_ms:.0f} ms; joining anew"]

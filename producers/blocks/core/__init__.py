@@ -1,1 +1,1 @@
-"""What of a stream is not acknowledged yet, the tree that its packets take, and what is done when it fails. Pure."""
+"""The unacknowledged part of a stream, the tree that its packets take, and the recovery when it fails. Pure."""

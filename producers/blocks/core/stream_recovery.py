@@ -1,6 +1,7 @@
-"""What is done when a stream fails: who is blamed, whom to stream to next, and when the block is given up. Pure.
+"""Recovery from a failed stream: which datanode is blamed, where the next stream goes, when the block is given up.
+Pure.
 
-A stream that fails is one round: ``on_failed``, then what its instructions ask for, until it is Resume or GiveUp.
+Each failure of a stream is one round: ``on_failed``, then the instructions in turn, until one is Resume or GiveUp.
 
 ===============  ======================  ============================================================================
 state            event                   what follows
@@ -14,8 +15,9 @@ ASKING, PROBING  (when that is decided)  Resume while a majority is not failing,
 GIVEN_UP         none                    the block takes no more bytes
 ===============  ======================  ============================================================================
 
-STATUSES says by status how an error is taken. A strike is one error without an obvious culprit: STRIKES of them, or one
-that would come again (LASTING), and the datanode is failing: it is left out until it has moved.
+STATUSES maps an error's status to its kind. A strike is one error without an obvious culprit. A datanode is failing
+after STRIKES of them, or after one error that would come again (LASTING). A failing datanode is left out until it has
+moved.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ from schemas.stream_errors import (
 )
 
 STRIKES = 3
-"""Errors without an obvious culprit after which a datanode is left out."""
+"""Strikes after which a datanode is left out."""
 MAX_FUTILE_RESUMES = 8
-"""Resumptions in a row without a byte of progress after which the block is given up."""
+"""Resumptions in a row, without a byte of progress, after which the block is given up."""
 PAUSE_MS = 50
-"""How much longer the pause is before each resumption in a row that brought nothing."""
+"""The pause grows by this factor at each resumption in a row without progress."""
 
 
 class ErrorKind(Enum):
-    """How an error of a stream is taken."""
+    """How recovery treats an error of a stream."""
 
     OF_THE_BLOCK = "the block will never grow, whoever is asked"
     LEADER_CHANGED = "nobody's fault: the leader is another"
@@ -74,17 +76,17 @@ STATUSES: Mapping[str, ErrorKind] = {
     OVERLOADED: ErrorKind.PASSING,
     STOPPING: ErrorKind.PASSING,
 }
-"""By status; LASTING is every other."""
+"""By status; every other status is LASTING."""
 OF_THE_BLOCK = frozenset(status for status, kind in STATUSES.items() if kind is ErrorKind.OF_THE_BLOCK)
-"""Codes after which the block will never grow, whoever is asked."""
+"""Errors after which the block will never grow, whichever datanode is asked."""
 PROBED = frozenset({ErrorKind.SILENT, ErrorKind.UNREACHABLE, ErrorKind.BELOW})
-"""After these the suspects are asked whether they are there."""
+"""After these errors the suspects are asked whether they are there."""
 PASSING_BELOW = frozenset({"", TIMED_OUT, FAILED, BAD_FRAME, OVERLOADED, NOT_LEADER, STOPPING})
-"""What the one above says of one further down, as the ``hint`` of BELOW, that may pass."""
+"""In BELOW, a datanode reports an error of one further down as the ``hint``; these hints may pass."""
 
 
 class RecoveryState(Enum):
-    """Where the recovery of a block's streams stands."""
+    """The state of the recovery of a block's streams."""
 
     STREAMING = "streaming"
     ASKING = "asking"
@@ -94,19 +96,19 @@ class RecoveryState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AskWhere:
-    """Ask the Object Manager where the datanodes are now; ``on_moved`` if any is somewhere else, then ``on_asked``."""
+    """Ask the Object Manager where the datanodes are now; call ``on_moved`` if any has moved, then ``on_asked``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask these datanodes whether they are there; then ``on_probed``."""
+    """Ask these datanodes whether they are there; then call ``on_probed``."""
 
     suspects: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Open another stream, after a pause, without those who are failing."""
+    """Open another stream, after a pause, without the datanodes that are failing."""
 
     pause_ms: int
 
@@ -120,7 +122,7 @@ RecoveryStep = AskWhere | Probe | Resume | GiveUp
 
 
 def kind_of(error: DatanodeError) -> ErrorKind:
-    """Return how an error of a stream is taken.
+    """Return the kind of a stream's error.
 
     >>> kind_of(DatanodeError("STOPPING", "the datanode stops"))
     <ErrorKind.PASSING: 'the same datanode may not say that again'>
@@ -129,13 +131,13 @@ def kind_of(error: DatanodeError) -> ErrorKind:
 
 
 class StreamRecovery:
-    """Who of a pipeline's members fails, as far as one block's streams tell."""
+    """The failing members of a pipeline, as far as one block's streams show."""
 
     def __init__(self, members: Iterable[str], majority: int, failing: set[str]) -> None:
-        """``members`` are the pipeline's, ``failing`` the names that are known to fail, shared with who commits."""
+        """``members`` are the pipeline's; ``failing``, shared with the committer, has those known to fail."""
         self.state = RecoveryState.STREAMING
         self.avoided = ""
-        """The primary that is tried last next time."""
+        """The datanode that is the last choice as the next primary."""
         self.leader_hint = ""
         self._members = frozenset(members)
         self._majority = majority
@@ -144,18 +146,18 @@ class StreamRecovery:
         self._futile = 0
         self._error: DatanodeError | None = None
         self.primary = ""
-        """Through whom the stream goes, or went."""
+        """The primary of the present or last stream."""
         self._streaming: tuple[str, ...] = ()
 
     def on_began(self, primary: str, streaming: Iterable[str]) -> None:
-        """Note through whom a stream goes, and whom it goes to in all."""
+        """Note the primary of a new stream, and all datanodes that the stream goes to."""
         self.primary = primary
         self._streaming = tuple(streaming)
 
     def on_failed(self, error: DatanodeError, *, progress: bool) -> AskWhere | GiveUp:
-        """Take the error with which a stream ended; ``progress`` is whether more is acknowledged than at the last one.
+        """Take the error that ended a stream; ``progress`` is whether more is acknowledged than at the last failure.
 
-        A round whose question found no answer, because asking raised, is forgotten.
+        If asking raised, so that the last round has no answer, that round is forgotten.
         """
         if self.state is RecoveryState.GIVEN_UP:
             self._expect(RecoveryState.STREAMING)
@@ -167,14 +169,14 @@ class StreamRecovery:
         return AskWhere()
 
     def on_moved(self, moved: set[str]) -> None:
-        """Note who is somewhere else by now; in any state, for who commits finds that out too."""
+        """Note which datanodes have moved; allowed in any state, because the committer finds that out too."""
         self._failing -= moved
         for name in moved:
             self._strikes.pop(name, None)
         self.avoided = ""
 
     def on_asked(self, *, moved: bool) -> Probe | Resume | GiveUp:
-        """Go on once it is known where the datanodes are; ``moved`` is whether any is somewhere else."""
+        """Go on after asking where the datanodes are; ``moved`` is whether any has moved."""
         self._expect(RecoveryState.ASKING)
         error = self._failed_with
         if moved:
@@ -194,7 +196,7 @@ class StreamRecovery:
         return self._decided()
 
     def on_probed(self, silent: set[str]) -> Resume | GiveUp:
-        """Take the names of those suspects that are not there."""
+        """Take the names of the suspects that are not there."""
         self._expect(RecoveryState.PROBING)
         error = self._failed_with
         self._failing |= silent
@@ -220,7 +222,7 @@ class StreamRecovery:
 
     @property
     def _failed_with(self) -> DatanodeError:
-        assert self._error is not None  # noqa: S101 - no state but the first is reached without it
+        assert self._error is not None  # noqa: S101 - every state but the first is reached with an error
         return self._error
 
     def _expect(self, state: RecoveryState) -> None:

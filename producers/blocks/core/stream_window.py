@@ -1,25 +1,25 @@
-"""The client's side of one block: which bytes are where on their way, and how many may be (design, section 8).
+"""How far the bytes of one block have come, and how many more the client may send (design, section 8).
 
 What belongs here: the pure bookkeeping of a block that is being written. Seven offsets, each at most the one before::
 
     written >= packed >= sent >= acknowledged >= asked >= committed >= watched
 
-* *written*: the caller gave them; *packed*: they are in whole packets, ready to be sent.
-* *sent*, and *acknowledged* by all datanodes of the stream. ``window_bytes`` bounds what lies between.
-* *asked*: a PutBlock is on its way for them; *committed*: it is effective.
+* *written*: the caller passed them in; *packed*: they are in whole packets, ready to be sent.
+* *sent*, and *acknowledged* by all datanodes of the stream. ``window_bytes`` bounds the bytes between these two.
+* *asked*: a PutBlock for them is on its way; *committed*: it is effective.
 * *watched*: enough replicas have applied the entry and hold verified bytes. Only then are buffers released.
-  ``buffer_bytes`` bounds what lies between written and watched; at it a writer waits.
+  ``buffer_bytes`` bounds the bytes between written and watched; at this bound a writer waits.
 
 The rules:
 
-1. Packets end at multiples of ``packet_bytes``, so that a packet of a cell's size is a cell. A flush ends one early;
-   the next one is shorter, and the grid is kept.
-2. A commit is due at each multiple of ``flush_bytes`` that is acknowledged, and of all that is acknowledged when
-   MAX_HELD_PACKETS are kept. One is on its way at a time.
-3. A stream that fails falls back to what is acknowledged; the packets from there on are sent again (``resume``).
-4. Only the end of a packet is ever acknowledged or committed; a datanode that says another offset is rounded down.
-5. The checksum of a cell is its CRC32C, carried from packet to packet; with the last, shorter cell of any packet's
-   end that is still held, so that the length may be committed there.
+1. Packets end at multiples of ``packet_bytes``, so that a packet of a cell's size is a cell. A flush ends a packet
+   early; the next packet is shorter, and the grid is kept.
+2. A commit is due at each multiple of ``flush_bytes`` that is acknowledged. When MAX_HELD_PACKETS are held, a commit of
+   all acknowledged bytes is due. One commit is on its way at a time.
+3. A stream that fails falls back to the acknowledged offset; the packets from there on are sent again (``resume``).
+4. Only the end of a packet is ever acknowledged or committed; any other offset that a datanode reports is rounded down.
+5. The checksum of a cell is its CRC32C, carried from packet to packet. For each held packet's end, the CRC32C of the
+   last, shorter cell is known too, so that the length up to there may be committed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas.records.packets import CELL_BYTES, MAX_PACKET_BYTES, PACKET_BYTES
 _CRC_BYTES = 4
 MIN_PACKET_BYTES = 4 * 1024
 MAX_HELD_PACKETS = 128 * 1024
-"""Packets that are kept at most, however short flushes make them."""
+"""Packets held at most, however short flushes make them."""
 
 SEND_BYTES = 64 * 1024
 SEND_PACKETS = 64
@@ -78,7 +78,7 @@ class WindowLimits:
 
 @dataclass(slots=True, kw_only=True)
 class Packet:
-    """Bytes of the block that travel in one frame; ``crc`` is their CRC32C, ``cell_crc`` that of the cell so far."""
+    """Bytes of the block that travel in one frame, with their CRC32C, and that of their cell up to their end."""
 
     offset: int
     data: Buffer
@@ -92,50 +92,50 @@ class Packet:
 
 
 class StreamWindow:
-    """One block's bytes between the caller and the watch."""
+    """The bytes of one block between the caller and the watch."""
 
     def __init__(self, limits: WindowLimits) -> None:
         self.limits = limits
         self.written = self.packed = self.sent = self.acknowledged = 0
         self.asked = self.committed = self.watched = 0
         self.bcs_id = 0
-        """Index of the entry that committed most; 0 = none did."""
+        """Index of the entry that committed most bytes; 0 = none has."""
         self.watched_bcs_id = 0
-        """Index of the entry by which *watched* was committed."""
+        """Index of the entry that committed *watched*."""
         self._held: deque[Packet] = deque()
         """Packets that are not released, in order; the first ``_sent_packets`` of them are sent."""
         self._sent_packets = 0
         self._filling = bytearray()
         self._cells = bytearray()
-        """Checksums of whole cells, packed."""
+        """Packed checksums of whole cells."""
         self._cell_crc = 0
-        """Checksum so far of the cell that ``packed`` lies in."""
+        """Checksum of the present cell up to ``packed``."""
         self._tails: dict[int, int] = {0: 0}
-        """Ends of packets that are held (and the end of what is released): checksum so far of the cell they lie in."""
+        """By end of a held packet (and by the end of what is released): the checksum of its cell up to there."""
 
     # -- writing
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept for a failure."""
+        """Bytes held in case of a failure."""
         return self.written - self.watched
 
     @property
     def full(self) -> bool:
-        """Whether the block takes no more."""
+        """Whether the block takes no more bytes."""
         return self.written == self.limits.block_bytes
 
     def room(self) -> int:
-        """Return how many bytes may be written now; 0 with a block that is not full: wait for a watch."""
+        """Return how many bytes may be written now; 0 before the block is full means: wait for a watch."""
         limits = self.limits
         if len(self._held) >= MAX_HELD_PACKETS:
             return 0
         return min(limits.block_bytes - self.written, limits.buffer_bytes - self.held_bytes)
 
     def write(self, data: memoryview, *, keep: bool) -> int:
-        """Take up to :meth:`room` bytes and return how many were; ``keep`` if the data will never change.
+        """Take up to :meth:`room` bytes, and return how many; ``keep`` if the data will never change.
 
-        What will not change is not copied, whole packets of it at least.
+        Data that will not change is not copied, except where it fills less than a whole packet.
         """
         taken = min(self.room(), len(data))
         done = 0
@@ -154,7 +154,7 @@ class StreamWindow:
         return taken
 
     def seal(self) -> None:
-        """Make a packet of what is left over, though it is short."""
+        """Make a short packet of the bytes left over."""
         if self._filling:
             filled, self._filling = self._filling, bytearray()
             self._pack(filled)
@@ -198,7 +198,10 @@ class StreamWindow:
         return packet
 
     def next_packets(self) -> list[Packet]:
-        """Return the packets to be sent next: one, or small ones up to SEND_BYTES together; none if there is none or the window is full."""
+        """Return the packets to send next, none if there are none or the window is full.
+
+        It is one packet, or small ones of up to SEND_BYTES together.
+        """
         first = self.next_packet()
         if first is None:
             return []
@@ -242,17 +245,17 @@ class StreamWindow:
     # -- committing
 
     def due(self) -> int | None:
-        """Return the length that is to be committed now, or None: rule 2."""
+        """Return the length that should be committed now, None if no commit is due: rule 2."""
         if self.acknowledged == self.limits.block_bytes:
-            return None  # the end of a block is committed when it is closed
+            return None  # the end of a block is committed when the block is closed
         crowded = len(self._held) >= MAX_HELD_PACKETS
         point = self.acknowledged if crowded else self.acknowledged - self.acknowledged % self.limits.flush_bytes
         return point if point > self.asked and self.asked == self.watched else None
 
     def ask(self, length: int) -> bytes:
-        """Note that ``length`` bytes are about to be committed, and return their checksums.
+        """Note that ``length`` bytes are about to be committed; return their checksums.
 
-        Raises ValueError for a length that is not acknowledged, or that is less than was asked for before.
+        Raises ValueError for a length that is not acknowledged, or that is less than one asked for before.
         """
         if not self.asked <= length <= self.acknowledged:
             raise ValueError(
@@ -292,7 +295,7 @@ class StreamWindow:
             self._sent_packets -= 1
 
     def give_up_asking(self) -> None:
-        """Note that the commit which was asked for failed: it may be asked for again."""
+        """Note that the commit on its way failed; it may be asked for again."""
         self.asked = self.committed
 
     def unwatched(self) -> Iterator[memoryview]:

@@ -1,13 +1,13 @@
-"""Spanning trees: by which datanodes a stream's packets reach every member of a pipeline (design, section 8).
+"""Spanning trees: the paths by which a stream's packets reach every member of a pipeline (design, section 8).
 
 What belongs here: the pure choice of a tree, for groups of 1 to MAX_ROUTES datanodes. The rules:
 
 1. The tree holds each given datanode once; its root is the *primary*, to which the client connects.
 2. Whatever the shape and whichever datanode is the primary, each rack other than the primary's is entered by exactly
    one hop, so two racks have one hop between them. Within a rack, hops stay there.
-3. Shapes: ``star`` (the primary, and in other racks the first, forwards to all others of its rack), ``chain`` (each
-   forwards to one), ``tree`` (each forwards to two at most).
-4. Nothing is random here: among equals the order in which the datanodes are given decides, so the caller shuffles
+3. Shapes. ``star``: the primary, and the first datanode in each other rack, forward to all others of their rack.
+   ``chain``: each forwards to one. ``tree``: each forwards to two at most.
+4. Nothing is random here. The order in which the datanodes are given decides between equals, so the caller shuffles
    them, or sorts them by load.
 
 A rack is a path such as ``/hall1/rack3``; the more leading parts two racks share, the nearer they are.
@@ -28,7 +28,10 @@ MAX_TREE_CHILDREN = 2
 
 
 def spanning_tree(members: Sequence[Member], primary: str, shape: Shape) -> list[Route]:
-    """Return the routes of a stream through ``members`` that begins at the datanode ``primary``, which comes first.
+    """Return the routes of a stream through ``members``; the first is that of ``primary``, where the stream begins.
+
+    Raises ValueError, naming it, for a primary that is no member, a repeated name, more than MAX_ROUTES members, or an
+    unknown shape.
 
     Raises ValueError, naming it, for a primary that is no member, a name that is given twice, more than MAX_ROUTES
     members, or an unknown shape.
@@ -69,7 +72,7 @@ def nearest_first(members: Sequence[Member], rack: str, load: Mapping[str, float
 
 
 def distance(one: str, other: str) -> int:
-    """Return the hops up from two racks to what they share, and down again; 0 is the same rack.
+    """Return the steps from one rack up to the common part of both, and down to the other; 0 is the same rack.
 
     >>> distance("/h1/r1", "/h1/r1"), distance("/h1/r1", "/h1/r2"), distance("/h1/r1", "/h2/r1")
     (0, 2, 4)
@@ -111,7 +114,7 @@ def _chain(racks: list[list[str]], children: dict[str, list[str]]) -> None:
 
 
 def _tree(racks: list[list[str]], children: dict[str, list[str]]) -> None:
-    """Fill each rack breadth first, and enter the next one from the highest datanode that has room."""
+    """Fill each rack breadth first; enter the next rack from the highest datanode that has room."""
     placed: list[str] = []
     for rack in racks:
         first, *others = rack

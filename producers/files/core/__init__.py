@@ -1,1 +1,1 @@
-"""What a failure makes of a key that is written: its fate, and whether another block is tried. Pure."""
+"""How a failure affects a key that is being written: its fate, and whether another block is tried. Pure."""

@@ -1,4 +1,4 @@
-"""Whether another block is tried when one of a key's has failed, where, and after which pause. Pure.
+"""When one of a key's blocks has failed: whether another is tried, where, and after which pause. Pure.
 
 =====================================================  ==========================================================
 blocks that failed in a row                            what is done with the bytes that are still held
@@ -9,8 +9,8 @@ failed less than two commit time-outs ago
 any others                                             the key gives up, with the last block's error
 =====================================================  ==========================================================
 
-One block that ends well begins the row anew. The pause grows from the second on: what is wrong may take a moment to
-become known, as a container that has just been closed, or a dead node.
+A block that ends well resets the count. The pause grows from the second failure on: it may take a moment until others
+know the cause, such as a container that was just closed, or a dead node.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import dataclass
 
 MAX_FAILED_BLOCKS = 10
 MIN_FAILED_BLOCKS = 3
-"""So many are tried even if they take long; from then on no longer than two commit time-outs in all."""
+"""This many blocks are tried even if they take long; more are tried only within two commit time-outs in all."""
 PAUSE_MS = 50
 LAST_PAUSE_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class KeyGivesUp:
-    """No other block is tried."""
+    """Try no other block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class TryAnotherBlock:
 
 
 class FailedBlocks:
-    """The blocks of one key that failed."""
+    """The failed blocks of one key."""
 
     def __init__(self, commit_timeout_ms: int) -> None:
         self.total = 0
-        """Blocks that failed, in all."""
+        """All failed blocks so far."""
         self.excluded: list[str] = []
-        """Pipelines that no block is wanted on."""
+        """Pipelines that the next blocks of the key avoid."""
         self._commit_timeout_ms = commit_timeout_ms
         self._in_a_row = 0
         self._since_s = 0.0
@@ -56,7 +56,7 @@ class FailedBlocks:
             self._since_s = now_s
 
     def on_salvaged(self, now_s: float, pipeline: str) -> KeyGivesUp | TryAnotherBlock:
-        """Return what to do once the block that failed, on ``pipeline``, is salvaged as far as it can be."""
+        """Return what to do after the block that failed on ``pipeline`` has been salvaged as far as possible."""
         failing_ms = (now_s - self._since_s) * 1000
         patient = self._in_a_row < MIN_FAILED_BLOCKS or failing_ms < 2 * self._commit_timeout_ms
         if self._in_a_row >= MAX_FAILED_BLOCKS or not patient:
@@ -71,5 +71,5 @@ class FailedBlocks:
         self._in_a_row = 0
 
     def on_nothing_else(self) -> None:
-        """Note that there is no pipeline but the excluded ones, which may have recovered."""
+        """Note that only excluded pipelines are left, which may have recovered."""
         self.excluded.clear()

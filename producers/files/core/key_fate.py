@@ -1,10 +1,10 @@
-"""What becomes of a key that is written, and what that means for each later call (decision 0030). Pure.
+"""The fate of a key that is being written, and what each later call gets (decision 0030). Pure.
 
 Rules
-    1. A failure lasts. Once anything has failed, the key is never committed, and every call raises; only ``abort`` ends it.
-    2. CommitKey is sent once. Until it has ended, nobody knows whether the key is committed; if it was not waited for to
-       its end, nobody ever will: UNKNOWN, and calls raise OutcomeUnknown.
-    3. What CommitKey ends with is the last word: it is believed even if the wait was to be given up meanwhile.
+    1. A failure lasts. After any failure CommitKey is not sent any more, and every call but ``abort`` raises.
+    2. CommitKey is sent once. Until it has ended, nobody knows whether the key is committed. If the wait for its end is
+       given up, nobody ever will: the fate is UNKNOWN, and calls raise OutcomeUnknown.
+    3. The result of CommitKey is final, even if it arrives after the wait was told to end.
 
 ================  ======================================  ================================================
 fate              what a call gets                        why
@@ -35,7 +35,7 @@ from producers.errors import (
 
 
 class KeyFate(Enum):
-    """Where the writing of a key stands."""
+    """The state of the writing of a key."""
 
     WRITING = "writing"
     COMMITTING = "committing"
@@ -47,7 +47,7 @@ class KeyFate(Enum):
 
 
 class FateEvent(Enum):
-    """What happens to it."""
+    """Events in the writing of a key."""
 
     COMMIT_SENT = "CommitKey is about to be sent"
     COMMIT_TAKEN = "CommitKey was answered: the key is visible"
@@ -60,10 +60,12 @@ _F, _E = KeyFate, FateEvent
 FATES: Mapping[KeyFate, Mapping[FateEvent, KeyFate]] = {
     _F.WRITING: {_E.COMMIT_SENT: _F.COMMITTING, _E.FAILED: _F.FAILED, _E.ABORTED: _F.ABORTED},
     _F.COMMITTING: {
-        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN, _E.ABORTED: _F.ABORTED,
+        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN,
+        _E.ABORTED: _F.ABORTED,
     },
     _F.UNKNOWN: {
-        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN, _E.ABORTED: _F.ABORTED,
+        _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.COMMIT_FAILED, _E.FAILED: _F.UNKNOWN,
+        _E.ABORTED: _F.ABORTED,
     },
     _F.ABORTED: {
         _E.COMMIT_TAKEN: _F.COMMITTED, _E.COMMIT_REFUSED: _F.ABORTED, _E.FAILED: _F.ABORTED, _E.ABORTED: _F.ABORTED,
@@ -72,19 +74,19 @@ FATES: Mapping[KeyFate, Mapping[FateEvent, KeyFate]] = {
     _F.COMMIT_FAILED: {_E.FAILED: _F.COMMIT_FAILED, _E.ABORTED: _F.ABORTED},
     _F.COMMITTED: {_E.FAILED: _F.COMMITTED, _E.ABORTED: _F.COMMITTED},
 }  # fmt: skip
-"""By fate, what each event makes of it. What is missing cannot happen: CommitKey is sent while WRITING, and ends once."""
+"""By fate, the fate after each event. Missing events cannot happen: CommitKey is sent while WRITING, and ends once."""
 
 FAILED_FATES = frozenset({KeyFate.FAILED, KeyFate.COMMIT_FAILED, KeyFate.UNKNOWN})
 
 
 class FateOfKey:
-    """The fate of one key, at ``path``. Its caller sees to it that one thread at a time calls it."""
+    """The fate of one key, at ``path``. Its caller makes sure that one thread at a time calls it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.now = KeyFate.WRITING
         self._error: BaseException | None = None
-        """What failed first; or what CommitKey ended with."""
+        """The first failure, or the error of CommitKey."""
 
     @property
     def ended(self) -> bool:
@@ -93,7 +95,7 @@ class FateOfKey:
 
     @property
     def failed(self) -> bool:
-        """Whether every call but ``abort`` raises what failed."""
+        """Whether every call but ``abort`` raises the failure."""
         return self.now in FAILED_FATES
 
     def on_commit_sent(self) -> None:
@@ -108,12 +110,12 @@ class FateOfKey:
         self._move(FateEvent.COMMIT_TAKEN)
 
     def on_commit_refused(self, error: BaseException) -> None:
-        """Note with which error CommitKey ended."""
+        """Note the error of CommitKey."""
         self._move(FateEvent.COMMIT_REFUSED)
         self._error = error
 
     def on_failure(self, error: BaseException) -> None:
-        """Note that a method raised, or is to raise."""
+        """Note that a method raised, or is about to raise."""
         if self._error is None:
             self._error = error
         self._move(FateEvent.FAILED)
@@ -123,13 +125,13 @@ class FateOfKey:
         self._move(FateEvent.ABORTED)
 
     def refusal(self) -> BaseException | None:
-        """Return what a call raises now, with its cause; None if it goes on."""
+        """Return the exception that a call raises now, with its cause; None if the call may go on."""
         if self.ended:
             return ClientClosed(CLIENT_CLOSED, f"{self._path} is closed")
         if not self.failed:
             return None
         error = self._error
-        assert error is not None  # noqa: S101 - no fate is a failed one without it
+        assert error is not None  # noqa: S101 - a failed fate always has an error
         if self.now is KeyFate.COMMIT_FAILED:
             return error
         raised = self._unknown(error) if self.now is KeyFate.UNKNOWN else self._not_committed(error)

@@ -1,1 +1,1 @@
-"""Which calls are open, when each is sent again, and which answer is whose. Pure."""
+"""The open calls, when each is sent again, and which answer belongs to which call. Pure."""

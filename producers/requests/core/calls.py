@@ -1,19 +1,18 @@
 """Calls in flight: the client's core, without I/O, clock, randomness or threads (design, section 4).
 
-What belongs here: which requests are unanswered, what their bytes are, when they are sent again, which
-response belongs to which, and what a call's outcome is. Times and jitter come in as arguments. The rules:
+What belongs here: which requests are unanswered, their bytes, when they are sent again, which response belongs to which
+request, and a call's outcome. Times and jitter are arguments. The rules:
 
-1. A call is numbered from 1 upwards and encoded once. Sending it again sends the very same bytes.
-2. The first final answer ends a call. Later ones, and those to other clients, are ignored.
+1. A call is numbered from 1 upwards and encoded once. Sending it again sends the same bytes.
+2. The first final answer ends a call. Later answers, and answers to other clients, are ignored.
 3. A retryable refusal (NOT_LEADER, PREPARED, OVERLOADED) ends nothing: the call is sent again after ``refusal_ms``,
-   doubled for each refusal up to ``refusal_max_ms``; not before the time that an OVERLOADED tells, though.
-4. Silence ends nothing either: the call is sent again ``silence_ms`` after the last sending, doubled for each
-   sending up to ``silence_max_ms``. All waits but the first are stretched by jitter, by up to a quarter.
-5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may
-   still execute a copy that another refused. It never repeats afterwards.
-6. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be
-   repeated is below it.
-7. At most ``max_in_flight`` calls are in flight.
+   doubled for each refusal up to ``refusal_max_ms``, and never before the time that an OVERLOADED gives.
+4. Silence ends nothing either: the call is sent again ``silence_ms`` after the last sending, doubled for each sending
+   up to ``silence_max_ms``. Jitter stretches every wait but the first by up to a quarter.
+5. At its deadline a call ends with *outcome unknown*, refused or not: a leader that reads the topic again may still
+   execute a copy that another leader refused. The call is never sent again afterwards.
+6. ``answered_below`` of a request is the lowest call in flight, itself included, so no call that may still be sent
+   again is below it.
 """
 
 from __future__ import annotations
@@ -46,23 +45,23 @@ from schemas.result_codes import (
 from schemas.topics import MAX_REQUEST_BYTES
 
 MAX_DEADLINE_MS = 5 * 60_000
-"""A leader answers REQUEST_EXPIRED from here on, so waiting longer is in vain."""
+"""After this time a leader answers REQUEST_EXPIRED, so a longer wait is useless."""
 RESENDS_PER_STEP = 1000
-"""At most so many calls are sent again at one step; the others are due at the next."""
+"""Calls that are sent again in one step, at most; the others are due at the next step."""
 MAX_DOUBLINGS = 32
-"""Bounds the exponent of a wait before the power is taken."""
+"""Upper bound for the exponent of a wait, applied before the power is computed."""
 JITTER_SHARE = 0.25
-"""Largest share by which jitter stretches a wait."""
+"""The largest share by which jitter stretches a wait."""
 
 Outcome = Response | StratologError
-"""What a call ends with: the response with status OK, or the exception to raise."""
+"""The result of a call: the response with status OK, or the exception to raise."""
 Done = Callable[[Outcome], None]
-"""Told a call's outcome, exactly once."""
+"""Called with a call's outcome, exactly once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How long to wait for what; all times in ms.
+    """Time limits of calls, in ms.
 
     Raises ValueError for a value out of range, naming it.
     """
@@ -91,7 +90,7 @@ class Policy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """A request that has no final answer yet. ``value`` is what is sent, each time."""
+    """A request without a final answer. ``value`` is what is sent, each time."""
 
     call_id: int
     shard: int
@@ -104,22 +103,22 @@ class Call:
     refusals: int = 0
     refusal: Response | None = None
     proof: bytes | None = None
-    """Of a privileged request: that the sender has the cluster's secret."""
+    """For a privileged request: the proof that the sender has the cluster's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStep:
-    """What is to be done as time passes: calls to send again, and calls that ended at their deadline."""
+    """What to do as time passes: calls to send again, and calls that ended at their deadline."""
 
     resend: list[Call]
     expired: list[Call]
 
 
 class Calls:
-    """The table of calls in flight of one client.
+    """The table of one client's calls in flight.
 
-    ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands need the
-    cluster's ``secret``.
+    ``shards`` is the number of partitions of ``om.requests``; ``jitter`` returns numbers in [0, 1). Operators' commands
+    need the cluster's ``secret``.
 
     >>> from schemas.records.messages import DeleteVolume
     >>> calls = Calls(bytes(16), caller="me", reply_partition=0, shards=1, policy=Policy(), jitter=lambda: 0.0)
@@ -164,16 +163,17 @@ class Calls:
 
     @property
     def answered_below(self) -> int:
-        """The lowest call in flight, or the next one: no call below it will be repeated."""
+        """The lowest call in flight, or else the next one: no call below it will be sent again."""
         while self._lowest < self._next_id and self._lowest not in self._calls:
             self._lowest += 1
         return self._lowest
 
     def begin(self, body: RequestBody, done: Done, *, now_ms: float, wall_ms: int) -> Call:
-        """Number and encode a request, and count it in flight; its bytes are to be sent now.
+        """Number and encode a request, and count it in flight; the caller must send its bytes now.
 
-        ``now_ms`` is any monotonic clock's, ``wall_ms`` the wall clock's. Raises TooManyInFlight if there is no
-        room, RequestFailed (INVALID_REQUEST, REQUEST_TOO_LARGE, PERMISSION_DENIED) for a body that cannot be sent.
+        ``now_ms`` is the time of any monotonic clock, ``wall_ms`` that of the wall clock. Raises TooManyInFlight if
+        there is no room, RequestFailed (INVALID_REQUEST, REQUEST_TOO_LARGE, PERMISSION_DENIED) for a body that cannot
+        be sent.
         """
         if len(self._calls) >= self.policy.max_in_flight:
             raise TooManyInFlight(
@@ -255,16 +255,16 @@ class Calls:
         call.refusals += 1
         call.refusal = response
         if response.status == OVERLOADED:
-            # Sending a copy earlier, on account of silence or of another refusal, would only lengthen the queue.
+            # A copy sent earlier, after silence or another refusal, would only lengthen the queue.
             wait_ms = max(wait_ms, min(retry_after_ms(response.message) or 0, policy.overload_max_ms))
             call.due_ms = min(now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter()), call.deadline_ms)
             return
-        # A copy that is refused while an earlier refusal's wait runs does not put the sending off.
+        # A refused copy does not delay the sending if an earlier refusal's wait is still running.
         wanted_ms = now_ms + wait_ms * (1 + JITTER_SHARE * self._jitter())
         call.due_ms = min(call.due_ms, wanted_ms, call.deadline_ms)
 
     def step(self, *, now_ms: float) -> CallStep:
-        """Return what is due: each call to send again is counted as sent now, each expired one is gone."""
+        """Return what is due. Each call to send again is counted as sent now; each expired call is removed."""
         resend: list[Call] = []
         expired: list[Call] = []
         others = len(self._again)
@@ -301,12 +301,12 @@ class Calls:
 
 
 def outcome_of(call: Call, response: Response) -> Outcome:
-    """Return what a final response means to the caller."""
+    """Return the outcome that a final response stands for."""
     return error_of(response, call.body) or response
 
 
 def unknown(call: Call, status: str, message: str) -> OutcomeUnknown:
-    """Return the outcome of a call that got no final answer; ``message`` says why it waits no longer."""
+    """Return the outcome of a call without a final answer; ``message`` says why it waits no longer."""
     refused = f", last refused with {call.refusal.status}: {call.refusal.message}" if call.refusal else ""
     text = f"{message}; sent {call.sendings} times{refused}; the outcome is unknown"
     return OutcomeUnknown(status, text, request=call.body, response=call.refusal)
