@@ -1,11 +1,11 @@
-"""The methods of ``AsyncClient`` that are ``Client``'s, awaited: written here, from the source of ``producers/client.py``.
+"""Writes the awaited methods of ``AsyncClient`` from those of ``Client``, in ``producers/client.py``.
 
-A method of ``Client`` is described once, there: its name, its arguments, what it sends, how the answer is read, its
-docstring. Each public method that ends in ``self.call(…)``, or returns what ``self.reads`` reads, is one of those. What
-is written into ``producers/async_client.py``, between two marks, has the same signature, and awaits. All else in either
-class is written by hand.
+``Client`` describes a method once: its name, its arguments, what it sends, how the answer is read, its docstring. Each
+public method that ends in ``self.call(…)``, or returns what ``self.reads`` reads, is written. Its awaited twin has the
+same signature and stands between two marks in ``producers/async_client.py``. All else in either class is written by
+hand.
 
-``python -m build_tools.async_methods`` writes it; a test says when that is due. The functions are pure but for ``main``.
+``python -m build_tools.async_methods`` writes them; a test says when that is due. All functions but ``main`` are pure.
 """
 
 from __future__ import annotations

@@ -15,5 +15,8 @@ _STOP = HEADER_BYTES + MOST_TERM_BYTES + NONCE_BYTES
 
 
 def has_nonce(value: bytes, nonce: bytes) -> bool:
-    """Whether an encoded record may be of the claim of ``nonce``; of another claim's only with the probability of equal random bytes."""
+    """Whether an encoded record may be of the claim of ``nonce``.
+
+    It says so of another claim's record only with the probability that random bytes are equal.
+    """
     return value.find(nonce, HEADER_BYTES, _STOP) >= 0

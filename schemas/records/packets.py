@@ -5,20 +5,21 @@ A frame is a header of HEADER_BYTES and a payload. The header is fixed and big-e
     magic "SD" (2) | version (1) | kind (1) | payload length (4) | stream (8) | sequence (8) | offset (8)
     | CRC32C of the payload (4) | CRC32C of the header up to here (4)
 
-A frame is forwarded as it came, so its checksums hold from the client to the last datanode. Payloads of DATA frames are raw bytes of a
-block; END and ACK have none or an encoded record; all others are one encoded record (``schemas.records.datanode``).
+A frame is forwarded as it came, so its checksums hold from the client to the last datanode. The payload of a DATA frame
+is raw bytes of a block; END and ACK have no payload or an encoded record; all others have one encoded record
+(``schemas.records.datanode``).
 
 What frames mean
     - Both sides begin with HELLO (``stream``, ``sequence`` and ``offset`` 0), without waiting for each other's.
-    - A stream: OPEN, answered by ACK; DATA, each where the one before ends, ``sequence`` rising; END, answered by ACK with END's
-      ``sequence``. ACKs in between are cumulative: one may stand for many packets. ``stream`` is the client's to choose and comes
-      back in every answer. ERROR ends the stream, and the datanode closes the connection.
-    - A request: REQUEST, answered by REPLY or ERROR with its ``stream`` and ``sequence``. A ReadBlock or SalvageBlock is answered by DATA frames of one
-      checksum cell each (``offset`` is the cell's in the block) and END, whose ``offset`` is the end of the last cell; or by ERROR,
-      also after some cells. The connection goes on.
+    - A stream: OPEN, answered by ACK; DATA, each where the one before ends, ``sequence`` rising; END, answered by ACK
+      with END's ``sequence``. ACKs in between are cumulative: one may stand for many packets. The client chooses
+      ``stream``, and every answer has it. ERROR ends the stream, and the datanode closes the connection.
+    - A request: REQUEST, answered by REPLY or ERROR with its ``stream`` and ``sequence``. A ReadBlock or SalvageBlock
+      is answered by DATA frames of one checksum cell each (``offset`` is the cell's in the block) and END, whose
+      ``offset`` is the end of the last cell; or by ERROR, also after some cells. The connection goes on.
 
-Everything here is pure and knows no sockets. Whatever is wrong raises :class:`BadFrame`, which names it; a stream of bytes that had a
-bad header cannot be read on.
+Everything here is pure and knows no sockets. Whatever is wrong raises :class:`BadFrame`, which names it. After a bad
+header a stream of bytes cannot be read any further.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Kind(IntEnum):
     DATA = 3
     """Bytes of a block; ``offset`` is theirs in the block."""
     END = 4
-    """The stream's last frame, ``offset`` the block's length; its payload is empty or a PutBlock that rides the stream."""
+    """The stream's last frame; ``offset`` is the block's length. Its payload is empty or a PutBlock (way 2)."""
     ACK = 5
     """All replicas from here down have everything below ``offset``; after END it may carry a BlockCommitted."""
     REQUEST = 6
@@ -167,12 +168,14 @@ class Frame:
 class FrameBuffer:
     """Takes frames out of bytes that are received into one reused buffer.
 
-    ``sock.recv_into(buffer.space())``, tell ``received(count)``, then take ``frame()`` until it is None. Frames are contiguous, so that
-    one, or some that were taken one after the other, can be sent on with a single call (``together``). ``space`` ends ``ahead_bytes`` behind
-    the frame that is being received, or behind a packet of the usual size if that is further: with the size of a header (the default) a call
-    receives a whole packet and the next one's header, and next to nothing is ever moved; of smaller frames it receives all
-    that are there. The buffer grows to the largest frame that comes, which decode_header limits; ``grow`` is asked before, with
-    the bytes that it grows by, and may raise. ``shrink`` gives them back.
+    Call ``sock.recv_into(buffer.space())``, then ``received(count)``, then ``frame()`` until it returns None. Frames
+    are contiguous, so one frame, or several in a row, can be sent on with a single call (``together``).
+
+    ``space`` ends ``ahead_bytes`` behind the frame that is being received, or behind a packet of the usual size if that
+    is further. With the size of a header (the default) a call receives a whole packet and the next one's header, and
+    next to nothing is ever moved; of smaller frames it receives all that are there. The buffer grows to the largest
+    frame that comes, which decode_header limits. ``grow`` is called first, with the number of bytes, and may raise.
+    ``shrink`` gives them back.
     """
 
     def __init__(self, ahead_bytes: int = HEADER_BYTES, grow: Callable[[int], None] = lambda _: None) -> None:
@@ -226,7 +229,7 @@ class FrameBuffer:
         self._end += count
 
     def frame(self) -> Frame | None:
-        """Return the next frame if it is whole; its payload is not checked yet. Raises BadFrame: a header that is wrong."""
+        """Return the next frame if it is whole, its payload unchecked. Raises BadFrame for a wrong header."""
         start = self._start
         if self._header is None:
             if self._end - start < HEADER_BYTES:
@@ -251,7 +254,7 @@ class FrameBuffer:
 
 
 def agreed_version(minimum: int, maximum: int) -> int:
-    """Return the version to speak with a peer that speaks ``minimum`` to ``maximum``; raises BadFrame if there is none."""
+    """Return the version to speak with a peer that speaks ``minimum`` to ``maximum``; BadFrame if there is none."""
     version = min(VERSION, maximum)
     if version < max(MIN_VERSION, minimum):
         raise BadFrame(f"the peer speaks framing {minimum} to {maximum}, this side {MIN_VERSION} to {VERSION}")

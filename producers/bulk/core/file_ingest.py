@@ -11,8 +11,8 @@ COMMITTING   ``on_refused``                   FileEnded: the open key expires; o
                                               status says
 ===========  ===============================  =====================================================================
 
-Nothing is tried again here: each request is, until its deadline, by who sends it; and an ingest may be run again. COMMITTED
-and FAILED take no event, so that a file ends once, and is counted once.
+Nothing is tried again here: the client sends each request again until its deadline, and an ingest may be run again.
+COMMITTED and FAILED take no event, so that a file ends once, and is counted once.
 """
 
 from __future__ import annotations

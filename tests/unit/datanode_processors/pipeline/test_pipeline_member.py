@@ -13,10 +13,9 @@ import pytest
 from crc32c import crc32c
 
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.core.checksums import checksums_of
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import MAX_CHUNK_BYTES
+from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES
 from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import LogUnavailable
@@ -36,8 +35,9 @@ from schemas.records.datanode import (
     WriteChunk,
 )
 from schemas.records.log import Tick
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
-from tests.support.waiting import eventually
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
 CELL = 512
@@ -137,7 +137,6 @@ def test_a_member_that_has_read_nothing(world: World) -> None:
     assert (status["state"], status["role"], status["leader"], status["flagged"]) == ("OPENING", "follower", "", False)
     assert (status["unhealthy_blocks"], status["silence_ms"], status["records_applied"]) == (0, 0, 0)
     assert (status["pipeline"], status["shard"], status["members"]) == ("pipeline-3", PARTITION, ["dn1", "dn2"])
-    assert pipeline.unsaved
     assert pipeline.leader_address() == ""
     assert pipeline.address_of("dn1") == "127.0.0.1:1"
     assert pipeline.address_of("dn9") == ""
@@ -174,7 +173,7 @@ def test_a_chunk_of_the_largest_size_goes_through_the_log(world: World) -> None:
 def test_a_look_has_the_follower_go_on_where_the_leaders_thread_stands_still(world: World) -> None:
     pipeline = world.member("dn2")
     said: list[bool] = []
-    pipeline.loop.follower_may_rest = said.append
+    pipeline.loop.on_rest = said.append
     pipeline.loop._let_rest(True)
     world.clock.advance(QUIET_MS + 1)
     pipeline.look()

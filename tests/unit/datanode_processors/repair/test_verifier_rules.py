@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
@@ -15,8 +16,19 @@ from replicated_db.core.errors import StoreFailure
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.records.datanode import Member, OpenPipeline
-from tests.support.block_nodes import BLOCK, CELL, CELLS, CONTAINER, DATA, KEY, PARTITION, Node, Replica, row_of
-from tests.support.waiting import eventually
+from tests.support.datanodes.block_nodes import (
+    BLOCK,
+    CELL,
+    CELLS,
+    CONTAINER,
+    DATA,
+    KEY,
+    PARTITION,
+    Node,
+    Replica,
+    row_of,
+)
+from tests.support.local.waiting import eventually
 
 PLACE = (PARTITION, KEY)
 WAIT_S = 30.0
@@ -62,7 +74,9 @@ class World:
 
     def step(self) -> None:
         """Do what is to be done next, of which there is something."""
-        self.verifier._next_to_verify()()
+        steps = iter([self.verifier._next_to_verify(), None])
+        with patch.object(self.verifier, "_next_to_verify", lambda: next(steps)):
+            self.verifier._verify_all()
 
     def fetch(self) -> int | None:
         """Plan a repair and do it."""
@@ -102,15 +116,15 @@ def test_cells_that_are_missing_or_wrong_are_found(
     world.node.write(DATA[:left])
     world.node.damage(*damaged)
     world.node.store.forget_checksums(CONTAINER, BLOCK)
-    assert world.verifier._wrong_cells(CONTAINER, BLOCK, row_of()) == wrong
+    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == wrong
 
 
 def test_bytes_beyond_the_committed_length_are_not_looked_at(world: World) -> None:
     world.node.write()
     world.node.damage(9)
     world.node.store.forget_checksums(CONTAINER, BLOCK)
-    assert world.verifier._wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL])) == []
-    assert world.verifier._wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL + 100])) == [9]
+    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL])) == []
+    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL + 100])) == [9]
 
 
 def test_a_file_that_was_cut_behind_the_stores_back_is_compared_as_it_is(world: World) -> None:
@@ -118,7 +132,7 @@ def test_a_file_that_was_cut_behind_the_stores_back_is_compared_as_it_is(world: 
     world.node.store.forget_checksums(CONTAINER, BLOCK)
     with world.node.path.open("r+b") as file:
         file.truncate(3 * CELL)
-    assert world.verifier._wrong_cells(CONTAINER, BLOCK, row_of()) == list(range(3, CELLS))
+    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == list(range(3, CELLS))
 
 
 def test_a_block_that_is_right_is_verified_to_its_committed_length(world: World) -> None:
@@ -182,7 +196,9 @@ def test_a_cell_that_was_read_wrong_is_news_once(world: World) -> None:
     world.verifier.repair(world.replica, KEY, 5)
     assert world.verifier._repairs.cells(PLACE) == {4, 5}
     assert len(world.changes) == 2
-    assert world.verifier._wrong_cells(CONTAINER, BLOCK, row_of()) == [4], "what the store remembered is forgotten"
+    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == [4], (
+        "what the store remembered is forgotten"
+    )
 
 
 # --------------------------------------------------------------------------------------------- lists, and what is next
@@ -205,32 +221,6 @@ def test_a_look_ends_with_the_datanode(world: World) -> None:
     world.verifier._stopping = True
     world.verifier._look_through(world.replica)
     assert not world.replica.unhealthy
-
-
-def test_blocks_come_first_then_containers_and_looks_last(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    for name in ("_verify", "_close", "_look_through"):
-        monkeypatch.setattr(world.verifier, name, lambda *_, name=name: done.append(name))
-    world.verifier.add(world.replica)
-    world.verifier.close_container(world.replica, CONTAINER)
-    world.verifier.verify(world.replica, KEY)
-    world.verifier.verify(world.replica, KEY)
-    for _ in range(3):
-        world.step()
-    assert done == ["_verify", "_close", "_look_through"]
-    assert not any((world.verifier._to_verify, world.verifier._to_close, world.verifier._to_look_through))
-
-
-@pytest.mark.parametrize("ask", ["verify", "close_container"])
-def test_what_does_not_fit_into_a_list_is_found_by_a_look(
-    world: World, monkeypatch: pytest.MonkeyPatch, ask: str
-) -> None:
-    monkeypatch.setattr(module, "MAX_TO_VERIFY", 1)
-    for number in (1, 2):
-        assert world.verifier._to_look_through == set()
-        getattr(world.verifier, ask)(world.replica, block_key(CONTAINER, number) if ask == "verify" else number)
-    assert world.verifier._to_look_through == {PARTITION}
-    assert len(world.verifier._to_verify) + len(world.verifier._to_close) == 1
 
 
 def test_there_is_room_for_what_was_left_out_once_half_of_the_list_is_free(
@@ -265,8 +255,12 @@ def test_threads_end_when_they_are_told(world: World) -> None:
 @pytest.mark.usefixtures("sleepy")
 @pytest.mark.parametrize("ask", ["add", "verify", "close_container"])
 def test_who_rests_is_woken(world: World, monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
-    for name in ("_verify", "_close", "_look_through"):
-        monkeypatch.setattr(world.verifier, name, lambda *_: world.changes.append(None))
+    for of_what, name in (
+        (world.verifier, "_verify"),
+        (world.verifier, "_look_through"),
+        (world.verifier._files, "close"),
+    ):
+        monkeypatch.setattr(of_what, name, lambda *_: world.changes.append(None))
     world.verifier.start()
     eventually(lambda: len(world.verifier._lock._waiters) == 4, timeout_s=WAIT_S)
     of: dict[str, list[Any]] = {"add": [], "verify": [KEY], "close_container": [CONTAINER]}
@@ -309,7 +303,7 @@ def test_a_container_that_cannot_be_closed_is_noted(world: World, monkeypatch: p
         raise BlockError(codes.DISK_FULL, "no byte is left")
 
     monkeypatch.setattr(world.node.store, "close_container", refuse)
-    world.verifier._close(world.replica, CONTAINER)
+    world.verifier._files.close(world.replica, CONTAINER)
     (note,) = world.notes
     assert note.startswith(f"container {CONTAINER} is not closed here: ")
     assert "no byte is left" in note
@@ -317,12 +311,12 @@ def test_a_container_that_cannot_be_closed_is_noted(world: World, monkeypatch: p
 
 def test_a_container_is_closed_at_a_start_if_its_row_says_so_and_it_is_not(world: World) -> None:
     world.node.write()
-    assert not world.verifier._is_to_close(world.replica, CONTAINER)
+    assert not world.verifier._files.is_to_close(world.replica, CONTAINER)
     world.replica.close()
-    assert world.verifier._is_to_close(world.replica, CONTAINER)
+    assert world.verifier._files.is_to_close(world.replica, CONTAINER)
     world.verifier._look_through(world.replica)
     assert world.node.store.is_closed(CONTAINER)
-    assert not world.verifier._is_to_close(world.replica, CONTAINER)
+    assert not world.verifier._files.is_to_close(world.replica, CONTAINER)
 
 
 # -------------------------------------------------------------------------------------------------------------- repairs

@@ -1,13 +1,16 @@
 """The window of a block: offsets, limits, resumption, checksum cells; against a model that holds all bytes."""
 
+from __future__ import annotations
+
 import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from producers.blocks.core.stream_window import SEND_BYTES, StreamWindow, WindowLimits
-from schemas.records.packets import CELL_BYTES
+from producers.blocks.core import stream_window
+from producers.blocks.core.stream_window import MIN_PACKET_BYTES, SEND_BYTES, SEND_PACKETS, StreamWindow, WindowLimits
+from schemas.records.packets import CELL_BYTES, MAX_PACKET_BYTES, PACKET_BYTES
 
 KIB = 1024
 
@@ -249,3 +252,242 @@ class Windows(RuleBasedStateMachine):
 
 Windows.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestWindows = Windows.TestCase
+
+
+# -- A block's window at its limits: when it is full, what is sent together, and when a commit is due
+
+
+def filled(length: int, **limits: int):
+    """A window with so many bytes written, sent and acknowledged."""
+    found = window(**limits)
+    assert found.write(memoryview(content(length)), keep=True) == length
+    found.seal()
+    while send_all(found):
+        found.acknowledge(found.sent)
+    assert found.acknowledged == length
+    return found
+
+
+def committed(found, length: int, bcs_id: int) -> None:
+    found.ask(length)
+    found.commit(length, bcs_id)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"block_bytes": 1}, {"packet_bytes": MIN_PACKET_BYTES}, {"packet_bytes": CELL_BYTES // 2},
+        {"packet_bytes": MAX_PACKET_BYTES, "window_bytes": MAX_PACKET_BYTES, "flush_bytes": MAX_PACKET_BYTES,
+         "buffer_bytes": MAX_PACKET_BYTES},
+        {"packet_bytes": 2 * CELL_BYTES, "window_bytes": 2 * CELL_BYTES, "flush_bytes": 2 * CELL_BYTES},
+        {"buffer_bytes": 128 * KIB}, {"flush_bytes": 64 * KIB},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_limits_just_in_range_are_taken(limits):
+    assert window(**limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"packet_bytes": -4 * KIB}, "packet_bytes must be"), ({"packet_bytes": 2 * KIB}, "packet_bytes must be"),
+        ({"window_bytes": 64 * KIB - 1}, "window_bytes must be at least"), ({"flush_bytes": 0}, "flush_bytes must be"),
+        ({"buffer_bytes": 128 * KIB - 1}, "a writer would wait for ever"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_limits_just_out_of_range_are_named(limits, message):
+    with pytest.raises(ValueError, match=message):
+        window(**limits)
+
+
+def test_what_a_block_is_written_with_if_nothing_is_said():
+    limits = WindowLimits(block_bytes=1)
+    assert limits.packet_bytes == PACKET_BYTES
+    assert (limits.window_bytes, limits.flush_bytes, limits.buffer_bytes) == (8 << 20, 64 << 20, 256 << 20)
+
+
+def test_a_block_is_full_at_its_length_and_takes_no_more():
+    found = window(block_bytes=100)
+    assert not found.full
+    assert found.write(memoryview(content(99)), keep=True) == 99
+    assert (found.full, found.room()) == (False, 1)
+    assert found.write(memoryview(content(5)), keep=True) == 1
+    assert (found.full, found.room()) == (True, 0)
+    assert found.packed == 100, "the last packet of a block is whole, however short"
+    assert found.write(memoryview(b"x"), keep=True) == 0
+
+
+def test_a_packet_is_whole_when_its_last_byte_comes_and_is_then_not_waited_for():
+    found = window()
+    found.write(memoryview(content(64 * KIB - 1)), keep=True)
+    assert (found.packed, found.written) == (0, 64 * KIB - 1)
+    assert found.next_packet() is None
+    found.write(memoryview(content(1)), keep=True)
+    packet = found.next_packet()
+    assert packet is not None
+    assert (packet.offset, packet.end, found.packed) == (0, 64 * KIB, 64 * KIB)
+    found.seal()
+    assert len(found._held) == 1, "nothing is left over: no empty packet"
+
+
+def test_packets_are_sent_together_up_to_a_size_and_a_number():
+    assert (SEND_BYTES, SEND_PACKETS) == (64 * KIB, 64)
+    found = window(packet_bytes=4 * KIB)
+    for _ in range(100):
+        found.write(memoryview(b"x"), keep=True)
+        found.seal()
+    assert len(found.next_packets()) == SEND_PACKETS
+    whole = window(packet_bytes=4 * KIB)
+    whole.write(memoryview(content(80 * KIB)), keep=True)
+    assert whole.next_packets()[-1].end == SEND_BYTES
+    large = window(packet_bytes=128 * KIB)
+    large.write(memoryview(content(256 * KIB)), keep=True)
+    assert [packet.end for packet in large.next_packets()] == [128 * KIB], "one goes, whatever its size"
+
+
+def test_a_packet_that_ends_at_the_windows_edge_is_sent_and_one_goes_in_any_case():
+    found = window(window_bytes=128 * KIB)
+    found.write(memoryview(content(256 * KIB)), keep=True)
+    assert [packet.end for packet in send_all(found)] == [64 * KIB, 128 * KIB]
+    short = window(window_bytes=64 * KIB)
+    short.write(memoryview(content(1)), keep=True)
+    short.seal()
+    short.write(memoryview(content(128 * KIB)), keep=True)
+    assert [packet.end for packet in send_all(short)] == [1, 64 * KIB]
+
+
+def test_a_packet_is_sent_in_its_turn():
+    found = window()
+    found.write(memoryview(content(128 * KIB)), keep=True)
+    with pytest.raises(ValueError, match="a packet at 65536 was sent where 0 follows"):
+        found.was_sent(found._held[1])
+    assert found.sent == 0
+
+
+def test_an_acknowledgement_between_packets_counts_up_to_the_one_before():
+    found = window()
+    found.write(memoryview(content(192 * KIB)), keep=True)
+    send_all(found)
+    found.acknowledge(128 * KIB + 5)
+    assert found.acknowledged == 128 * KIB
+    found.acknowledge(64 * KIB)
+    assert found.acknowledged == 128 * KIB, "an older one takes nothing back"
+    found.acknowledge(192 * KIB)
+    assert found.acknowledged == 192 * KIB
+
+
+def test_a_stream_is_resumed_at_what_is_acknowledged():
+    found = window()
+    found.write(memoryview(content(192 * KIB)), keep=True)
+    send_all(found)
+    found.acknowledge(64 * KIB)
+    assert found.resume() == 64 * KIB
+    assert [packet.offset for packet in send_all(found)] == [64 * KIB, 128 * KIB]
+
+
+def test_a_commit_is_due_at_each_multiple_and_one_at_a_time():
+    found = window()
+    found.write(memoryview(content(320 * KIB)), keep=True)
+    due = []
+    for _ in range(5):
+        found.was_sent(found.next_packet())
+        found.acknowledge(found.sent)
+        due.append(found.due())
+    assert due == [None, 128 * KIB, 128 * KIB, 256 * KIB, 256 * KIB]
+    committed(found, 128 * KIB, 3)
+    assert found.due() is None, "the first is not watched"
+    found.watch(128 * KIB)
+    assert found.due() == 256 * KIB
+    committed(found, 256 * KIB, 4)
+    found.watch(256 * KIB)
+    assert found.due() is None
+
+
+def test_the_end_of_a_block_is_committed_when_it_is_closed():
+    found = filled(128 * KIB, block_bytes=128 * KIB)
+    assert found.due() is None
+
+
+def test_many_short_packets_are_committed_early_and_wait_for_that(monkeypatch):
+    monkeypatch.setattr(stream_window, "MAX_HELD_PACKETS", 3)
+    found = window()
+    for count in range(3):
+        assert found.room() > 0, count
+        found.write(memoryview(content(10)), keep=True)
+        found.seal()
+    assert found.room() == 0
+    send_all(found)
+    found.acknowledge(20)
+    assert found.due() == 20
+    committed(found, 20, 1)
+    found.watch(20)
+    assert found.room() > 0
+    assert found.due() is None
+    assert found.ask(20) == cells_of((content(10) * 3)[:20])
+
+
+def test_what_is_asked_for_lies_between_what_was_and_what_is_acknowledged():
+    found = filled(192 * KIB)
+    found.ask(64 * KIB)
+    assert found.ask(64 * KIB) == cells_of(content(64 * KIB))
+    with pytest.raises(
+        ValueError, match="65535 bytes cannot be committed: 196608 are acknowledged, 65536 were asked for"
+    ):
+        found.ask(64 * KIB - 1)
+    with pytest.raises(ValueError, match="cannot be committed"):
+        found.ask(192 * KIB + 1)
+    assert found.asked == 64 * KIB
+
+
+def test_the_entry_that_committed_most_counts_and_of_two_of_one_length_the_later():
+    found = filled(192 * KIB)
+    found.ask(192 * KIB)
+    found.commit(128 * KIB, 7)
+    found.commit(64 * KIB, 9)
+    assert (found.committed, found.bcs_id) == (128 * KIB, 7)
+    found.commit(128 * KIB, 6)
+    assert found.bcs_id == 7
+    found.commit(128 * KIB, 8)
+    assert found.bcs_id == 8
+    found.give_up_asking()
+    assert found.asked == 128 * KIB
+
+
+def test_a_watch_releases_whole_packets_and_remembers_by_which_entry():
+    found = filled(200 * KIB)
+    committed(found, 128 * KIB, 5)
+    found.watch(100 * KIB)
+    assert (found.watched, found.watched_bcs_id, found.held_bytes) == (100 * KIB, 5, 100 * KIB)
+    assert b"".join(found.unwatched()) == content(200 * KIB)[100 * KIB :]
+    found.watch(64 * KIB)
+    assert found.watched == 100 * KIB
+    found.commit(128 * KIB, 6)
+    found.watch(100 * KIB)
+    assert found.watched_bcs_id == 6
+    found.watch(128 * KIB)
+    assert [packet.offset for packet in found._held] == [128 * KIB, 192 * KIB]
+    assert sorted(found._tails) == [128 * KIB, 192 * KIB, 200 * KIB]
+    assert found.next_packet() is None
+    found.write(memoryview(b"abc"), keep=True)
+    assert bytes(b"".join(found.unwatched()))[-3:] == b"abc"
+
+
+def test_an_empty_block_is_watched_by_its_entry():
+    found = window()
+    found.watch(0)
+    assert found.watched_bcs_id == 0
+    committed(found, 0, 4)
+    found.watch(0)
+    assert found.watched_bcs_id == 4
+
+
+def test_a_packet_of_a_cells_size_that_lies_across_two_cells_is_in_both_checksums():
+    found = window(packet_bytes=2 * CELL_BYTES)
+    data = content(CELL_BYTES + 10)
+    for part in (data[:10], data[10:]):
+        found.write(memoryview(part), keep=True)
+        found.seal()
+    assert [len(packet.data) for packet in found._held] == [10, CELL_BYTES]
+    assert found.checksums(len(data)) == cells_of(data)

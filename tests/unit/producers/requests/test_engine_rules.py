@@ -16,9 +16,9 @@ from producers.requests.caller import default_caller
 from producers.requests.core.calls import Policy
 from producers.requests.engine import CLIENT_ID_BYTES, RequestEngine, RequestSettings, linger_ms_of, make_settings
 from schemas.records.messages import CreateVolume
+from tests.support.local.secret import SECRET
+from tests.support.local.waiting import eventually
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, pipeline_to
-from tests.support.secret import SECRET
-from tests.support.waiting import eventually
 
 WAIT_S = 30.0
 Open = Callable[..., tuple[RequestEngine, MemoryConnection]]
