@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import block_row, blocks_of, containers_of, is_closed
-from datanode_processors.pipeline.core.request_checks import PARTITIONS, check_block
+from datanode_processors.pipeline.core.request_checks import check_block
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.repair.copies import Copies
 from datanode_processors.repair.copy_upkeep import CopyUpkeep
@@ -29,6 +29,7 @@ from schemas.records.datanode import (
     SalvageBlock,
 )
 from schemas.records.packets import CELL_BYTES
+from schemas.sharding import pipeline_of
 
 MAX_LISTED_BYTES = 3 * 1024 * 1024
 """Rows in one answer to ListContainer."""
@@ -190,7 +191,7 @@ class BlockAnswers:
 
         The cell is fetched from a peer; the block is unhealthy until then.
         """
-        pipeline = self._pipelines.get(container_id % PARTITIONS)
+        pipeline = self._pipelines.get(pipeline_of(container_id))
         if pipeline is None:
             self._found_corrupt_copy(container_id, local_id, offset)
             return

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipelines import Pipelines
 from replicated_db.core.ports import Clock
 from schemas.codecs.block_rows import block_of_key
 from schemas.codecs.codec import encode
 from schemas.records.datanode import MAX_REPORTED_CONTAINERS, ContainerReport, Heartbeat
+from schemas.sharding import pipeline_of
 from schemas.topics import DN_HEARTBEATS
 
 MIN_INTERVAL_S = 0.05
@@ -99,7 +99,7 @@ class Heartbeats:
         unhealthy |= self._pipelines.upkeep.unhealthy_containers()
         reports = [
             ContainerReport(
-                container_id=usage.container_id, partition=usage.container_id % PARTITIONS, closed=usage.closed,
+                container_id=usage.container_id, partition=pipeline_of(usage.container_id), closed=usage.closed,
                 blocks=usage.blocks, used_bytes=usage.used_bytes, healthy=usage.container_id not in unhealthy,
             )
             for usage in self._blocks.containers()

@@ -26,7 +26,6 @@ from datanode_processors.follower import PipelineFollower, follow, make_app, pla
 from datanode_processors.heartbeats import Heartbeats
 from datanode_processors.http_api import DatanodeHttpApi
 from datanode_processors.layout import LAYOUT_VERSION, DataFolder, LayoutRefused, open_folder
-from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
@@ -44,6 +43,7 @@ from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.codecs.reference import validate_schemas
 from schemas.records.datanode import ClosePipeline
+from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG, UNCOMPRESSED
 
 PREPARE_TIMEOUT_S = 60.0
@@ -231,8 +231,8 @@ def _folder(config: DatanodeConfig) -> DataFolder:
 
 def _check_partitions(topics: Topics) -> None:
     number = topics.partitions[DN_LOG]
-    if number > PARTITIONS:
-        raise WrongSetting(f"topic {DN_LOG}: {number} partitions; container ids can name {PARTITIONS}")
+    if number > MAX_PIPELINES:
+        raise WrongSetting(f"topic {DN_LOG}: {number} partitions; container ids can name {MAX_PIPELINES}")
     # More partitions of dn.audit are no fault: when both topics grow, dn.audit grows first.
     if topics.partitions[DN_AUDIT] < number:
         raise WrongSetting(f"topic {DN_AUDIT}: {topics.partitions[DN_AUDIT]} partitions, but {DN_LOG} has {number}")

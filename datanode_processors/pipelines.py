@@ -25,7 +25,7 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
-from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, PARTITIONS, check_block, check_deletion
+from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline
@@ -64,6 +64,7 @@ from schemas.records.datanode import (
     WatchBlock,
 )
 from schemas.records.log import Barrier, Batch, Merge, Operation, Put
+from schemas.sharding import pipeline_of
 
 LOOK_INTERVAL_S = 0.05
 """How often the state of elections and ticks is checked."""
@@ -96,7 +97,7 @@ class Pipelines:
         self.copies = Copies(blocks, node=config.node, cluster=config.cluster, note=note)
         self.upkeep = CopyUpkeep(
             blocks, self.copies, node=config.node, cluster=config.cluster, sources_file=config.data_dir / SOURCES_FILE,
-            is_own=lambda container_id: container_id % PARTITIONS in self.table,
+            is_own=lambda container_id: pipeline_of(container_id) in self.table,
             interval_s=config.block_scrub_interval_ms / 1000, note=note, fatal=fatal, changed=self._told,
         )  # fmt: skip
         self._opening = PipelineOpening(
@@ -202,7 +203,7 @@ class Pipelines:
     def _close_full_containers(self) -> None:
         """Close containers that hold enough. Only where this node leads, and without waiting for the answer."""
         for usage in self._blocks.containers():
-            pipeline = self.table.get(usage.container_id % PARTITIONS)
+            pipeline = self.table.get(pipeline_of(usage.container_id))
             if usage.closed or usage.used_bytes < self._config.container_bytes or pipeline is None:
                 continue
             if pipeline.loop.leading and not is_closed(pipeline.store, usage.container_id):
@@ -314,7 +315,7 @@ class Pipelines:
 
     def close_container(self, container_id: int) -> None:
         """Have a container closed in the store, whatever its pipeline says: the datanode takes no more blocks."""
-        pipeline = self.table.get(container_id % PARTITIONS)
+        pipeline = self.table.get(pipeline_of(container_id))
         if pipeline is not None:
             self.verifier.close_container(pipeline, container_id)
         else:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.privilege import ClusterSecret
+from schemas.sharding import MAX_PIPELINES
 
-MAX_PIPELINES = 256
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 

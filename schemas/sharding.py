@@ -1,4 +1,4 @@
-"""The shard function: which partition a volume lives in (design, section 3).
+"""Which partition a volume lives in, and which pipeline a container belongs to (design, sections 3 and 8).
 
 ``shard = XXH64(volume in UTF-8, seed 0) mod N``. It is part of the contract: clients, leaders and the audit
 use this function and never a client library's default partitioner. N is fixed when the cluster is created.
@@ -10,6 +10,9 @@ from xxhash import xxh64_intdigest
 
 MAX_SHARDS = 1024
 """Limit on N: object ids have 10 bits for the shard."""
+
+MAX_PIPELINES = 256
+"""Limit on the pipelines of a cluster's life, whatever their generations: container ids have 8 bits for the pipeline."""
 
 SYSTEM_SHARD = 0
 """Shard of commands that name no volume."""
@@ -26,3 +29,12 @@ def shard_of(volume: str, shards: int) -> int:
     if not 1 <= shards <= MAX_SHARDS:
         raise ValueError(f"number of shards must be in 1..{MAX_SHARDS}, not {shards}")
     return xxh64_intdigest(volume.encode()) % shards
+
+
+def pipeline_of(container_id: int) -> int:
+    """Return the pipeline of a container: the partition of ``dn.log`` that its rows are in.
+
+    >>> pipeline_of(2 * MAX_PIPELINES + 3)
+    3
+    """
+    return container_id % MAX_PIPELINES

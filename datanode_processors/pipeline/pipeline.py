@@ -25,7 +25,6 @@ from datanode_processors.pipeline.chunk_store import ChunkStore
 from datanode_processors.pipeline.core.block_service import BlockService
 from datanode_processors.pipeline.core.block_tables import CLOSED, DN_FAMILIES, block_row, pipeline_row
 from datanode_processors.pipeline.core.election import Silence, claim_after_ms, tick_interval_ms
-from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import LeaderLimits
@@ -38,6 +37,7 @@ from replicated_db.shell.system import SystemIds
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.records.datanode import BlockRow, BlockWatched, OpenPipeline, PipelineReport, WatchBlock
+from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_LOG
 
 MAX_VERIFIED = 65_536
@@ -82,7 +82,7 @@ class Pipeline:
         self.unhealthy: dict[bytes, str] = {}
         """Why blocks are unhealthy, by key."""
         self.store = ChunkStore(folder_of(config.data_dir, self.partition), DN_FAMILIES.names, blocks)
-        identity = Identity(cluster=config.cluster, shard=self.partition, shards=PARTITIONS, node=config.node)
+        identity = Identity(cluster=config.cluster, shard=self.partition, shards=MAX_PIPELINES, node=config.node)
         self.replica = Replica(identity, DN_FAMILIES, self.store, threading.RLock())
         self.log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
         # The follower's own log, to fill gaps: a log serves one thread.

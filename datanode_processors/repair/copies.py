@@ -22,7 +22,7 @@ from contextlib import suppress
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.request_checks import PARTITIONS, check_texts
+from datanode_processors.pipeline.core.request_checks import check_texts
 from datanode_processors.repair.copy_sources import MAX_SOURCES
 from datanode_processors.repair.transfer import check_rows, has_rows, import_container, replace_rows, stored_rows
 from datanode_processors.wire.peer import Peer
@@ -39,6 +39,7 @@ from schemas.records.datanode import (
     ListContainer,
     ReadBlock,
 )
+from schemas.sharding import pipeline_of
 
 KEY_BYTES = 16
 MAX_FETCHING = 2
@@ -286,7 +287,7 @@ def closed_rows(peer: Peer, container_id: int) -> list[tuple[bytes, bytes]]:
 
     Raises BlockError, also if the container is not closed there, or the rows cannot be a container's.
     """
-    listed = peer.request(ListContainer(partition=container_id % PARTITIONS, container_id=container_id))
+    listed = peer.request(ListContainer(partition=pipeline_of(container_id), container_id=container_id))
     if not isinstance(listed, ContainerBlocks):
         raise BlockError(codes.BAD_FRAME, f"ListContainer was answered with a {type(listed).__name__}")
     if not listed.closed:

@@ -11,7 +11,6 @@ from typing import TypeGuard
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.repair.cell_fetch import bytes_of, fetch_cells
 from datanode_processors.repair.copies import Copies, closed_rows
 from datanode_processors.repair.copy_peers import CopyPeers
@@ -41,6 +40,7 @@ from replicated_db.shell.logs import Note
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.records.datanode import BlockId, BlockRow, BlockWatched, DeleteBlocks, SalvageBlock, WatchBlock
+from schemas.sharding import pipeline_of
 
 Found = Callable[[int, int, str], None]
 """Called with (container id, local id or WHOLE, reason) of what is damaged."""
@@ -93,7 +93,7 @@ class CopyActions:
 
         The blocks come in the order of places.
         """
-        places = sorted((container_id % PARTITIONS, container_id) for container_id in self.here())
+        places = sorted((pipeline_of(container_id), container_id) for container_id in self.here())
         for partition, container_id in places:
             if after is not None and (partition, container_id) < after[:2]:
                 continue
@@ -147,7 +147,7 @@ class CopyActions:
         """Delete the blocks here that a member has deleted."""
         blocks = [BlockId(container_id=container_id, local_id=local_id) for local_id in asked.local_ids]
         try:
-            self._copies.delete(DeleteBlocks(partition=container_id % PARTITIONS, blocks=blocks))
+            self._copies.delete(DeleteBlocks(partition=pipeline_of(container_id), blocks=blocks))
             self._note(
                 f"container {container_id}: {len(blocks)} blocks of the copy here are deleted, as {asked.member} has"
             )
@@ -213,7 +213,7 @@ def ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlo
 
     def ask(offset: int, length: int) -> SalvageBlock:
         return SalvageBlock(
-            partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, offset=offset,
+            partition=pipeline_of(container_id), container_id=container_id, local_id=local_id, offset=offset,
             length=length, bcs_id=0,
         )  # fmt: skip
 
@@ -223,7 +223,7 @@ def ask_for(container_id: int, local_id: int) -> Callable[[int, int], SalvageBlo
 def _is_member(peer: Peer, container_id: int, local_id: int) -> bool:
     """Ask whether a datanode follows the container's pipeline: only a member answers a watch. Raises BlockError."""
     watch = WatchBlock(
-        partition=container_id % PARTITIONS, container_id=container_id, local_id=local_id, length=0, bcs_id=0,
+        partition=pipeline_of(container_id), container_id=container_id, local_id=local_id, length=0, bcs_id=0,
         timeout_ms=0,
     )  # fmt: skip
     try:

@@ -31,11 +31,12 @@ from datanode_processors.blocks.containers import CLOSED_MARK, NEW_ROWS_FILE, RO
 from datanode_processors.blocks.core.checksums import CellChecksums, check_cell_bytes, check_list
 from datanode_processors.blocks.file_bytes import Buffer, block_error, write_fully
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.request_checks import MAX_BLOCK_BYTES, PARTITIONS, check_block
+from datanode_processors.pipeline.core.request_checks import MAX_BLOCK_BYTES, check_block
 from schemas.codecs.block_rows import block_key, block_of_key, decode_block_row
 from schemas.codecs.codec import Undecodable
 from schemas.records.datanode import BlockRow
 from schemas.records.record import record
+from schemas.sharding import pipeline_of
 from schemas.stream_errors import CHECKSUM_MISMATCH, FAILED, INVALID_REQUEST
 
 _HEAD = Struct(">16sI")
@@ -134,7 +135,7 @@ def _row(container_id: int, key: bytes, value: bytes) -> BlockRow:
         ) from error
     if len(key) != len(block_key(0, 0)) or block_of_key(key)[0] != container_id:
         raise BlockError(INVALID_REQUEST, f"container {container_id}: {key.hex()} is no key of its blocks")
-    check_block(container_id % PARTITIONS, container_id, block_of_key(key)[1])
+    check_block(pipeline_of(container_id), container_id, block_of_key(key)[1])
     return row
 
 

@@ -25,7 +25,7 @@ from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.proposer import Proposer
 from om_processors.fleet.row_cursor import RowCursor
-from om_processors.namespace import ids, tables
+from om_processors.namespace import tables
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
 from replicated_db.shell.logs import Note
@@ -33,6 +33,7 @@ from schemas.column_families import DELETED_TABLE
 from schemas.records.datanode import BlockId, DeleteBlocks
 from schemas.records.messages import PurgeBlocks
 from schemas.records.rows import BlockLocation
+from schemas.sharding import pipeline_of
 
 MAX_ROWS = 500
 MAX_BLOCKS = 1000
@@ -190,7 +191,7 @@ def places(picture: Picture, block: BlockLocation) -> list[Place]:
 
 def partition_of(block: BlockLocation) -> int:
     """Return the number of a block's pipeline."""
-    return block.container_id & (ids.MAX_PIPELINES - 1)
+    return pipeline_of(block.container_id)
 
 
 def is_on_datanodes(block: BlockLocation) -> bool:

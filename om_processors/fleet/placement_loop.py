@@ -29,14 +29,13 @@ from om_processors.fleet.core.fleet import Datanode, Picture
 from om_processors.fleet.datanode_client import FETCH_TIMEOUT_S, MAX_UNDER_WAY, Courier
 from om_processors.fleet.heartbeats import FleetView
 from om_processors.fleet.proposer import Proposer
-from om_processors.namespace import ids
 from replicated_db.core.ports import Clock
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
 from schemas.records.datanode import CloseContainer, ClosePipeline, FetchContainer, OpenPipeline, PipelineRow
 from schemas.records.messages import CreatePipeline
-from schemas.sharding import SYSTEM_SHARD
+from schemas.sharding import MAX_PIPELINES, SYSTEM_SHARD
 from schemas.topics import DN_AUDIT, DN_LOG
 
 TURN_S = 0.5
@@ -276,7 +275,7 @@ class PlacementLoop(Background):
             self._there = range(min(there.values()))
             if partition in self._there:
                 return True
-            total = max(*there.values(), min(ids.MAX_PIPELINES, max(partition + 1, there[DN_LOG] + GROW_PARTITIONS)))
+            total = max(*there.values(), min(MAX_PIPELINES, max(partition + 1, there[DN_LOG] + GROW_PARTITIONS)))
             # the topic of reports first: no pipeline may report where reports cannot be sent
             for name, count in there.items():
                 if count < total:

@@ -66,7 +66,7 @@ class RowTransaction(ReadView, Protocol):
 
 @record
 class Allocation:
-    """Where blocks may be allocated: pipelines by number (below ``ids.MAX_PIPELINES``), in open containers.
+    """Where blocks may be allocated: pipelines by number (below ``MAX_PIPELINES``), in open containers.
 
     With datanodes, these are the pipelines that take blocks now, as this node sees them (``placement``). Without, they
     are all pipelines of the settings, by position.

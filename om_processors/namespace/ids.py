@@ -20,10 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from schemas.sharding import MAX_PIPELINES
+
 SHARD_BITS = 10
 INDEX_BITS = 44
 SUB_BITS = 8
-PIPELINE_BITS = 8
+PIPELINE_BITS = (MAX_PIPELINES - 1).bit_length()
 CONTAINER_WINDOW_BITS = 10
 CONTAINER_BITS = 54
 """Bits of a container's id without the roll."""
@@ -43,7 +45,6 @@ MAX_SHARD = (1 << SHARD_BITS) - 1
 MAX_INDEX = (1 << INDEX_BITS) - 1
 SESSION_SUB = (1 << SUB_BITS) - 1
 MAX_BLOCKS_PER_REQUEST = SESSION_SUB - 1
-MAX_PIPELINES = 1 << PIPELINE_BITS
 
 _INDEX_SHIFT = SUB_BITS
 _SHARD_SHIFT = _INDEX_SHIFT + INDEX_BITS

@@ -232,7 +232,7 @@ def pipeline_key(partition: int) -> bytes:
 
 
 def pipelines(view: ReadView) -> list[PipelineRow]:
-    """Return all pipelines, by partition; at most ids.MAX_PIPELINES. Only shard 0 has any."""
+    """Return all pipelines, by partition; at most MAX_PIPELINES. Only shard 0 has any."""
     return [decode_as(PipelineRow, value) for _, value in view.iterate(PIPELINE_TABLE, b"")]
 
 

@@ -15,9 +15,7 @@ from schemas.records.datanode import (
     PutBlock,
     WriteChunk,
 )
-
-PARTITIONS = 256
-"""Pipelines that a cluster may have in its life: a container's id carries the partition in its lowest 8 bits."""
+from schemas.sharding import MAX_PIPELINES, pipeline_of
 
 MAX_MEMBERS = 7
 """Datanodes of one pipeline."""
@@ -42,10 +40,10 @@ def check_block(partition: int, container_id: int, local_id: int) -> None:
         raise BlockError(
             codes.INVALID_REQUEST, f"block {container_id}/{local_id}: ids have 63 bits, and a local id is not 0"
         )
-    if container_id % PARTITIONS != partition:
+    if pipeline_of(container_id) != partition:
         raise BlockError(
             codes.INVALID_REQUEST,
-            f"container {container_id} belongs to partition {container_id % PARTITIONS}, not {partition}",
+            f"container {container_id} belongs to partition {pipeline_of(container_id)}, not {partition}",
         )
 
 
@@ -56,8 +54,8 @@ def check_members(request: OpenPipeline) -> None:
         raise BlockError(
             codes.INVALID_REQUEST, f"{request.pipeline}: members {names}: 1 to {MAX_MEMBERS} different ones are needed"
         )
-    if not 0 <= request.partition < PARTITIONS:
-        raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{PARTITIONS - 1}")
+    if not 0 <= request.partition < MAX_PIPELINES:
+        raise BlockError(codes.INVALID_REQUEST, f"partition {request.partition} is not in 0..{MAX_PIPELINES - 1}")
     check_texts(
         request.pipeline,
         *(text for one in request.members for text in (one.datanode, one.address, one.http_address, one.rack)),

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from om_processors.errors import OMError
-from om_processors.namespace import ids, tables
+from om_processors.namespace import tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import shown
 from schemas.column_families import DELETED_TABLE
@@ -38,6 +38,7 @@ from schemas.records.messages import CreatePipeline, PurgeBlocks, RetirePipeline
 from schemas.records.packets import MAX_ROUTES
 from schemas.records.rows import DatanodeRow
 from schemas.result_codes import INVALID_REQUEST, PIPELINE_ALREADY_EXISTS, PIPELINE_NOT_FOUND
+from schemas.sharding import MAX_PIPELINES
 
 MAX_NAME_CHARACTERS = 63
 MAX_TEXT_CHARACTERS = 300
@@ -62,8 +63,8 @@ def pipeline_name(partition: int) -> str:
 
 
 def _check_partition(partition: int) -> None:
-    if not 0 <= partition < ids.MAX_PIPELINES:
-        raise OMError(INVALID_REQUEST, f"partition {partition} of a pipeline is not in 0..{ids.MAX_PIPELINES - 1}")
+    if not 0 <= partition < MAX_PIPELINES:
+        raise OMError(INVALID_REQUEST, f"partition {partition} of a pipeline is not in 0..{MAX_PIPELINES - 1}")
 
 
 def _check_create(body: CreatePipeline) -> None:
@@ -134,7 +135,7 @@ def _members_again(before: PipelineRow, body: CreatePipeline, feature_level: int
 
 
 def first_free(rows: Iterable[PipelineRow]) -> int:
-    """Return the lowest partition without a pipeline; ids.MAX_PIPELINES if there is none.
+    """Return the lowest partition without a pipeline; MAX_PIPELINES if there is none.
 
     >>> first_free([])
     0

@@ -9,7 +9,7 @@ Rules:
     - A pipeline is retired when a member is dead or not in service. Its data stays readable, and its containers are
       closed.
     - A retired pipeline is opened again, as its next generation, when its members are back: a cluster has few
-      partitions of ``dn.log`` in its life (``ids.MAX_PIPELINES``), and many restarts. Opening one again is preferred to
+      partitions of ``dn.log`` in its life (``MAX_PIPELINES``), and many restarts. Opening one again is preferred to
       making a new one, unless a new one would take datanodes with less to do.
     - Once MANY_PIPELINES exist, partitions are saved. While some pipeline takes blocks, a new one is made only for a
       datanode that never was in any, or that is in no open one. While a datanode is away that may soon be back (silent
@@ -25,16 +25,16 @@ from __future__ import annotations
 from om_processors.execution.requests.fleet import first_free
 from om_processors.fleet.core.fleet import Datanode, DatanodeHealth, Picture
 from om_processors.fleet.core.placement import choices, streams_of
-from om_processors.namespace import ids
 from schemas.datanode_states import CLOSED, IN_SERVICE
 from schemas.records.datanode import PipelineRow
 from schemas.records.messages import CreatePipeline, RetirePipeline
+from schemas.sharding import MAX_PIPELINES
 
 PIPELINE_REPLICAS = 3
 """Datanodes of a pipeline, if the cluster has so many."""
 PIPELINES_PER_DATANODE = 2
 """Open pipelines that a datanode may be a member of (Ozone's ``ozone.scm.datanode.pipeline.limit``)."""
-MANY_PIPELINES = ids.MAX_PIPELINES // 4
+MANY_PIPELINES = MAX_PIPELINES // 4
 """From this number of pipelines on, closed ones included, partitions are saved."""
 AWAITED_MS = 600_000
 """A datanode in service that has been silent for less than this is waited for: it may be restarting."""
@@ -77,7 +77,7 @@ def new_pipeline(picture: Picture, replicas: int) -> CreatePipeline | None:
 def _fresh(picture: Picture, replicas: int, *, saving: bool, awaiting: bool) -> CreatePipeline | None:
     """Return a pipeline on an unused partition; None if none should be made, or an existing one should return."""
     partition = first_free(picture.pipelines)
-    members = choose_members(picture, replicas) if partition < ids.MAX_PIPELINES else None
+    members = choose_members(picture, replicas) if partition < MAX_PIPELINES else None
     if members is None:
         return None
     if saving:
@@ -118,7 +118,7 @@ def _to_reopen(picture: Picture, replicas: int, latest: dict[str, set[int]] | No
     closed = [row for row in picture.pipelines if row.state == CLOSED and len(row.members) == replicas]
     held = {container.partition for container in picture.containers.values()}
     # While partitions are left, do not open a pipeline whose members would first have to fetch all its blocks.
-    forced = first_free(picture.pipelines) >= ids.MAX_PIPELINES
+    forced = first_free(picture.pipelines) >= MAX_PIPELINES
     found = []
     for row in closed:
         members = [picture.member(one.datanode) for one in row.members]

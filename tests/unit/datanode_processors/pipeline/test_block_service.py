@@ -31,7 +31,6 @@ from datanode_processors.pipeline.core.request_checks import (
     MAX_CHUNK_BYTES,
     MAX_DELETED_BLOCKS,
     MAX_MEMBERS,
-    PARTITIONS,
     check_block,
     check_chunk,
     check_deletion,
@@ -62,6 +61,7 @@ from schemas.records.datanode import (
     StreamError,
     WriteChunk,
 )
+from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.checksums import checksums_of
 
 PARTITION, CONTAINER, LOCAL = 3, 256 + 3, 7
@@ -523,9 +523,9 @@ def check_refused(check: Any, *arguments: Any) -> str:
 
 def test_ids_have_63_bits() -> None:
     check_block(0, 0, 1)
-    check_block(PARTITIONS - 1, LAST_ID, LAST_ID)
-    for container, local_id in ((-PARTITIONS, 1), (LAST_ID + 1, 1), (0, 0), (0, -1), (0, LAST_ID + 1)):
-        assert "63 bits" in check_refused(check_block, container % PARTITIONS, container, local_id)
+    check_block(MAX_PIPELINES - 1, LAST_ID, LAST_ID)
+    for container, local_id in ((-MAX_PIPELINES, 1), (LAST_ID + 1, 1), (0, 0), (0, -1), (0, LAST_ID + 1)):
+        assert "63 bits" in check_refused(check_block, container % MAX_PIPELINES, container, local_id)
     assert check_refused(check_block, 3, 256 + 4, 1) == "container 260 belongs to partition 4, not 3"
 
 
@@ -538,7 +538,7 @@ def test_keys_are_as_they_are_on_disk() -> None:
     key = chunk_key(CONTAINER, LOCAL, 5)
     assert key == block_key(CONTAINER, LOCAL) + bytes(7) + b"\x05"
     assert chunk_of_key(key) == (CONTAINER, LOCAL, 5)
-    assert PARTITIONS == 256
+    assert MAX_PIPELINES == 256
 
 
 def test_members_have_a_number_and_a_partition_has_one_too() -> None:
@@ -546,11 +546,11 @@ def test_members_have_a_number_and_a_partition_has_one_too() -> None:
     assert MAX_MEMBERS == 7
     check_members(opening(*names[:-1]))
     check_members(opening("a", partition=0))
-    check_members(opening("a", partition=PARTITIONS - 1))
+    check_members(opening("a", partition=MAX_PIPELINES - 1))
     assert "1 to 7 different ones" in check_refused(check_members, opening(*names))
     assert "1 to 7 different ones" in check_refused(check_members, opening())
     assert "1 to 7 different ones" in check_refused(check_members, opening("a", "b", "a"))
-    for partition in (-1, PARTITIONS):
+    for partition in (-1, MAX_PIPELINES):
         assert "is not in 0..255" in check_refused(check_members, opening("a", partition=partition))
 
 

@@ -13,7 +13,6 @@ from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import proposals as limits_of
 from datanode_processors.pipeline.core.block_service import BlockService
 from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
-from datanode_processors.pipeline.core.request_checks import PARTITIONS
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.leading.leader import LeaderLimits, claim_for
@@ -22,6 +21,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from schemas import stream_errors as codes
 from schemas.codecs.codec import encode
 from schemas.records.datanode import BlockCommitted, Member, OpenPipeline, PutBlock
+from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.checksums import checksums_of
 
 WAIT_S = 20.0
@@ -75,7 +75,7 @@ class World:
     def __init__(self) -> None:
         clock = ManualClock()
         self.log = HeldLog(clock)
-        identity = Identity(cluster="test", shard=0, shards=PARTITIONS, node="dn1")
+        identity = Identity(cluster="test", shard=0, shards=MAX_PIPELINES, node="dn1")
         self.replica = Replica(identity, DN_FAMILIES, MemoryStore(DN_FAMILIES.names), threading.RLock())
         self.replica.adopt_topic(self.log.topic_id(), None)
         self.proposals = Proposals(BlockService(partition=0, node="dn1"), Ignored(), first=lambda: OPENING)

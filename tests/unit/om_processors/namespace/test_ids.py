@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from om_processors.namespace import ids
+from schemas.sharding import MAX_PIPELINES
 
 SHARDS = st.integers(0, ids.MAX_SHARD)
 INDEXES = st.integers(0, ids.MAX_INDEX)
@@ -51,7 +52,7 @@ def test_too_many_blocks_are_refused(position):
         ids.block_local_id(ids.object_id(0, 1), position)
 
 
-@pytest.mark.parametrize("pipeline", [-1, ids.MAX_PIPELINES])
+@pytest.mark.parametrize("pipeline", [-1, MAX_PIPELINES])
 def test_too_many_pipelines_are_refused(pipeline):
     with pytest.raises(ValueError, match="pipeline"):
         ids.container_id(ids.object_id(0, 1), pipeline)
