@@ -160,8 +160,9 @@ def test_who_knows_no_node_waits_for_the_look_no_longer_than_it_may():
         assert looking.result(PATIENCE_S) == ["http://x:1"]
 
 
-def test_a_failed_look_keeps_nothing_of_what_it_was_made_with():
+def test_a_failed_look_keeps_nothing_of_what_it_was_made_with(monkeypatch):
     """The error's traceback held the client of Kafka, with its threads and sockets, until the next look."""
+    monkeypatch.setattr("producers.reads.node_addresses.FIND_AGAIN_MS", 600_000)
 
     class Held:
         """Stands for what a look is made with."""
