@@ -348,8 +348,11 @@ def database(stack: TestStack, node: str, shard: int) -> Iterator[RocksStore]:
         store.close()
 
 
-def run_to_its_end(stack: TestStack, node: str, timeout_s: float = PATIENCE_S) -> tuple[int, str]:
-    """Start a node that is expected to refuse; return its exit status and what it printed."""
+def run_to_its_end(stack: TestStack, node: str, timeout_s: float = 3 * PATIENCE_S) -> tuple[int, str]:
+    """Start a node that is expected to refuse; return its exit status and what it printed.
+
+    A node refuses only once it has read the log as it was at the start, which takes long on a machine with other work.
+    """
     process = subprocess.Popen(
         [str(word) for word in node_command(node)], env=dict(node_environment(stack.settings_file)),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
