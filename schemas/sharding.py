@@ -12,7 +12,7 @@ MAX_SHARDS = 1024
 """Limit on N: object ids have 10 bits for the shard."""
 
 MAX_PIPELINES = 256
-"""Limit on the pipelines of a cluster's life, whatever their generations: container ids have 8 bits for the pipeline."""
+"""Limit on the pipelines of a cluster's life, whatever their generations: container ids have 8 bits for them."""
 
 SYSTEM_SHARD = 0
 """Shard of commands that name no volume."""
