@@ -131,8 +131,14 @@ class Claimer:
         replica for good.
         """
         self._compare_with_log(position)
-        while (following := position.offset + 1) <= claim_offset:
-            entries = self._read_some(following, min(READ_LIMIT, claim_offset + 1 - following))
+        if self._judge_again(position, claim_offset).chain != leader.chain:
+            shard = self.replica.identity.shard
+            raise AheadOfLog(f"shard {shard}: the log has lost records that this replica had read before its claim")
+
+    def _judge_again(self, position: Position, last: int) -> Position:
+        """Return the position after everything behind ``position`` up to offset ``last``, as the log has it now."""
+        while (following := position.offset + 1) <= last:
+            entries = self._read_some(following, min(READ_LIMIT, last + 1 - following))
             if not entries:
                 raise LogUnavailable(f"no record from offset {following} on within {READ_WAIT_S} s")
             for entry in entries:
@@ -141,9 +147,7 @@ class Claimer:
                     position = advance(position, record, entry.offset, entry.value)
                 else:
                     position = replace(position, offset=entry.offset)
-        if position.chain != leader.chain:
-            shard = self.replica.identity.shard
-            raise AheadOfLog(f"shard {shard}: the log has lost records that this replica had read before its claim")
+        return position
 
     def _compare_with_log(self, position: Position) -> None:
         """Compare the log's record at the replica's position with the one applied; raises AheadOfLog if they differ."""
@@ -173,6 +177,20 @@ class Claimer:
         entries = read_log(self.log, offset, limit, READ_STEP_S)
         self._on_turn(0.0)
         return entries
+
+    def read_foreign(self, end: int) -> None:
+        """Read what others appended below offset ``end``, where the leader's last record does not follow its own.
+
+        What the replica has read already did not count. It is judged once more, because the log may have lost it since
+        and hold a claim in its place. The leader's own records were not lost with it then, so its appends go on.
+        Raises AheadOfLog in that case.
+        """
+        # In this order: a follower that reads on meanwhile only moves the position nearer to what was read.
+        read, position = self.replica.read_offset, self.replica.position
+        if self._judge_again(position, min(read, end - 1)).chain != position.chain:
+            shard = self.replica.identity.shard
+            raise AheadOfLog(f"shard {shard}: the log has lost records that this leader had read behind its own")
+        self.read_to(end)
 
     def read_to(self, end: int) -> None:
         """Offer every record below offset ``end`` to the replica.

@@ -278,7 +278,7 @@ class LeaderLoop:
         for report in appender.poll(wait_s):
             self._settle(leader.on_report(report))
             while (offset := leader.must_read) is not None:
-                self._claimer.read_to(offset + 1)
+                self._claimer.read_foreign(offset + 1)
                 self._settle(leader.on_read())
 
     def _settle(self, effective: Sequence[Effective]) -> None:

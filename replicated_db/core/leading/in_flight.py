@@ -88,9 +88,15 @@ class RecordsInFlight:
         return {"term": self.term, "nonce": self.nonce, "seq": self.seq + 1, "prev_chain": self.chain}
 
     def append(self, record: CountingRecord, feature_level: int, on_applied: OnApplied | None = None) -> Append:
-        """Encode a record that has the next :meth:`header`, and await its report. Raises Deposed after a failure."""
+        """Encode a record that has the next :meth:`header`, and await its report.
+
+        Raises Deposed after a failure, and if the replica has read another claim: what the record says was executed on
+        rows of that claim then, and should the log lose the claim, the record would count all the same.
+        """
         if self.deposed is not None:
             raise Deposed(self.deposed)
+        if self._replica.position.nonce != self.nonce:
+            raise self._depose(self.seq + 1, f"not appended: term {self._replica.position.term} leads")
         value = encode_at(record, feature_level)
         self.seq += 1
         self.chain = next_chain(self.chain, value)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
 from typing import Self
 
-from confluent_kafka import Consumer, Producer, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from om_processors.execution.service import OM_FAMILIES
@@ -44,6 +44,8 @@ from tests.support.logs.judged_log import JudgedLog, read_log, unsigned
 from tests.support.logs.logbuilder import digest, signed
 
 PATIENCE_S = 60.0
+NOT_LED = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+"""What a broker answers about a partition that nobody leads yet."""
 PACE_S = 0.03
 """What each writer of a :class:`Load` waits between two keys: a steady load that leaves the machine to the fault."""
 
@@ -59,10 +61,23 @@ class Tap:
         places = []
         for number in partitions:
             where = TopicPartition(topic, number)
-            low, high = self._consumer.get_watermark_offsets(where, timeout=PATIENCE_S)
+            low, high = self._bounds(where)
             places.append(TopicPartition(topic, number, low if from_beginning else high))
         self._consumer.assign(places)
         self.values: list[bytes] = []
+
+    def _bounds(self, where: TopicPartition) -> tuple[int, int]:
+        """Return where a partition begins and ends, once it is led: a topic that was made a moment ago may not be."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                low, high = self._consumer.get_watermark_offsets(where, timeout=PATIENCE_S)
+            except KafkaException as error:
+                if error.args[0].code() not in NOT_LED or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+            else:
+                return low, high
 
     def poll(self) -> list[bytes]:
         """Take what has come, and return all values so far."""

@@ -453,6 +453,17 @@ def test_a_claim_between_deposes(shard: Shard):
         shard.leader.tick()
 
 
+def test_a_leader_whose_replica_has_read_another_claim_appends_nothing(shard: Shard):
+    """The log may lose that claim again; then a batch that was executed on its rows would count."""
+    shard.execute(propose(put(b"a", b"1")))
+    shard.nodes["n2"].claim(shard.ids, shard.clock)
+    shard.node.catch_up()
+    with pytest.raises(Deposed, match=r"seq 2 of term 1: not appended: term 2 leads"):
+        shard.leader.seal()
+    with pytest.raises(Deposed, match="not appended: term 2 leads"):
+        shard.leader.tick()
+
+
 def test_a_claim_of_a_term_that_is_taken_is_void(shard: Shard):
     claim = LeaderClaim(term=1, nonce=b"t" * 16, node="n2", address="", claimed_at_ms=0)
     shard.log.append(encode(claim))
