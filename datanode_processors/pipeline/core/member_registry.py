@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from datanode_processors.core.transitions import next_state
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import CLOSED
 from schemas import stream_errors as codes
 from schemas.records.datanode import OpenPipeline, PipelineRow
+from schemas.transitions import next_state
 
 
 class PipelineState(Enum):

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
-from datanode_processors.core.transitions import next_state
 from datanode_processors.repair.core.agenda import Agenda
 from datanode_processors.repair.core.copy_states import (
     COPY_TRANSITIONS,
@@ -40,6 +39,7 @@ from datanode_processors.repair.core.instructions import (
     SaveSources,
     Task,
 )
+from schemas.transitions import next_state
 
 WHOLE: Final = 0
 """Stands for a local id, which is never 0: the copy's rows, and with them all its blocks."""

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition, next_state
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import CLOSED, OPEN
 from datanode_processors.pipeline.core.member_registry import (
@@ -21,6 +20,7 @@ from datanode_processors.pipeline.core.member_registry import (
 )
 from schemas import stream_errors as codes
 from schemas.records.datanode import Member, OpenPipeline, PipelineRow
+from schemas.transitions import NoSuchTransition, next_state
 
 PARTITION = 3
 MEMBERS = [Member(datanode=name, address=f"{name}:1", http_address="", rack="") for name in ("dn1", "dn2", "dn3")]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition, next_state
 from datanode_processors.repair.core import upkeep_plan
 from datanode_processors.repair.core.copy_states import (
     COPY_TRANSITIONS,
@@ -27,6 +26,7 @@ from datanode_processors.repair.core.upkeep_plan import (
     WHOLE,
     UpkeepPlan,
 )
+from schemas.transitions import NoSuchTransition, next_state
 
 CONTAINER, BLOCK = 259, 7
 HERE = (CONTAINER, BLOCK)
