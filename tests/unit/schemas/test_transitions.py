@@ -43,7 +43,7 @@ def test_a_state_without_a_row_takes_no_event(touch: Touch) -> None:
 
 
 def test_a_handler_takes_events_of_its_very_class_in_its_state() -> None:
-    table = {(Lamp.DARK, Pressed): "light it"}
+    table: dict[tuple[Lamp, type], str] = {(Lamp.DARK, Pressed): "light it"}
     assert handler_of(table, Lamp.DARK, Pressed()) == "light it"
     with pytest.raises(NoSuchTransition, match=r"^PressedHard cannot happen in Lamp\.DARK$"):
         handler_of(table, Lamp.DARK, PressedHard())
