@@ -17,12 +17,12 @@ from datanode_processors.repair.core.repairs import Repairs
 from datanode_processors.repair.core.verify_queue import LookThrough
 from datanode_processors.repair.verifier import PEER_TIMEOUT_S
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import hello_frame
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.conversation.conversation import Event
 from schemas.records.datanode import BlockRow, Member, OpenPipeline, ReadBlock
 from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
+from tests.support.datanodes.streams import hello_frame
 from tests.support.local.waiting import eventually
 
 
