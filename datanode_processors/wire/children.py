@@ -30,8 +30,8 @@ class Child:
         self.height = below.height
         self.wire: Wire | None = None
         self.talk: Conversation | None = None
-        """The greeting. The stream's frames are not a part of it: OPEN goes out together with HELLO, which saves a round
-        trip, and what the child acknowledges is judged by the stream's own state machine.
+        """The greeting. The stream's frames are not a part of it: OPEN goes out together with HELLO, which saves a
+        round trip, and what the child acknowledges is judged by the stream's own state machine.
         """
         self.moved_at = time.monotonic()
         """When the child last accepted bytes or acknowledged some."""
