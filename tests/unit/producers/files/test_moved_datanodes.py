@@ -278,8 +278,8 @@ def test_a_commit_that_ends_after_its_block_was_given_up_changes_nothing(make, m
         found = salvaged(self, failure)
         if self.stuck:
             go_on.set()
-            assert self._durable is not None
-            self._durable.exception(60)  # it ends well right now
+            assert self._commits._under_way is not None
+            self._commits._under_way.exception(60)  # it ends well right now
         return found
 
     monkeypatch.setattr(BlockCommitter, "make_durable", make_durable)
