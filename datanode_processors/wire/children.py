@@ -121,7 +121,7 @@ class StreamChildren:
                 if frame.header.kind is Kind.ERROR:
                     raise self._state.child_refused(child.name, read_error(frame))
                 frame.check()
-                self._state.child_said(child.name, frame.header)
+                self._state.on_child_ack(child.name, frame.header)
                 child.moved_at = time.monotonic()
         except WireClosed as error:
             raise self._lost(child, error) from error

@@ -114,7 +114,7 @@ class Wire:
             room.give(self._buffer.grown_bytes)
 
     @property
-    def receiving(self) -> bool:
+    def is_receiving(self) -> bool:
         """Whether the beginning of a frame has arrived, so that more is on its way."""
         return len(self._buffer) > 0
 
@@ -128,7 +128,7 @@ class Wire:
         except OSError:
             pass  # it is closed already
 
-    def hung_up(self) -> bool:
+    def has_hung_up(self) -> bool:
         """Return whether the peer has closed or lost the connection, even if received bytes are unread.
 
         Called by other threads too.

@@ -109,7 +109,7 @@ class Taking:
             raise BlockError(stream_errors.NO_SUCH_BLOCK, f"no block {request.container_id}/{request.local_id}")
         return Readable(length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums)
 
-    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+    def on_corrupt_cell(self, container_id: int, local_id: int, offset: int) -> None:
         self.corrupt.append((container_id, local_id, offset))
 
 

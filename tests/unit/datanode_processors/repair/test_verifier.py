@@ -122,7 +122,7 @@ def test_what_is_found_while_a_repair_ends_is_repaired_too(pair: Pair, found: st
     node, _ = pair
     verifier: Any = node.pipelines.verifier
     replica: Any = node.replica
-    was_verified = replica.verified
+    was_verified = replica.on_verified
     ends: list[int] = []
 
     def verified(key: bytes, length: int) -> None:
@@ -142,7 +142,7 @@ def test_what_is_found_while_a_repair_ends_is_repaired_too(pair: Pair, found: st
             node.damage(2)
             verifier.repair(replica, KEY, 2)
 
-    replica.verified = verified
+    replica.on_verified = verified
     verifier.start()
     verifier.verify(replica, KEY)
     eventually(lambda: ends and is_right(node, DATA if found == "a longer length" else SHORT), timeout_s=10)
