@@ -76,13 +76,13 @@ class BackgroundCommits:
     def begin(self, length: int) -> None:
         """Begin to commit and watch ``length`` bytes; no commit may be under way."""
         with self._lock:
-            checksums = self._window.ask(length)
+            checksums = self._window.begin_commit(length)
         self._submit(length, checksums, None)
 
     def finish(self, length: int, committed: BlockCommitted | None) -> None:
         """Commit the whole block here and now, unless its stream has (``committed``); its watch begins."""
         with self._lock:
-            checksums = self._window.ask(length)
+            checksums = self._window.begin_commit(length)
         try:
             if committed is None:
                 deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
@@ -90,7 +90,7 @@ class BackgroundCommits:
                 committed = self._committer.put(length, checksums, deadline_s, wait_effective=not early)
         except DatanodeError as error:
             with self._lock:
-                self._window.give_up_asking()
+                self._window.on_commit_failed()
             raise BlockFailed(error) from error
         self._submit(length, checksums, committed)
 
@@ -130,15 +130,15 @@ class BackgroundCommits:
         try:
             with self._lock:
                 length = window.acknowledged
-                checksums = window.ask(length)
+                checksums = window.begin_commit(length)
             timeout_ms = min(2 * self._options.watch_timeout_ms, self._options.commit_timeout_ms)
             committed = self._committer.make_durable(length, checksums, timeout_ms=timeout_ms)
             with self._lock:
-                window.commit(length, committed.bcs_id)
-                window.watch(length)
+                window.on_committed(length, committed.bcs_id)
+                window.on_watched(length)
         except DatanodeError:
             with self._lock:
-                window.give_up_asking()
+                window.on_commit_failed()
 
     def ignore_later(self) -> None:
         """From now on, a commit that ends changes nothing: the block is salvaged. Raises nothing."""
@@ -155,7 +155,7 @@ class BackgroundCommits:
         if committed is not None:
             with self._lock:
                 if not self._ignored:
-                    self._window.commit(length, committed.bcs_id)
+                    self._window.on_committed(length, committed.bcs_id)
         try:
             committed = self._committer.make_durable(
                 length, checksums, timeout_ms=self._options.commit_timeout_ms, committed=committed
@@ -163,9 +163,9 @@ class BackgroundCommits:
         except BaseException:
             with self._lock:
                 if not self._ignored:
-                    self._window.give_up_asking()
+                    self._window.on_commit_failed()
             raise
         with self._lock:
             if not self._ignored:
-                self._window.commit(length, committed.bcs_id)
-                self._window.watch(length)
+                self._window.on_committed(length, committed.bcs_id)
+                self._window.on_watched(length)

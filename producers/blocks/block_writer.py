@@ -246,7 +246,7 @@ class BlockWriter:
                     # A stream that was just opened begins at what all datanodes have, which is at these packets or
                     # before them.
                     for packet in packets:
-                        self.window.was_sent(packet)
+                        self.window.on_sent(packet)
                 self._since_ack += 1
                 if self._since_ack >= ACK_PACKETS:
                     self._since_ack = 0
@@ -276,7 +276,7 @@ class BlockWriter:
     def _acknowledge(self, offset: int) -> None:
         try:
             with self._lock:
-                self.window.acknowledge(offset)
+                self.window.on_acknowledged(offset)
         except ValueError as error:
             raise DatanodeError(BAD_FRAME, str(error), datanode=self._recovery.primary) from error
 
@@ -307,7 +307,7 @@ class BlockWriter:
             # With other errors, datanodes of earlier versions report their own progress, which says nothing of the
             # others.
             if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
-                window.acknowledge(error.offset)
+                window.on_acknowledged(error.offset)
             progress = window.acknowledged > self._resumed_at
             self._resumed_at = window.acknowledged
             window.resume()
