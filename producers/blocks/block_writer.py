@@ -30,8 +30,9 @@ from producers.blocks.block_stream import ACK_PACKETS, BlockStream, ChunkStream,
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, Datanodes
+from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, OpenStream

@@ -3,8 +3,8 @@
 import pytest
 
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import Datanodes
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas import stream_errors

@@ -15,7 +15,8 @@ from producers import waiting
 from producers.blocks import datanode_connection, datanode_directory
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import DatanodeConnection, Datanodes
+from producers.blocks.datanode_connection import DatanodeConnection
+from producers.blocks.datanodes import Datanodes
 from producers.errors import UNREACHABLE, DatanodeError, StratologError
 from producers.files.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
