@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_streaming.batch import oracle
+from spark_streaming.batch import counting
 from spark_streaming.batch.core.gathering import FactRow, PartitionFacts, facts_from
 from spark_streaming.records import sources
 from spark_streaming.records.core.reading import GENESIS, MEMBERS
@@ -31,7 +31,7 @@ class LogView:
 def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) -> LogView:
     """Read a log to its current end; close the view with ``effective.unpersist()``."""
     records = sources.bounded(session, sources.log_source(bootstrap_servers, [log]))
-    effective = oracle.effective_records(records).persist()
+    effective = counting.effective_records(records).persist()
     return LogView(log=log, records=records, effective=effective, facts=_facts(effective))
 
 
@@ -41,4 +41,4 @@ def _facts(effective: DataFrame) -> dict[int, PartitionFacts]:
         FactRow(row.shard, row.offset, row.kind, row.shards, tuple(row.replicas or ()), row.broken)
         for row in told.collect()
     ]
-    return facts_from(rows, oracle.first_logged_requests(effective))
+    return facts_from(rows, counting.first_logged_requests(effective))

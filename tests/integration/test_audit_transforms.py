@@ -15,7 +15,7 @@ from schemas.records.datanode import BlockReport
 from schemas.records.log import Merge, Operation, Put
 from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming.batch import oracle
+from spark_streaming.batch import counting, oracle
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
@@ -179,9 +179,9 @@ def test_the_oracle_computes_the_models_rows():
         log.barrier()
         log.batch(log.put("keyTable", b"/v/later", b"x"), replace(log.put("keyTable", b"/v/0", b"y"), prev=99))
     records = raw_records({shard: log.values for shard, log in logs.items()})
-    effective = oracle.effective_records(records).persist()
+    effective = counting.effective_records(records).persist()
     for at in ("end", "barrier"):
-        found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective, at))
+        found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective, at))
         assert false == []
         for shard, log in logs.items():
             rows = log.rows if at == "end" else log.barriers[-1].rows
@@ -201,8 +201,8 @@ def test_counters_that_are_claimed_falsely_are_named():
     true = log.merge(b"/v/wrong", 2)
     log.batch(replace(true, next=row_hash("usageTable", b"/v/wrong", counter(8))), log.merge(b"/v/right", 2))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
-    found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    effective = counting.effective_records(records)
+    found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert [(one.cf, one.key, one.value) for one in false] == [("usageTable", b"/v/wrong", 7)]
     assert found[0].digest == total_hex(log.rows)
 
@@ -211,8 +211,8 @@ def test_the_oracle_computes_pipelines():
     """Largest rows of blockTable, tombstones, void records; and from the rows what the stored bytes must be."""
     logs = {shard: ordinary_pipeline(shard) for shard in (0, 200)}
     records = raw_records({shard: log.values for shard, log in logs.items()}, log=DN_LOG)
-    effective = oracle.effective_records(records).persist()
-    ends = oracle.ends(effective, "barrier")
+    effective = counting.effective_records(records).persist()
+    ends = counting.ends(effective, "barrier")
     found, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, ends)
     assert false == []
     until = {shard: point.offset for shard, point in ends.items()}
@@ -223,7 +223,7 @@ def test_the_oracle_computes_pipelines():
         report = log.block_report(log.barriers[-1], "dn1")
         assert len(report.containers) == 2
         assert containers[shard] == {one.container_id: one.digest for one in report.containers}
-    assert oracle.indexes_at(effective, until) == {shard: log.index for shard, log in logs.items()}
+    assert counting.indexes_at(effective, until) == {shard: log.index for shard, log in logs.items()}
     effective.unpersist()
 
 
@@ -233,8 +233,8 @@ def test_a_block_that_is_claimed_falsely_is_named():
     larger = log.put_block(5, 2, b"larger")
     log.batch(larger, replace(log.put_block(5, 2, b"small"), next=row_hash("blockTable", larger.key, b"small")))
     records = raw_records({0: log.values}, log=DN_LOG)
-    effective = oracle.effective_records(records)
-    _, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    effective = counting.effective_records(records)
+    _, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert [(one.cf, one.key, one.value) for one in false] == [("blockTable", larger.key, 6)]
 
 
@@ -242,9 +242,9 @@ def test_a_merge_that_cannot_be_computed_is_an_error():
     log = LogBuilder().start()
     log.batch(Merge(cf="usageTable", key=b"\xabk", operator="max", operand=bytes(8), prev=None, next=1))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
+    effective = counting.effective_records(records)
     with pytest.raises(Exception, match="cannot compute the merges of usageTable AB6B"):
-        oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+        oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
 
 
 def test_the_oracle_stops_where_the_log_breaks():
@@ -253,10 +253,10 @@ def test_the_oracle_stops_where_the_log_breaks():
     log.append_value(b"garbage of some length")
     log.batch(log.put("keyTable", b"/v/x", b"x"))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
+    effective = counting.effective_records(records)
     (broken,) = effective.where("broken is not null").collect()
     assert (broken.offset, broken.broken) == (good, "not single-object encoded Avro")
-    found, _ = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    found, _ = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert found[0].digest == total_hex(rows)
 
 

@@ -76,11 +76,11 @@ class Replica:
     def block(self, container_id: int, local_id: int) -> BlockRow | None:
         return block_row(self.store, block_key(container_id, local_id))
 
-    def verified(self, key: bytes, length: int) -> None:
+    def on_verified(self, key: bytes, length: int) -> None:
         assert length >= 0
         self.unhealthy.pop(key, None)
 
-    def failed(self, key: bytes, reason: str) -> None:
+    def on_failed(self, key: bytes, reason: str) -> None:
         self.unhealthy[key] = reason
 
     def forget(self, key: bytes) -> None:

@@ -41,9 +41,9 @@ class Heard(Replica):
         super().__init__()
         self.told: list[tuple[Any, ...]] = []
 
-    def verified(self, key: bytes, length: int) -> None:
+    def on_verified(self, key: bytes, length: int) -> None:
         self.told.append(("verified", key, length))
-        super().verified(key, length)
+        super().on_verified(key, length)
 
     def forget(self, key: bytes) -> None:
         self.told.append(("forget", key))

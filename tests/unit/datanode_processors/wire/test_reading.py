@@ -119,7 +119,7 @@ def test_bytes_beyond_the_committed_length_are_never_sent(make: Make) -> None:
     node.replica.put(row_of(DATA[: 5 * CELL + 10]))
     for unhealthy in (False, True):
         if unhealthy:
-            node.replica.failed(KEY, "as if")
+            node.replica.on_failed(KEY, "as if")
         else:
             assert node.read() == (DATA[: 5 * CELL + 10], None)
         assert node.salvage() == (DATA[: 5 * CELL + 10], None)
@@ -129,7 +129,7 @@ def test_bytes_beyond_the_committed_length_are_never_sent(make: Make) -> None:
 def test_a_salvage_is_refused_what_a_read_is(make: Make) -> None:
     node = make()
     node.write()
-    node.replica.failed(KEY, "as if")
+    node.replica.on_failed(KEY, "as if")
     assert refused(node.salvage(bcs_id=BCS_ID + 1), codes.NOT_COMMITTED) == b""
     node.replica.put(row_of(b"", deleted=True))
     assert refused(node.salvage(), codes.BLOCK_DELETED) == b""

@@ -71,8 +71,8 @@ class Case:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=1 - listened_ms)
         for name in ("dn1", "dn2"):
             reports = [report(number, leading=name == "dn2") for number in sorted(self.following)]
-            fleet.hear(heartbeat(name, pipelines=reports), 1)
-        fleet.hear(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
+            fleet.on_heartbeat(heartbeat(name, pipelines=reports), 1)
+        fleet.on_heartbeat(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
         return fleet.picture([pipeline_row(number, ["dn1", "dn2"]) for number in range(3)], (), 1)
 
     def turn(self) -> None:

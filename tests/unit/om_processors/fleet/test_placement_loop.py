@@ -63,9 +63,9 @@ class Case:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
         held = [container(256 * number) for number in range(1, self.copies + 1)]
         for name in self.members:
-            fleet.hear(heartbeat(name, pipelines=[report(0)]), 1)
+            fleet.on_heartbeat(heartbeat(name, pipelines=[report(0)]), 1)
         for name in self.holders:
-            fleet.hear(heartbeat(name, containers=held, incarnation=self.incarnation), 1)
+            fleet.on_heartbeat(heartbeat(name, containers=held, incarnation=self.incarnation), 1)
         return fleet.picture([pipeline_row(0, ["dn1", "dn2", "dn3"], CLOSED)], (), 1)
 
     def turn(self, after_ms: int = 500, *, answered: bool = True) -> list[tuple[str, int, list[str]]]:
@@ -186,7 +186,7 @@ class Moving:
             if name == self.unheard:
                 continue
             address, life = f"{name}:{self.port}", bytes([self.lives] * 16)
-            fleet.hear(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), self.now_ms)
+            fleet.on_heartbeat(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), self.now_ms)
         return fleet.picture([pipeline_row(0, self.case.members, self.state, self.generation)], (), self.now_ms)
 
     def turn(self, after_ms: int = 500) -> list[tuple[str, list[str]]]:

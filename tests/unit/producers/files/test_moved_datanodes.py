@@ -15,7 +15,8 @@ from producers import waiting
 from producers.blocks import datanode_connection, datanode_directory
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import DatanodeConnection, Datanodes
+from producers.blocks.datanode_connection import DatanodeConnection
+from producers.blocks.datanodes import Datanodes
 from producers.errors import UNREACHABLE, DatanodeError, StratologError
 from producers.files.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
@@ -278,8 +279,8 @@ def test_a_commit_that_ends_after_its_block_was_given_up_changes_nothing(make, m
         found = salvaged(self, failure)
         if self.stuck:
             go_on.set()
-            assert self._durable is not None
-            self._durable.exception(60)  # it ends well right now
+            assert self._commits._under_way is not None
+            self._commits._under_way.exception(60)  # it ends well right now
         return found
 
     monkeypatch.setattr(BlockCommitter, "make_durable", make_durable)
