@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
 from tests.support.datanodes.checksums import checksums_of
@@ -382,6 +383,37 @@ def test_the_reserve_is_left_free(tmp_path: Path):
             writer.write(0, DATA)
         writer.write(0, b"")
     assert store.written_length(7, 1) == 0
+
+
+def test_the_file_system_is_asked_for_its_room_once_in_sixteen_mebibytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Path] = []
+    statvfs = os.statvfs
+
+    def ask(path: Path) -> os.statvfs_result:
+        asked.append(path)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", ask)
+    space, mebibyte = DiskSpace(tmp_path, reserve_bytes=0), 1 << 20
+    for _ in range(16):
+        space.take(mebibyte, tmp_path)
+    assert len(asked) == 1
+    space.take(1, tmp_path)
+    assert len(asked) == 2
+    space.take(20 * mebibyte, tmp_path)
+    assert len(asked) == 3, "more than is left of the answer"
+
+
+def test_a_block_that_goes_while_its_container_is_listed_is_left_out(store: BlockStore):
+    for local_id in (1, 2, 3):
+        write(store, DATA[: 100 * local_id], local_id=local_id)
+    listed = store.blocks(7)
+    assert next(listed) == (1, 100)
+    store.delete(7, 2)
+    assert list(listed) == [(3, 300)]
+    assert list(store.blocks(8)) == [], "no such container"
 
 
 def test_a_write_over_the_limit_of_a_file_leaves_what_was_stored(store: BlockStore, tmp_path: Path):

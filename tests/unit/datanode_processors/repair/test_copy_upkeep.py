@@ -54,8 +54,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """Makes members ``dn1``… that have two blocks in a closed container, and others that have what they fetch."""
     made: list[Node] = []
 
-    def begin(name: str, *, member: bool = True) -> Node:
-        node = Node(name, tmp_path, member=member)
+    def begin(name: str, *, member: bool = True, **options: Any) -> Node:
+        node = Node(name, tmp_path, member=member, **options)
         made.append(node)
         if member:
             node.write()
@@ -723,6 +723,21 @@ def test_a_source_that_is_no_address_ends_nothing(run: Run, source: str) -> None
     upkeep.damaged(CONTAINER, BLOCK, "found by a test")
     eventually(lambda: is_whole(node) and healthy(node))
     assert upkeep._thread.is_alive()
+
+
+def test_a_failure_that_nobody_expects_ends_the_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its thread nobody would repair copies, and nobody would know."""
+    heard: list[BaseException] = []
+    node = run("dn4", member=False, fatal=heard.append)
+    upkeep = node.pipelines.upkeep
+    failure = MemoryError("as if")
+
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.setattr(upkeep, "save", fail)
+    upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    eventually(lambda: heard == [failure])
 
 
 def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run) -> None:
