@@ -41,7 +41,7 @@ from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole, ConversationState
 from schemas.records.datanode import Hello, Member, StreamError
 from schemas.records.packets import Frame
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
 
 STATUSES = {
     ConversationFault.BAD_FRAME: BAD_FRAME,
@@ -413,9 +413,11 @@ class Datanodes:
                     outcomes[name] = outcome
                     self.give_back(connection)
                 except DatanodeError as error:
-                    if error.status in {UNREACHABLE, TIMED_OUT, BAD_FRAME}:
+                    # A datanode that stops says so on kept connections too: the next request finds it there.
+                    has_ended = error.status in {UNREACHABLE, STOPPING}
+                    if has_ended or error.status in {TIMED_OUT, BAD_FRAME}:
                         connection.close()
-                        if error.status == UNREACHABLE and reused:
+                        if has_ended and reused:
                             self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
                             continue
                     else:

@@ -572,6 +572,7 @@ def test_the_same_awaited(make):
             await file.hsync()
             assert file.tell() == len(data)
         async with client.open("/v/b/k") as file:
+            assert await file.read(0) == b""
             assert await file.read(10) == data[:10]
             assert await file.pread(5, 1000) == data[1000:1005]
             file.seek(0)
