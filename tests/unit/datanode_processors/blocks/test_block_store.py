@@ -291,6 +291,34 @@ def test_what_is_found_shorter_on_disk_ends_there(store: BlockStore, tmp_path: P
         next(cells)
 
 
+def test_a_writer_keeps_its_block_whatever_became_of_the_file_until_it_ends(store: BlockStore):
+    with store.open_writer(7, 1, 0, CELL) as writer:
+        writer.write(0, DATA[: 3 * CELL])
+        os.truncate(store.container_folder(7) / "1.block", CELL)
+        store.forget_checksums(7, 1)
+        assert store.written_length(7, 1) == 3 * CELL
+    store.forget_checksums(7, 1)
+    assert store.written_length(7, 1) == CELL
+
+
+def test_there_is_nothing_to_forget_of_a_block_that_is_not_there(store: BlockStore):
+    write(store, DATA[:10])
+    assert store.checksums(7, 2, 0) == b""
+    store.forget_checksums(7, 2)
+    assert [(usage.blocks, usage.used_bytes) for usage in store.containers()] == [(1, 10)]
+
+
+def test_a_read_that_the_kernel_cuts_short_goes_on(store: BlockStore, monkeypatch: pytest.MonkeyPatch):
+    """A signal or the file system may end any read early; only nothing at all is the file's end."""
+    write(store, DATA)
+    pread = os.pread
+    store.forget_checksums(7, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 1000), offset))
+        assert store.checksums(7, 1, len(DATA)) == checksums_of(DATA, CELL)
+    assert read(store) == DATA
+
+
 # ----------------------------------------------------------------------------------------------- fsync and space
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.repair.copy_sources import SOURCES_FILE, CopySources
 from datanode_processors.repair.core.verify_queue import VerifyBlock
 from datanode_processors.repair.transfer import import_container
 from schemas import stream_errors as codes
@@ -201,6 +202,25 @@ def test_only_what_a_copy_should_have_can_be_damaged_in_it(make: Make) -> None:
     assert unhealthy(node) == 0
     node.pipelines.found_corrupt(CONTAINER, BLOCK, len(DATA) - 1)
     assert unhealthy(node) == 1
+
+
+def test_a_reader_that_finds_a_copy_short_has_it_repaired(make: Make) -> None:
+    node = copied(make)
+    os.truncate(node.path, len(DATA) - 1)
+    node.store.forget_checksums(CONTAINER, BLOCK)
+    assert refused(node.read(), codes.NOT_COMMITTED) == b""
+    assert unhealthy(node) == 1
+
+
+def test_where_a_copy_came_from_is_on_the_disk_once_it_is_here(make: Make, tmp_path: Path) -> None:
+    """A holder that is killed at once still knows whom to ask."""
+    member, node = make(), make("dn4", member=False)
+    member.write()
+    member.replica.close()
+    member.store.close_container(CONTAINER)
+    node.pipelines.handle(FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=[member.address]))
+    assert node.path.read_bytes() == DATA
+    assert CopySources(tmp_path / "dn4" / SOURCES_FILE).of(CONTAINER) == (member.address,)
 
 
 def test_a_deleted_block_of_a_copy_cannot_be_damaged(make: Make) -> None:

@@ -65,7 +65,7 @@ def test_a_connection_that_comes_back_after_the_end_is_closed(node, member, data
 
 
 def test_a_refusal_leaves_the_connection_for_the_next_request(node, member, datanodes):
-    handle, refused = node.pipelines.handle, []
+    handle, refused = node.pipelines.handle, list[WatchBlock]()
 
     def refuse(request):
         if not refused:

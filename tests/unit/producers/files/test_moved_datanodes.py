@@ -439,7 +439,12 @@ def test_who_may_ask_does_and_an_object_manager_that_just_failed_is_left_alone(m
     world.om.respond = respond
     directory.try_refresh()
     assert len(asked) == 1
-    world.om.respond = lambda target: asked.append(target) or (500, b"{}")
+
+    def fail(target):
+        asked.append(target)
+        return 500, b"{}"
+
+    world.om.respond = fail
     directory.try_refresh()
     assert len(asked) > 1
     del asked[1:]
