@@ -11,6 +11,7 @@ from producers.errors import DatanodeError, StratologError
 from schemas import stream_errors
 from schemas.records.datanode import PutBlock, WatchBlock, WriteChunk
 from schemas.records.rows import BlockLocation
+from tests.support.local.waiting import eventually
 from tests.support.sdk.datanodes import KIB
 from tests.support.sdk.written import some_bytes
 
@@ -165,3 +166,27 @@ def test_a_commit_that_nobody_takes_ends_with_the_last_refusal(make):
     with pytest.raises(DatanodeError) as caught:
         file.close()
     assert caught.value.status == stream_errors.OVERLOADED
+
+
+def test_a_block_that_was_given_up_keeps_no_stream_open(make):
+    world = make(pipelines=2, commit_timeout_ms=300)
+    data = some_bytes(300 * KIB)
+
+    def refuse(_put):
+        raise BlockError(stream_errors.CONTAINER_CLOSED, "as if")
+
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(data[: 100 * KIB])
+        file.flush()
+        failing = world.cluster.allocated[0].container_id % 256
+        assert streams(world, failing) > 0
+        world.logs[failing].refuse = refuse
+        file.hsync()
+        assert file.statistics().failed_blocks == 1
+        eventually(lambda: streams(world, failing) == 0)
+        file.write(data[100 * KIB :])
+    assert world.get() == data
+
+
+def streams(world, partition):
+    return sum(node.server.snapshot().streams for node in world.members(partition))
