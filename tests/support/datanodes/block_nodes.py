@@ -110,7 +110,7 @@ class Node:
         self.notes: list[str] = []
         self.store = BlockStore(folder / name)
         self.replica = Replica()
-        config = DatanodeConfig(
+        self.config = DatanodeConfig(
             node=name,
             cluster="test",
             host="127.0.0.1",
@@ -120,7 +120,7 @@ class Node:
             data_dir=folder / name,
         )
         self.pipelines = Pipelines(
-            config,
+            self.config,
             self.store,
             "",
             clock=SystemClock(),
