@@ -7,6 +7,7 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from producers.blocks.block_commit import BlockCommitter
+from producers.blocks.stream_options import CommitWay
 from producers.errors import DatanodeError, StratologError
 from schemas import stream_errors
 from schemas.records.datanode import PutBlock, WatchBlock, WriteChunk
@@ -166,6 +167,16 @@ def test_a_commit_that_nobody_takes_ends_with_the_last_refusal(make):
     with pytest.raises(DatanodeError) as caught:
         file.close()
     assert caught.value.status == stream_errors.OVERLOADED
+
+
+@pytest.mark.parametrize("way", [CommitWay.SEPARATE, CommitWay.EARLY_CLOSE])
+def test_only_an_early_close_does_not_wait_until_the_commit_is_effective(make, way):
+    world = make(commit_way=way)
+    waits = []
+    heard(world, PutBlock, lambda _, request: waits.append(request.wait_effective))
+    world.put(data := some_bytes(300 * KIB))
+    assert set(waits) == {way is CommitWay.SEPARATE}
+    assert world.get() == data
 
 
 def test_a_block_that_was_given_up_keeps_no_stream_open(make):

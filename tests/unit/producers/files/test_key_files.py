@@ -108,8 +108,12 @@ def test_reads_of_ranges(make):
         assert file.read1(10) == b""
         file.seek(CELL_BYTES - 3)
         assert file.read1(10) == data[CELL_BYTES - 3 : CELL_BYTES]
-        with pytest.raises(ValueError, match="lies before the key"):
+        file.seek(-5, io.SEEK_END)
+        assert file.read1() == data[-5:]
+        with pytest.raises(ValueError, match="offset -1 lies before the key"):
             file.seek(-1)
+        with pytest.raises(ValueError, match="offset -3 lies before the key"):
+            file.seek(-3 - len(data), io.SEEK_END)
 
 
 def test_files_are_what_pythons_io_expects(make):
