@@ -25,7 +25,7 @@ from producers.blocks.datanode_connection import (
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.conversation.conversation import own_hello
 from schemas.records.datanode import Member
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT
+from schemas.stream_errors import BAD_FRAME, OVERLOADED, STOPPING, TIMED_OUT
 
 MAX_IDLE = 4
 """Connections to one datanode that are kept open for later requests."""
@@ -175,9 +175,11 @@ class Datanodes:
                     outcomes[name] = outcome
                     self.give_back(connection)
                 except DatanodeError as error:
-                    if error.status in {UNREACHABLE, TIMED_OUT, BAD_FRAME}:
+                    # A datanode that stops says so on kept connections too: the next request finds it there.
+                    has_ended = error.status in {UNREACHABLE, STOPPING}
+                    if has_ended or error.status in {TIMED_OUT, BAD_FRAME}:
                         connection.close()
-                        if error.status == UNREACHABLE and reused:
+                        if has_ended and reused:
                             self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
                             continue
                     else:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.repair.committed_files import CommittedFiles
 from datanode_processors.repair.core.repairs import Repairs
 from datanode_processors.repair.core.verify_queue import LookThrough
 from datanode_processors.repair.verifier import PEER_TIMEOUT_S
@@ -36,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def close(node: Node) -> None:
     replica: Any = node.replica
     node.replica.close()
-    node.pipelines.verifier._files.close(replica, CONTAINER)
+    CommittedFiles(node.store, note=lambda text, **_: node.notes.append(text)).close(replica, CONTAINER)
 
 
 def test_a_closed_container_whose_blocks_are_deleted_is_not_reported(node: Node):

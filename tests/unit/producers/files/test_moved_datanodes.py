@@ -424,3 +424,30 @@ def test_who_waits_to_ask_again_does_not_keep_others(make, monkeypatch):
     waiter.join(30)
     assert not waiter.is_alive()
     assert not any(held)
+
+
+def test_who_may_ask_does_and_an_object_manager_that_just_failed_is_left_alone(make, monkeypatch):
+    world = make()
+    directory = world.client.streams.directory
+    directory.cluster_name()
+    monkeypatch.setattr(datanode_directory, "MIN_REFRESH_MS", 0)
+    real, asked = world.om.respond, []
+
+    def respond(target):
+        asked.append(target)
+        return real(target)
+
+    world.om.respond = respond
+    directory.try_refresh()
+    assert len(asked) == 1
+
+    def fail(target):
+        asked.append(target)
+        return 500, b"{}"
+
+    world.om.respond = fail
+    directory.try_refresh()
+    assert len(asked) > 1
+    del asked[1:]
+    directory.try_refresh()
+    assert len(asked) == 1, "it has just failed"
