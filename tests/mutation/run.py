@@ -65,7 +65,7 @@ PROPERTIES = {
     "replicated_db/core": ("test_replicated_apply.py", "test_replicated_codec.py", "test_replicated_overlay.py", "test_late_validation.py"),
 }  # fmt: skip
 """Rooms of which some unit tests are properties."""
-SPARK_TESTS = ("tests/integration/test_audit_transforms.py", "-m", "not slow")
+SPARK_TESTS = ("tests/integration/test_audit_transforms.py", "tests/integration/test_audit_frames.py", "-m", "not slow")
 """Tests of Spark's expressions on records in memory; the selection is pytest's last, and so the one that holds."""
 NOT_SLOW = ("-m", "not slow and not integration", "-k", "not the_judge_of_the_campaign")
 WARM = (
