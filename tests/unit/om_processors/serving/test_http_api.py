@@ -18,6 +18,7 @@ from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.follower import make_app
+from replicated_db.shell.web.http_guard import HttpGuard
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas.records.messages import CommitKey, CreateBucket, CreateKey, CreateVolume
 from schemas.sharding import shard_of
@@ -267,7 +268,7 @@ def test_every_page_has_its_path(case: Case, tmp_path: Any):
     (port,) = free_ports(1)
     app = make_app(
         "pages", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=port, data_dir=tmp_path, fatal=lambda _: None,
-        secret=SECRET,
+        guard=HttpGuard(SECRET),
     )
     calls: list[tuple[Any, ...]] = []
 
