@@ -29,7 +29,7 @@ class Case:
     """A node that leads shard 0. Proposals take effect at once; messages do, unless their datanode is ``deaf``."""
 
     def __init__(self, servers: str, names: tuple[str, ...] = ("dn1", "dn2", "dn3")) -> None:
-        self.cluster = SmallCluster(racks={name: "/r1" for name in names}, now_ms=TIMEOUT_MS)
+        self.cluster = SmallCluster(racks=dict.fromkeys(names, "/r1"), now_ms=TIMEOUT_MS)
         self.clock = ManualClock(elapsed=0)
         self.deaf: set[str] = set()
         self.proposed: list[RequestBody] = []

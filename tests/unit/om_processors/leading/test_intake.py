@@ -19,7 +19,7 @@ from replicated_db.core.tables.memory import ManualClock
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.records.log import RequestPosition
-from schemas.records.messages import CreateVolume, PurgeBlocks, Rejected, Request, Response
+from schemas.records.messages import CreateVolume, PurgeBlocks, Rejected, Response
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET

@@ -242,7 +242,9 @@ def test_a_container_is_on_those_who_report_it(case: Case):
     assert (status, body["error"]) == (404, "CONTAINER_NOT_FOUND")
 
 
-@pytest.mark.parametrize(("number", "status"), [("x", 400), (str(MAX_CONTAINER_ID), 404), (str(MAX_CONTAINER_ID + 1), 400)])
+@pytest.mark.parametrize(
+    ("number", "status"), [("x", 400), (str(MAX_CONTAINER_ID), 404), (str(MAX_CONTAINER_ID + 1), 400)]
+)
 def test_a_container_has_a_number(case: Case, number: str, status: int):
     assert case.get(case.fleet.container, container=number)[0] == status
 
@@ -267,7 +269,12 @@ def ask(app: faust.App, port: int, *calls: tuple[str, str]) -> list[httpx.Respon
 def test_every_page_has_its_path(case: Case, tmp_path: Any):
     (port,) = free_ports(1)
     app = make_app(
-        "pages", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=port, data_dir=tmp_path, fatal=lambda _: None,
+        "pages",
+        bootstrap_servers="127.0.0.1:1",
+        host="127.0.0.1",
+        port=port,
+        data_dir=tmp_path,
+        fatal=lambda _: None,
         guard=HttpGuard(SECRET),
     )
     calls: list[tuple[Any, ...]] = []
