@@ -106,7 +106,12 @@ def test_a_view_that_hears_nothing_begins_again(case: Case, monkeypatch: pytest.
     """A broker that is cut off from the others answers with nothing: the view asks another one."""
     monkeypatch.setattr(heartbeats, "SILENT_BROKER_MS", 200)
     begun: list[Any] = []
-    monkeypatch.setattr(heartbeats, "Consumer", lambda settings: begun.append(settings) or Consumer(settings))
+
+    def begin(settings: dict[str, Any]) -> Consumer:
+        begun.append(settings)
+        return Consumer(settings)
+
+    monkeypatch.setattr(heartbeats, "Consumer", begin)
     case.view.start()
     eventually(lambda: len(begun) > 1)
     assert case.noted == []

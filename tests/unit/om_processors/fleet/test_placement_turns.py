@@ -43,8 +43,9 @@ class Case:
         """Whether pipelines may be proposed now."""
         config: Any = SimpleNamespace(bootstrap_servers=servers, datanodes=names, container_bytes=CONTAINER_BYTES)
         self.shard: Any = SimpleNamespace(leading=True, replica=SimpleNamespace(store=World().make().tables))
+        shards: dict[int, Any] = {0: self.shard}
         self.loop = PlacementLoop(
-            config, self._as_any(), {0: self.shard}, self._as_any(), self._as_any(), self.clock, self._note, lambda _: None
+            config, self._as_any(), shards, self._as_any(), self._as_any(), self.clock, self._note, lambda _: None
         )  # fmt: skip
 
     def _as_any(self) -> Any:

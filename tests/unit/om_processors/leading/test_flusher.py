@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,11 +31,15 @@ def made(*caches: Any, fatal: Any = None) -> Flusher:
 
 def test_every_cache_is_written_when_one_is_filled():
     caches = Cache(), Cache()
+
+    def written(times: int) -> bool:
+        return [one.flushed for one in caches] == [times] * 2
+
     flusher = made(*caches)
     flusher.start()
     for times in (1, 2):
         caches[1].late.on_filled()
-        eventually(lambda times=times: [one.flushed for one in caches] == [times] * 2)
+        eventually(partial(written, times))
     flusher.stop()
 
 

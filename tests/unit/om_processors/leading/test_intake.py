@@ -16,6 +16,7 @@ from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock
+from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.records.log import RequestPosition
@@ -149,7 +150,7 @@ def test_a_leader_without_a_hint_says_where_it_begins(case: Case):
 def test_each_question_to_the_brokers_is_announced(case: Case):
     """The watchdog has to know how long the leader's thread may be kept."""
     case.start()
-    assert case.beats == [intake.REQUEST_TIMEOUT_S, intake.REQUEST_TIMEOUT_S, 0]
+    assert case.beats == [REQUEST_TIMEOUT_S, REQUEST_TIMEOUT_S, 0]
 
 
 def test_an_envelope_is_many_requests_and_only_the_last_tells_where_to_resume(case: Case):
@@ -225,7 +226,7 @@ def test_of_the_surplus_what_cannot_be_executed_is_answered_as_ever(case: Case):
     value = encode(replace(request_of(PurgeBlocks(shard=SHARD, rows=[b"row"])), reply_partition=3))
     (envelope,) = enveloped_requests([request("vol1"), request("vol2", 2), value, request("vol3", 3)])
     case.say(envelope)
-    taken = []
+    taken: list[str] = []
     while not taken:
         taken = names(list(found.take(1, WAIT_S)))
     assert taken == ["vol1"]

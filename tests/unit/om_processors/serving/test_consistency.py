@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,9 @@ class Case:
         )  # fmt: skip
         self.leader: Any = SimpleNamespace(leading=True, read_index=lambda: self.index)
         config: Any = SimpleNamespace(node="om1", secret=SECRET)
-        self.consistency = Consistency(config, {0: self.replica}, {0: self.leader}, self.failures.append)
+        replicas: dict[int, Any] = {0: self.replica}
+        loops: dict[int, Any] = {0: self.leader}
+        self.consistency = Consistency(config, replicas, loops, self.failures.append)
 
     def _has_counted(self, offset: int, record_hash: bytes) -> bool:
         self.asked.append((offset, record_hash))
@@ -59,10 +61,10 @@ class Case:
 
 
 @pytest.fixture
-def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+def case(monkeypatch: pytest.MonkeyPatch) -> Case:
     monkeypatch.setattr(consistency, "READ_DEADLINE_S", 0.1)
     monkeypatch.setattr(consistency, "ASK_AGAIN_S", 0.01)
-    yield Case()
+    return Case()
 
 
 @pytest.mark.parametrize(

@@ -135,11 +135,12 @@ def test_a_listing_has_a_prefix_a_beginning_and_a_limit(case: Case):
 
 def test_one_thing_is_read_from_its_shard(case: Case):
     shard = shard_of("vol1", SHARDS)
-    for page, query, parts in [
+    pages: list[tuple[Any, dict[str, str], dict[str, str]]] = [
         (case.api.volume, {}, {"volume": "vol1"}),
         (case.api.bucket, {}, {"volume": "vol1", "bucket": "bucket1"}),
         (case.api.key, {"name": "a"}, {"volume": "vol1", "bucket": "bucket1"}),
-    ]:
+    ]
+    for page, query, parts in pages:
         status, body = case.get(page, {**query, "consistency": "session", "session": f"{shard}:7"}, **parts)
         assert status == 200
         assert body["volume"] == "vol1"
@@ -171,8 +172,7 @@ def test_a_limit_is_a_number_in_its_bounds(case: Case, limit: str):
 def test_a_shard_that_is_found_to_diverge_meanwhile_is_not_read(case: Case):
     """The snapshot is taken and closed, and nothing of it is told."""
     case.flagged = {0, 1}
-    for page, parts in ((case.api.volumes, {}), (case.api.volume, {"volume": "vol1"})):
-        status, body = case.get(page, **parts)  # type: ignore[arg-type]
+    for status, body in (case.get(case.api.volumes), case.get(case.api.volume, volume="vol1")):
         assert (status, body) == (503, {"error": "REPLICA_FLAGGED", "message": body["message"]})
 
 

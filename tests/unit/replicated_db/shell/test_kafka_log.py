@@ -70,7 +70,7 @@ def test_a_record_without_a_value_is_an_empty_one(broker: MemoryBroker, topic: s
 def test_what_a_read_leaves_is_read_next(broker: MemoryBroker, topic: str, log: KafkaLog):
     """Reading goes on without a new assignment where the last read ended, whatever its limit was."""
     broker.append(topic, *(b"%d" % number for number in range(9)))
-    seen = []
+    seen: list[int] = []
     while len(seen) < 9:
         found = log.read(len(seen), 2, 5)
         assert 1 <= len(found) <= 2

@@ -58,7 +58,7 @@ def test_a_scan_finds_a_row_that_was_damaged(node: Node):
 
 
 def test_the_rows_of_all_buckets_are_the_rows_of_the_family(node: Node):
-    found = {}
+    found: dict[bytes, int] = {}
     for bucket in range(256):
         answer = page(shard_pages.rows, node, cf="things", bucket=str(bucket))
         assert (answer["offset"], answer["index"]) == (node.replica.position.offset, node.replica.position.index)

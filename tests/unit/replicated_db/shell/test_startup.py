@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Entry, LogBounds, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell import startup
 from replicated_db.shell.startup import check_replica, check_topics
@@ -110,7 +111,7 @@ def test_a_log_that_stays_shorter_stops_the_replica(case: Case):
     case.log.high = case.node.replica.position.offset
     with pytest.raises(AheadOfLog):
         case.check()
-    assert case.now_s > startup.END_BEHIND_WAIT_S
+    assert case.now_s > END_BEHIND_WAIT_S
 
 
 @pytest.mark.parametrize("error", [OffsetOutOfRange("gone"), None])
