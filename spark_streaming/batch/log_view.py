@@ -32,10 +32,11 @@ def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) ->
     """Read a log to its current end; close the view with ``effective.unpersist()``."""
     records = sources.bounded(session, sources.log_source(bootstrap_servers, [log]))
     effective = counting.effective_records(records).persist()
-    return LogView(log=log, records=records, effective=effective, facts=_facts(effective))
+    return LogView(log=log, records=records, effective=effective, facts=facts_of(effective))
 
 
-def _facts(effective: DataFrame) -> dict[int, PartitionFacts]:
+def facts_of(effective: DataFrame) -> dict[int, PartitionFacts]:
+    """Return each partition's facts from the records that count."""
     told = effective.where(f"kind in ('{GENESIS}', '{MEMBERS}') or broken is not null").orderBy("offset")
     rows = [
         FactRow(row.shard, row.offset, row.kind, row.shards, tuple(row.replicas or ()), row.broken)

@@ -38,7 +38,13 @@ def odd_log() -> LogBuilder:
     log.request_batch(requests=3)
     log.batch(Put(cf="newTable", key=b"k", value=b"", prev=-(2**63)), Put(cf="", key=b"", value=b"x", prev=2**63 - 1))
     log.batch(log.put("keyTable", b"", b""), log.put("keyTable", "/v/b/ключ".encode(), bytes(range(256)) * 300))
-    for value in (b"", b"\xc3\x01", b"garbage of more than ten bytes", b"\xc3\x01" + b"12345678" + b"body"):
+    for value in (
+        b"",
+        b"\xc3\x01",
+        b"garbage of more than ten bytes",
+        b"\xc3\x01" + b"12345678" + b"body",
+        b"\xc3\x0187654321",
+    ):
         log.append_value(value)
     log.append_value(log.values[2][:-5])
     log.append_value(log.values[0][:14])
@@ -84,12 +90,13 @@ def test_changes_are_the_models(transformed):
 
 def test_errors_name_what_is_wrong(transformed):
     log, rows = transformed
-    errors = [rows[offset].error for offset in range(len(log.values) - 6, len(log.values))]
+    errors = [rows[offset].error for offset in range(len(log.values) - 7, len(log.values))]
     assert errors == [
         "0 bytes are no encoded record",
         "2 bytes are no encoded record",
         "not single-object encoded Avro",
         f"unknown schema fingerprint {b'12345678'.hex()}",
+        f"unknown schema fingerprint {b'87654321'.hex()}",
         "not a valid Batch",
         "not a valid LeaderClaim",
     ]

@@ -111,7 +111,7 @@ def test_a_container_with_an_unhealthy_block_is_not_healthy(world: World) -> Non
     world.write(CONTAINER, *of(2))
     healthy = {report.container_id: report.healthy for report in world.beats.heartbeat().containers}
     assert healthy == {CONTAINER: True, of(2)[0]: True}
-    world.node.replica.failed(KEY, "as if")
+    world.node.replica.on_failed(KEY, "as if")
     healthy = {report.container_id: report.healthy for report in world.beats.heartbeat().containers}
     assert healthy == {CONTAINER: False, of(2)[0]: True}
 

@@ -91,7 +91,7 @@ def holder(tmp_path: Path) -> Iterator[Site]:
 def test_health_names_the_pipelines_that_are_not_healthy(site: Site) -> None:
     answer = site.ask("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    site.node.replica.failed(KEY, "a cell is wrong")
+    site.node.replica.on_failed(KEY, "a cell is wrong")
     answer = site.ask("/health")
     assert answer.status_code == 503
     assert answer.json() == {"status": "unhealthy", "pipelines": {"3": "a cell is wrong"}, "copies": []}

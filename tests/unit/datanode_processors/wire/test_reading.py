@@ -197,10 +197,10 @@ def unhealthy(node: Node) -> int:
 def test_only_what_a_copy_should_have_can_be_damaged_in_it(make: Make) -> None:
     node = copied(make)
     for local_id, offset in ((BLOCK, len(DATA)), (BLOCK + 1, 0)):
-        node.pipelines.found_corrupt(CONTAINER, local_id, offset)
-    node.pipelines.found_corrupt(CONTAINER + 256, BLOCK, 0)
+        node.pipelines.on_corrupt_cell(CONTAINER, local_id, offset)
+    node.pipelines.on_corrupt_cell(CONTAINER + 256, BLOCK, 0)
     assert unhealthy(node) == 0
-    node.pipelines.found_corrupt(CONTAINER, BLOCK, len(DATA) - 1)
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, len(DATA) - 1)
     assert unhealthy(node) == 1
 
 
@@ -225,7 +225,7 @@ def test_where_a_copy_came_from_is_on_the_disk_once_it_is_here(make: Make, tmp_p
 
 def test_a_deleted_block_of_a_copy_cannot_be_damaged(make: Make) -> None:
     node = copied(make, row=replace(row_of(), deleted=True))
-    node.pipelines.found_corrupt(CONTAINER, BLOCK, 0)
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, 0)
     assert unhealthy(node) == 0
 
 
@@ -233,9 +233,9 @@ def test_a_deleted_block_of_a_copy_cannot_be_damaged(make: Make) -> None:
 def test_only_committed_bytes_of_a_member_can_be_damaged(make: Make, offset: int, known: bool) -> None:
     node = make()
     node.write()
-    node.pipelines.found_corrupt(CONTAINER, BLOCK + 1, offset)
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK + 1, offset)
     assert not node.replica.unhealthy
-    node.pipelines.found_corrupt(CONTAINER, BLOCK, offset)
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, offset)
     assert (KEY in node.replica.unhealthy) == known
 
 

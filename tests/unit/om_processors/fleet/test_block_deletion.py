@@ -181,6 +181,20 @@ def test_copies_elsewhere_are_deleted_before_the_row_goes():
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
 
 
+def test_a_purge_that_is_lost_is_proposed_again_after_the_blocks_were_deleted_again():
+    """What was deleted is forgotten with the proposal, so that nothing is remembered for ever."""
+    case = Case()
+    case.key("a")
+    for purges in (1, 2):
+        case.turn()
+        assert len(case.post.sent) == 3
+        case.post.answer()
+        case.turn()
+        assert case.post.sent == []
+        assert len(case.post.proposed) == purges
+    assert case.post.proposed[0] == case.post.proposed[1]
+
+
 def test_an_empty_table_rests():
     case = Case()
     case.turn()

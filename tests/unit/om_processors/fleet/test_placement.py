@@ -294,3 +294,29 @@ def test_containers_that_come_in_turns_are_gathered():
     assert (len(known), known[0].used_bytes, known[500].used_bytes) == (MAX_REPORTED_CONTAINERS + 500, 10, 11)
     fleet.on_heartbeat(heartbeat("dn1", containers=[container(7)]), 0)
     assert list(fleet.picture((), (), 0).containers) == [7], "all there are fit again"
+
+
+def test_a_container_of_no_known_pipeline_or_closed_everywhere_hides_no_other():
+    closed = [container(256), container(512, partition=7, closed=False, used=1000)]
+    full = [*closed, container(768, closed=False, used=1000)]
+    picture = picture_of(following(containers=full), [pipeline_row(0, NAMES)])
+    assert [found.container_id for found, _ in placement.full_containers(picture, 1000)] == [768]
+
+
+def test_one_datanode_gets_few_copies_in_a_turn(monkeypatch: pytest.MonkeyPatch):
+    """Those that it fetches already count."""
+    held = [container(256 * number) for number in range(1, 9)]
+    beats = [
+        heartbeat("dn1", pipelines=[report(0)], containers=held),
+        heartbeat("dn2", pipelines=[report(0)], containers=held),
+        heartbeat("dn4"),
+        heartbeat("dn5"),
+    ]
+    picture = picture_of(beats, [pipeline_row(0, NAMES, CLOSED)])
+    targets = [copy.target for copy in placement.copies(picture)]
+    assert sorted(targets) == sorted(["dn4", "dn5"] * placement.MAX_COPIES_PER_DATANODE)
+    fetching = [(10**6, "dn4")]
+    targets = [copy.target for copy in placement.copies(picture, fetching)]
+    assert targets.count("dn4") == placement.MAX_COPIES_PER_DATANODE - 1
+    monkeypatch.setattr(placement, "MAX_COPIES_PER_TURN", 3)
+    assert len(placement.copies(picture)) == 3

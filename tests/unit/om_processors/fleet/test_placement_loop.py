@@ -244,19 +244,6 @@ def test_what_a_later_generation_is_to_know_is_told_by_its_opening():
     assert Moving(generation=2).turn() == []
 
 
-def test_a_fetch_for_a_dead_datanode_is_given_up():
-    case = Case()
-    unwanted: list[Callable[[Any], bool]] = []
-    loop: Any = case.loop
-    loop._view = SimpleNamespace(refresh=case.picture)
-    loop._loops = {1: SimpleNamespace(leading=True)}
-    loop._deletions = {1: SimpleNamespace(turn=lambda _: None)}
-    case.courier.give_up = unwanted.append
-    loop.turn()
-    keys = [("fetch", 256, "dn4"), ("fetch", 256, "dn9"), ("open", 0, 1, "dn9"), "other"]
-    assert [key for key in keys if unwanted[0](key)] == [("fetch", 256, "dn9")]
-
-
 def test_messages_carry_the_addresses_of_now():
     moving = Moving()
     moving.port = 5

@@ -65,3 +65,12 @@ def test_a_record_without_requests_counts_as_one():
     size = RecordSize()
     size.on_record(0)
     assert size.mean == 1.0
+
+
+def test_a_pause_of_two_windows_is_no_measure_either():
+    backlog = Backlog(max_queued=1000)
+    backlog.on_taken(0, 1_000_000)
+    backlog.on_taken(500, 1_000_000 + 2 * RATE_WINDOW_MS)
+    assert backlog.retry_after_ms(10**6) == MIN_RETRY_AFTER_MS
+    backlog.on_taken(500, 1_000_000 + 4 * RATE_WINDOW_MS - 1)
+    assert backlog.retry_after_ms(10**3) > MIN_RETRY_AFTER_MS

@@ -5,7 +5,7 @@ import pytest
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
-from producers.blocks.datanode_connection import MAX_IDLE
+from producers.blocks.datanodes import MAX_IDLE
 from producers.errors import DatanodeError
 from schemas import stream_errors
 from schemas.records.datanode import BlockWatched, Member, WatchBlock
