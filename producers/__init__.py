@@ -36,6 +36,7 @@ from producers.reads.read_views import (
     KeyView,
     ListedBucket,
     ListedVolume,
+    SnapshotView,
     View,
     VolumeView,
 )
@@ -63,6 +64,7 @@ from schemas.records.rows import (
     BlockLocation,
     BucketInfo,
     KeyInfo,
+    SnapshotInfo,
     VolumeInfo,
 )
 
@@ -106,6 +108,8 @@ __all__ = [
     "RetryableError",
     "SetBucketProperty",
     "SetVolumeProperty",
+    "SnapshotInfo",
+    "SnapshotView",
     "StratologError",
     "StreamOptions",
     "TooManyInFlight",
