@@ -14,6 +14,7 @@ import secrets
 import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -40,7 +41,10 @@ from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.write_audit import WriteAudit
+from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
+from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
@@ -92,12 +96,23 @@ class OMNode:
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
-        self.duties = LeaderDuties(config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal)
+        databases = {shard: self._database(shard) for shard in range(config.shards)}
+        self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
+        self.duties = LeaderDuties(
+            config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal, self._checkpoint_removed
+        )
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
+    def _database(self, shard: int) -> Path:
+        return self.config.data_dir / f"shard-{shard}"
+
+    def _checkpoint_removed(self, shard: int, name: str) -> None:
+        """Close the checkpoint if it is open: an open file keeps its place on the disk."""
+        self.open_snapshots.drop(CheckpointName(shard, name))
+
     def _open(self, shard: int) -> Replica:
-        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+        store = RocksStore(self._database(shard), OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
         executor = OMExecutor(self.contexts[shard])
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
@@ -162,7 +177,8 @@ class OMNode:
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
-        OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
+        snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
+        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
@@ -186,6 +202,7 @@ class OMNode:
         if self.write_audit is not None:
             self.write_audit.close()
         self.flusher.stop()
+        self.open_snapshots.close()
         for replica in self.replicas.values():
             with replica.lock:
                 replica.flush()

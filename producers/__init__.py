@@ -36,6 +36,7 @@ from producers.reads.read_views import (
     KeyView,
     ListedBucket,
     ListedVolume,
+    SnapshotView,
     View,
     VolumeView,
 )
@@ -68,6 +69,7 @@ from schemas.records.rows import (
     BlockLocation,
     BucketInfo,
     KeyInfo,
+    SnapshotInfo,
     VolumeInfo,
 )
 
@@ -116,6 +118,8 @@ __all__ = [
     "SetBucketProperty",
     "SetSnapshotProperty",
     "SetVolumeProperty",
+    "SnapshotInfo",
+    "SnapshotView",
     "StratologError",
     "StreamOptions",
     "TooManyInFlight",

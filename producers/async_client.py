@@ -21,7 +21,16 @@ from producers.errors import StratologError, closed_unanswered
 from producers.files.async_key_files import AsyncKeyFile
 from producers.files.key_files import KeyInput, KeyOutput, check_open
 from producers.reads.leaders_group import find_nodes
-from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
+from producers.reads.read_views import (
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    Pages,
+    Row,
+    SnapshotView,
+    VolumeView,
+)
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
@@ -30,7 +39,7 @@ from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more open files than threads share them."""
@@ -348,6 +357,12 @@ class AsyncClient:
         """As :meth:`producers.Client.key_info`."""
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
+    async def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """As :meth:`producers.Client.snapshot_info`."""
+        return await asyncio.to_thread(self.reads.snapshot_info, volume, bucket, snapshot, consistency=consistency)
+
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
@@ -368,6 +383,13 @@ class AsyncClient:
     ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
         return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[SnapshotInfo]:  # fmt: skip
+        """As :meth:`producers.Client.list_snapshots`, by ``async for``."""
+        return _entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
 
     # Written by hand again.
 

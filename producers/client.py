@@ -19,7 +19,7 @@ from producers.errors import StratologError, closed_unanswered
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
-from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
+from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, SnapshotView, VolumeView
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
@@ -28,7 +28,7 @@ from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 logger = logging.getLogger("stratolog.client")
 
@@ -438,8 +438,18 @@ class Client:
         """Read a key; as :meth:`producers.reads.reads.Reads.key_info`.
 
         >>> client.key_info("vol1", "bucket1", "a/b.txt", consistency="session").info.size  # doctest: +SKIP
+        >>> client.key_info("vol1", "bucket1", ".snapshot/snap1/a/b.txt").info.size  # doctest: +SKIP
         """
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
+
+    def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """Read a snapshot; as :meth:`producers.reads.reads.Reads.snapshot_info`.
+
+        >>> client.snapshot_info("vol1", "bucket1", "snap1").usage["only_disk_bytes"]  # doctest: +SKIP
+        """
+        return self.reads.snapshot_info(volume, bucket, snapshot, consistency=consistency)
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -473,6 +483,16 @@ class Client:
         >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
         return self.reads.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotInfo]:  # fmt: skip
+        """Iterate over a bucket's snapshots by name; as :meth:`producers.reads.reads.Reads.list_snapshots`.
+
+        >>> [found.snapshot for found in client.list_snapshots("vol1", "bucket1")]  # doctest: +SKIP
+        """
+        return self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     # Closing
 

@@ -79,9 +79,11 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "volume_info": ({}, {"volume": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "bucket_info": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "key_info": ({}, NAMES | {"consistency": NO_CONSISTENCY}),
+    "snapshot_info": ({"snapshot": "s"}, {"volume": NO_TEXT, "bucket": NO_TEXT, "snapshot": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "list_volumes": ({}, LISTING),
     "list_buckets": ({}, {"volume": NO_TEXT} | LISTING),
     "list_keys": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
+    "list_snapshots": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
     "close": ({}, {"timeout_ms": NO_COUNT}),
 }  # fmt: skip
 """By method: arguments that it needs besides names, and by argument what is none."""
