@@ -61,6 +61,9 @@ COMPACTION_WAIT_S = 5.0
 INCOMPLETE = "Result incomplete"
 """RocksDB's word for an iterator that has passed over too many keys."""
 
+UNFLUSHED = "rocksdb.num-entries-active-mem-table"
+"""RocksDB's property: how many entries its memory holds. A database that is opened for reading has one memtable."""
+
 DEAD_SHARE = 0.5
 """A file with at least this share of removals is compacted soon.
 
@@ -194,6 +197,22 @@ class RocksReader(RocksView):
         except Exception as error:
             raise StoreFailure(f"{path} does not open: {error}") from error
 
+    def live_files(self) -> list[dict[str, Any]]:
+        """Return the table files of all families, as rocksdict describes them; it does not say whose they are."""
+        try:
+            found: list[dict[str, Any]] = self._db.live_files()
+        except Exception as error:
+            raise _failure("list table files", error) from error
+        return found
+
+    def rows_outside_files(self, cf: str) -> int:
+        """Return how many entries of a family are in no table file: those that only the write-ahead log holds."""
+        try:
+            table = self._tables[cf]
+            return 0 if table is None else int(table.property_int_value(UNFLUSHED) or 0)
+        except Exception as error:
+            raise _failure(f"count entries of {cf}", error) from error
+
     def close(self) -> None:
         """Close the database; a second call does nothing."""
         if not self._tables:
@@ -318,6 +337,16 @@ class RocksStore(RocksView):
                 shutil.rmtree(old, ignore_errors=True)
         except Exception as error:
             raise _failure(f"checkpoint {name}", error) from error
+
+    def copy_to(self, target: Path) -> None:
+        """Make a checkpoint of everything written so far in ``target``, a new directory on the same disk.
+
+        The caller removes it. It holds files on the disk that the database itself may have compacted away since.
+        """
+        try:
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except Exception as error:
+            raise _failure(f"checkpoint in {target}", error) from error
 
     def close(self) -> None:
         """Close the database and its snapshots, and release its lock file; a second call does nothing."""
