@@ -62,7 +62,9 @@ class TableFileKeys:
         footer = self._bytes(size - FOOTER_BYTES, FOOTER_BYTES)
         version = int.from_bytes(footer[41:45], "little")
         if int.from_bytes(footer[45:], "little") != MAGIC or version != FORMAT_VERSION or footer[0] != XXH3:
-            raise UnreadableTable(f"not a table file of format {FORMAT_VERSION} with XXH3: its footer is {footer.hex()}")
+            raise UnreadableTable(
+                f"not a table file of format {FORMAT_VERSION} with XXH3: its footer is {footer.hex()}"
+            )
         self._context = int.from_bytes(footer[9:13], "little")
         metaindex_size = int.from_bytes(footer[13:17], "little")
         metaindex = BlockHandle(size - FOOTER_BYTES - TRAILER_BYTES - metaindex_size, metaindex_size)
