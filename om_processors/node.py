@@ -33,6 +33,7 @@ from om_processors.leading.leadership import Leadership
 from om_processors.leading.outbox import KafkaOutbox
 from om_processors.leading.pulse import Pulse
 from om_processors.namespace.context import Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.fleet_api import FleetApi
 from om_processors.serving.http_api import OMHttpApi
@@ -96,7 +97,7 @@ class OMNode:
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
     def _open(self, shard: int) -> Replica:
-        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
+        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
         executor = OMExecutor(self.contexts[shard])
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())

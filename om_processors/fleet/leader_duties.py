@@ -1,5 +1,5 @@
-"""The work that a node does unasked for the shards that it leads: open keys expire; with datanodes, heartbeats and
-placement.
+"""The work that a node does unasked for the shards that it leads: open keys expire, and deleted snapshots
+are purged; with datanodes, heartbeats and placement. The checkpoints of purged snapshots go on every node.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from om_processors.fleet.heartbeats import FleetView
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.snapshot_cleanup import SnapshotCleanupLoop
 from replicated_db.core.ports import Clock, Ids
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
@@ -35,7 +36,8 @@ class LeaderDuties:
         self._courier = Courier(own=config.node, cluster=config.cluster, log=note)
         threshold_ms = config.open_key_expire_threshold_ms
         self._background: list[Background] = [
-            OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal)
+            OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
+            SnapshotCleanupLoop(loops, self._proposer, note, fatal),
         ]
         if fleet is not None:
             placing = PlacementLoop(config, fleet, loops, self._proposer, self._courier, clock, note, fatal)

@@ -9,6 +9,7 @@ Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
     deletedTable   /volume/bucket/key/OBJECT        KeyInfo
     pipelineTable  partition, 4 bytes big-endian    PipelineRow   (shard 0)
     datanodeTable  name                             DatanodeRow   (shard 0)
+    snapshotTable  ``snapshots`` has its rows       SnapshotInfo
     usageTable     /volume/#usedNamespace           buckets in the volume
                    /volume/#allottedBytes           sum of their quotas in bytes
                    /volume/bucket/#usedBytes        committed bytes

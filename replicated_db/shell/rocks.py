@@ -13,6 +13,7 @@ Memory is bounded: the write buffers of a database by WRITE_BUFFERS_BYTES, its b
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -38,7 +39,7 @@ from rocksdict import (
 )
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import RowPage, Write
+from replicated_db.core.ports import MAX_CHECKPOINTS, NO_PREFIX, RowPage, Write
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 
 WRITE_BUFFERS_BYTES = 64 * 1024 * 1024
@@ -46,8 +47,8 @@ BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 MAX_WAL_BYTES = 128 * 1024 * 1024
 MAX_OPEN_FILES = 256
 BLOOM_BITS_PER_KEY = 10
-MAX_CHECKPOINTS = 4
-"""How many checkpoints of one database are kept."""
+WORK_FOLDER = ".work"
+"""Beside the checkpoints: those that are being made or removed. No checkpoint's name begins with a period."""
 
 MAX_SKIPPED_KEYS = 20_000
 """Most removed rows that one page passes over.
@@ -227,8 +228,11 @@ class RocksReader(RocksView):
 class RocksStore(RocksView):
     """A database in ``path``, with ``families`` and the replica-local ones. Raises StoreFailure if it does not open."""
 
-    def __init__(self, path: Path, families: Iterable[str]) -> None:
+    def __init__(self, path: Path, families: Iterable[str], kept: str = NO_PREFIX) -> None:
+        """``kept`` begins the names of checkpoints that stay until they are dropped."""
         self.path = path
+        self._checkpoints = path.with_name(path.name + ".checkpoints")
+        self._kept = kept
         names = [*families, *LOCAL_FAMILIES]
         self._block_cache = Cache(BLOCK_CACHE_BYTES)
         try:
@@ -240,6 +244,8 @@ class RocksStore(RocksView):
             self._handles = {name: self._db.get_column_family_handle(name) for name in names if name in found}
             self._snapshots: WeakSet[RocksSnapshot] = WeakSet()
             self._compaction: Thread | None = None
+            # A process that was killed may have left something half made or half removed.
+            shutil.rmtree(self._checkpoints / WORK_FOLDER, ignore_errors=True)
         except Exception as error:
             raise StoreFailure(
                 f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log"
@@ -324,17 +330,21 @@ class RocksStore(RocksView):
     def checkpoint(self, name: str) -> None:
         """Create a checkpoint beside the database, in ``<path>.checkpoints/<name>``. It replaces one of the same name.
 
-        The youngest MAX_CHECKPOINTS are kept, because each holds files on the disk that the database itself has long
-        compacted away.
+        It is made in WORK_FOLDER and moved from there when it is whole, so a directory under its name is whole. Of the
+        checkpoints without the prefix ``kept`` the youngest MAX_CHECKPOINTS stay, because each holds files on the disk
+        that the database itself has long compacted away.
         """
-        target = self.path.with_name(self.path.name + ".checkpoints") / name
+        made = self._checkpoints / WORK_FOLDER / name
         try:
-            shutil.rmtree(target, ignore_errors=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            Checkpoint(self._db).create_checkpoint(str(target))
-            by_age = sorted(target.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-            for old in [path for path in by_age if path != target][: -(MAX_CHECKPOINTS - 1)]:
-                shutil.rmtree(old, ignore_errors=True)
+            self._remove(name)
+            made.parent.mkdir(parents=True, exist_ok=True)
+            Checkpoint(self._db).create_checkpoint(str(made))
+            made.rename(self._checkpoints / name)
+            _sync_folder(self._checkpoints)  # a row that names it may be on the disk at any time from now on
+            others = [path for path in self._whole_checkpoints() if not path.name.startswith(self._kept)]
+            by_age = sorted(others, key=lambda path: path.stat().st_mtime_ns)
+            for old in [path for path in by_age if path.name != name][: -(MAX_CHECKPOINTS - 1)]:
+                self._remove(old.name)
         except Exception as error:
             raise _failure(f"checkpoint {name}", error) from error
 
@@ -347,6 +357,41 @@ class RocksStore(RocksView):
             Checkpoint(self._db).create_checkpoint(str(target))
         except Exception as error:
             raise _failure(f"checkpoint in {target}", error) from error
+
+    def checkpoint_names(self) -> list[str]:
+        """Return the names of the checkpoints that there are."""
+        self._check_open("checkpoints")
+        try:
+            return [path.name for path in self._whole_checkpoints()]
+        except OSError as error:
+            raise _failure("checkpoints", error) from error
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Remove a checkpoint. Its directory is gone at once; its files follow."""
+        self._check_open(f"drop checkpoint {name}")
+        try:
+            self._remove(name)
+        except OSError as error:
+            raise _failure(f"drop checkpoint {name}", error) from error
+
+    def _whole_checkpoints(self) -> list[Path]:
+        if not self._checkpoints.is_dir():
+            return []
+        return [path for path in self._checkpoints.iterdir() if path.name != WORK_FOLDER]
+
+    def _remove(self, name: str) -> None:
+        """Move a checkpoint away, then remove its files: what has its name is never half a checkpoint."""
+        removed = self._checkpoints / WORK_FOLDER / name
+        shutil.rmtree(removed, ignore_errors=True)
+        if not (self._checkpoints / name).exists():
+            return
+        removed.parent.mkdir(exist_ok=True)
+        (self._checkpoints / name).rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+    def _check_open(self, what: str) -> None:
+        if not self._tables:
+            raise StoreFailure(f"RocksDB: {what}: the store is closed")
 
     def close(self) -> None:
         """Close the database and its snapshots, and release its lock file; a second call does nothing."""
@@ -391,6 +436,15 @@ def _compact(table: Any) -> None:
     options.set_bottommost_level_compaction(BottommostLevelCompaction.force())
     with suppress(Exception):  # the database is being closed; or it fails, and the next write reports that
         table.compact_range(None, None, options)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a renaming in a folder survive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _failure(what: str, error: Exception) -> StoreFailure:

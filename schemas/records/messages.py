@@ -264,6 +264,10 @@ class PurgeSnapshots:
     rows: list[bytes]
 
 
+BATCH_BEGINNERS: tuple[type, ...] = (*SHARD_COMMANDS, CreateSnapshot)
+"""Classes of requests that may only be the first of their batch: they act on the log, or take a checkpoint."""
+
+
 LeaderRequest = PurgeBlocks | ExpireOpenKeys | PurgeSnapshots
 """Requests of a shard's own leader about the rows that it scans: they name their shard instead of a volume."""
 

@@ -125,7 +125,7 @@ class Invariants(Watch):
         """A prepared shard's refusal is in no log: the client asks again. A command is never refused so."""
         if PREPARED.encode() not in reply.response or decode(reply.response).status != PREPARED:
             return False
-        if reply.proposal.begins_batch:
+        if reply.proposal.when_prepared:
             raise Violation(f"a command is refused because the shard is prepared: {reply.proposal.body}")
         self.truth.seen["refused while prepared"] += 1
         return True

@@ -2,7 +2,8 @@
 
 Only an empty bucket can be deleted, which as in Ozone means no row in keyTable: open keys do not prevent it. They stay
 in openKeyTable, and their sessions end with the bucket (``key.py`` says how), even if a bucket of the same name is
-created again. Unlike Ozone, a missing volume is VOLUME_NOT_FOUND for every command here.
+created again. Snapshots prevent it, deleted ones until they are purged. Unlike Ozone, a missing volume is
+VOLUME_NOT_FOUND for every command here.
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ from om_processors.errors import OMError
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_bucket_name, check_text, check_volume_name, shown
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, SNAPSHOT_TABLE
 from schemas.records.messages import UNLIMITED, CreateBucket, DeleteBucket, SetBucketProperty
 from schemas.records.rows import BucketInfo
-from schemas.result_codes import BUCKET_ALREADY_EXISTS, BUCKET_NOT_EMPTY, INVALID_REQUEST, NOT_SUPPORTED_OPERATION
+from schemas.result_codes import (
+    BUCKET_ALREADY_EXISTS,
+    BUCKET_NOT_EMPTY,
+    CONTAINS_SNAPSHOT,
+    INVALID_REQUEST,
+    NOT_SUPPORTED_OPERATION,
+)
 
 LAYOUT = "OBJECT_STORE"
 
@@ -107,6 +114,11 @@ def _delete(body: DeleteBucket, _prepared: RequestPreparation, tx: RowTransactio
     info = tables.require_bucket(tx, body.volume, body.bucket)
     if not tables.is_empty(tx, KEY_TABLE, tables.bucket_prefix(body.volume, body.bucket)):
         raise OMError(BUCKET_NOT_EMPTY, f"bucket /{body.volume}/{body.bucket} has keys")
+    if not tables.is_empty(tx, SNAPSHOT_TABLE, tables.bucket_prefix(body.volume, body.bucket)):
+        raise OMError(
+            CONTAINS_SNAPSHOT,
+            f"bucket /{body.volume}/{body.bucket} has snapshots, or deleted ones that wait to be purged",
+        )
     tx.delete(BUCKET_TABLE, tables.bucket_key(body.volume, body.bucket))
     quota.remove(tx, tables.used_bytes_key(body.volume, body.bucket), tables.used_keys_key(body.volume, body.bucket))
     quota.add(tx, tables.used_buckets_key(body.volume), -1)

@@ -23,7 +23,7 @@ from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLim
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
-from schemas.records.messages import SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
+from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
 from schemas.result_codes import CALL_ID_REUSED, REQUEST_EXPIRED
 
 PIPELINES = ("p1", "p2")
@@ -174,7 +174,8 @@ class LateWorld:
             client_id=found.client_id, call_id=call_id.to_bytes(8, "big"),
             # Switching commands differ between worlds, and are to leave the same row.
             request_hash=xxh3_128_digest(b"%d" % number), first_sent_at_ms=found.first_sent_at_ms,
-            request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, SHARD_COMMANDS),
+            request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, BATCH_BEGINNERS),
+            when_prepared=isinstance(body, SHARD_COMMANDS),
         )  # fmt: skip
         self.sent.append(proposal)
         return proposal
