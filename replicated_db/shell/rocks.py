@@ -74,6 +74,15 @@ Otherwise every search for the first row behind the removals would pass over the
 MEMTABLE_BLOOM_SHARE = 0.05
 """Share of a write buffer that its own filter takes. Two of three reads ask for a row that does not exist yet."""
 
+READER_OPEN_FILES = 64
+"""Most files that a database opened for reading holds open. It opens further ones when it needs them."""
+
+READER_BUFFER_BYTES = 64 * 1024
+"""Write buffer of a family that is only read. It holds the rows of the WAL, however many; this is its first piece.
+
+With a store's buffers and their filters, an open checkpoint took 9 MiB. With these it takes 0.7 MiB.
+"""
+
 
 def _options(cache: Cache) -> Options:
     options = Options(raw_mode=True)
@@ -100,6 +109,17 @@ def _options(cache: Cache) -> Options:
     table.set_partition_filters(True)
     table.set_pin_top_level_index_and_filter(True)
     options.set_block_based_table_factory(table)
+    return options
+
+
+def _reader_options(cache: Cache) -> Options:
+    options = _options(cache)
+    options.create_if_missing(False)
+    options.create_missing_column_families(False)
+    options.set_write_buffer_size(READER_BUFFER_BYTES)
+    options.set_memtable_prefix_bloom_ratio(0.0)
+    options.set_memtable_whole_key_filtering(False)
+    options.set_max_open_files(READER_OPEN_FILES)
     return options
 
 
@@ -184,18 +204,24 @@ class RocksSnapshot:
 
 
 class RocksReader(RocksView):
-    """A database opened for reading while nobody else has it open. Raises StoreFailure if it does not open."""
+    """A database opened for reading while nobody writes it. Raises StoreFailure if there is none, or it does not open.
 
-    def __init__(self, path: Path, families: Iterable[str]) -> None:
-        cache = Cache(BLOCK_CACHE_BYTES)
-        options = _options(cache)
-        options.create_if_missing(False)
+    ``cache`` holds blocks for several readers together; without it the reader has one of BLOCK_CACHE_BYTES.
+    """
+
+    def __init__(self, path: Path, families: Iterable[str], cache: Cache | None = None) -> None:
+        if not (path / "CURRENT").is_file():
+            raise StoreFailure(f"{path} does not open: there is no database")
+        shared = Cache(BLOCK_CACHE_BYTES) if cache is None else cache
         names = [*families, *LOCAL_FAMILIES]
         try:
+            options = _reader_options(shared)
             found = _families_in(path, options)
-            self._db = Rdict(str(path), options, {name: _options(cache) for name in found}, AccessType.read_only())
+            kinds = {name: _reader_options(shared) for name in found}
+            self._db = Rdict(str(path), options, kinds, AccessType.read_only())
             super().__init__({name: self._db.get_column_family(name) if name in found else None for name in names})
         except Exception as error:
+            _clear_remains(path)
             raise StoreFailure(f"{path} does not open: {error}") from error
 
     def live_files(self) -> list[dict[str, Any]]:
@@ -417,6 +443,14 @@ def _families_in(path: Path, options: Options) -> list[str]:
     if not (path / "CURRENT").exists():
         return []
     return [name for name in Rdict.list_cf(str(path), options) if name != "default"]
+
+
+def _clear_remains(path: Path) -> None:
+    """Remove the folder that rocksdict makes when it opens a database which somebody has just removed."""
+    with suppress(OSError):
+        if not (path / "CURRENT").exists():
+            (path / "rocksdict-config.json").unlink(missing_ok=True)
+            path.rmdir()  # only if nothing else is in it
 
 
 def _gave_up(cursor: Any) -> bool:
