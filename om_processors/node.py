@@ -40,7 +40,9 @@ from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
 from om_processors.serving.write_audit import WriteAudit
+from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
@@ -95,6 +97,9 @@ class OMNode:
         self.duties = LeaderDuties(config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal)
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
+        self.snapshot_diffs = DiffJobs(
+            config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
+        )
 
     def _open(self, shard: int) -> Replica:
         store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
@@ -163,6 +168,7 @@ class OMNode:
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
         OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
+        SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
@@ -181,6 +187,7 @@ class OMNode:
             self._ending.cancel()
         self.leadership.stop()
         self.duties.close()
+        self.snapshot_diffs.close()
         closing()
         self.outbox.close()
         if self.write_audit is not None:

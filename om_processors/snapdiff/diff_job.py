@@ -21,11 +21,16 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
 from replicated_db.shell.diffing.scratch import DiskScratch, ScratchFull
 from schemas.column_families import KEY_TABLE
+from schemas.result_codes import DIFF_TOO_LARGE, FILE_NOT_FOUND, INTERNAL_ERROR, SNAPSHOT_UNREADABLE
 
 MAX_DIFF_BYTES = 1024 * 1024 * 1024
 """Most bytes of keys and values that one diff writes to the disk: some 2 to 5 million entries. A larger one fails."""
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Most bytes of the names in one page of entries; a page has at least one entry."""
+
+
+class SnapshotLost(Exception):
+    """A snapshot of the job was deleted while it ran."""
 
 
 class DiffStopped(Exception):
@@ -62,7 +67,7 @@ class DiffProgress:
     """How far a job is.
 
     ``steps`` are ranges of keys and files, ``rows`` those that were read. ``entries`` counts what was found, by kind;
-    it is empty until the job is done. ``error`` says why it failed.
+    it is empty until the job is done. ``code`` and ``error`` say why it failed.
     """
 
     state: JobState
@@ -70,6 +75,7 @@ class DiffProgress:
     steps_done: int
     rows: int
     entries: dict[str, int]
+    code: str
     error: str
 
 
@@ -93,7 +99,7 @@ class DiffJob:
         self._families = families
         self._lock = Lock()
         self._state = JobState.QUEUED
-        self._error = ""
+        self._code = self._error = ""
         self._diff: CheckpointDiff | None = None
         self._steps = self._steps_done = self._rows = 0
         self._entries: Counter[str] = Counter()
@@ -105,12 +111,12 @@ class DiffJob:
         """The job's state."""
         return self._state
 
-    def on(self, event: JobEvent, error: str = "") -> None:
-        """Take an event; raises RefusedEvent."""
+    def on(self, event: JobEvent, code: str = "", error: str = "") -> None:
+        """Take an event; a failure comes with its code and a message. Raises RefusedEvent."""
         with self._lock:
             before, self._state = self._state, next_state(self._state, event)
             if event is JobEvent.FAIL and self._state is JobState.FAILED and before is not JobState.FAILED:
-                self._error = error
+                self._code, self._error = code, error
 
     def progress(self) -> DiffProgress:
         """Return how far the job is."""
@@ -120,7 +126,7 @@ class DiffJob:
                 state=self._state,
                 steps=self._steps if diff is None else diff.plan.steps,
                 steps_done=self._steps_done if diff is None else diff.steps_done,
-                rows=self._rows, entries=dict(self._entries), error=self._error,
+                rows=self._rows, entries=dict(self._entries), code=self._code, error=self._error,
             )  # fmt: skip
 
     def run(self, max_bytes: int = MAX_DIFF_BYTES) -> None:
@@ -132,13 +138,18 @@ class DiffJob:
         try:
             self._make_entries(max_bytes)
         except DiffStopped:
-            self.on(JobEvent.FAIL, "the job was stopped")
+            self.on(JobEvent.FAIL, INTERNAL_ERROR, "the job was stopped")
         except ScratchFull as error:
-            self.on(JobEvent.FAIL, f"the snapshots differ too much: their diff takes {error} of disk")
+            self.on(JobEvent.FAIL, DIFF_TOO_LARGE, f"the snapshots differ too much: their diff takes {error} of disk")
+        except SnapshotLost as error:
+            self.on(JobEvent.FAIL, FILE_NOT_FOUND, str(error))
         except StoreFailure as error:
-            self.on(JobEvent.FAIL, self._source.lost() or f"a snapshot cannot be read on this node: {error}")
+            if (lost := self._source.lost()) is not None:
+                self.on(JobEvent.FAIL, FILE_NOT_FOUND, lost)
+            else:
+                self.on(JobEvent.FAIL, SNAPSHOT_UNREADABLE, f"a snapshot cannot be read on this node: {error}")
         except Exception as error:
-            self.on(JobEvent.FAIL, f"{type(error).__name__}: {error}")
+            self.on(JobEvent.FAIL, INTERNAL_ERROR, f"{type(error).__name__}: {error}")
             raise
         else:
             self.on(JobEvent.FINISH)
@@ -172,7 +183,7 @@ class DiffJob:
             check()
             entries[entry.kind] += 1
         if (lost := source.lost()) is not None:
-            raise StoreFailure(lost)
+            raise SnapshotLost(lost)
         self._entries = entries
 
     def _on_rows(self, rows: int) -> None:
@@ -203,7 +214,7 @@ class DiffJob:
         if self._state in {JobState.FAILED, JobState.CANCELLED} or (lost := self._source.lost()) is None:
             return
         was_done = self._state not in UNFINISHED
-        self.on(JobEvent.FAIL, lost)
+        self.on(JobEvent.FAIL, FILE_NOT_FOUND, lost)
         if was_done:
             self.close()
 

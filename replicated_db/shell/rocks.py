@@ -384,6 +384,10 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure(f"checkpoint in {target}", error) from error
 
+    def checkpoint_folder(self, name: str) -> Path:
+        """Return the directory of a checkpoint, which need not be there."""
+        return self._checkpoints / name
+
     def checkpoint_names(self) -> list[str]:
         """Return the names of the checkpoints that there are."""
         self._check_open("checkpoints")

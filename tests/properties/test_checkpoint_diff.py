@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from replicated_db.core.diffing import file_plan
 from replicated_db.core.diffing.file_plan import KeyRange, TableFile, make_plan
-from replicated_db.core.diffing.sweep import DifferingRow
+from replicated_db.core.diffing.sweep import RowChange
 from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
 from replicated_db.shell.rocks import RocksStore
 
@@ -74,7 +74,7 @@ def flush(store: RocksStore) -> None:
     table(store).flush()
 
 
-def compared(older: Path, newer: Path, wanted: KeyRange, *, use_files: bool) -> set[DifferingRow]:
+def compared(older: Path, newer: Path, wanted: KeyRange, *, use_files: bool) -> set[RowChange]:
     diff = CheckpointDiff(older, newer, FAMILIES, "things", wanted, use_files=use_files)
     try:
         found = set(diff.rows(lambda _: None))

@@ -21,7 +21,7 @@ from om_processors.snapdiff.core.entries import (
     match_rows,
     report,
 )
-from replicated_db.core.diffing.sweep import DifferingRow
+from replicated_db.core.diffing.sweep import RowChange
 from schemas.codecs.codec import encode
 from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CommitKey, CreateKey, DeleteKey, RenameKey
@@ -71,7 +71,7 @@ def keys(world: World) -> list[KeyInfo]:
     return [decode_key(value) for value in rows(world).values()]
 
 
-def diff(found: list[DifferingRow]) -> list[DiffEntry]:
+def diff(found: list[RowChange]) -> list[DiffEntry]:
     scratch = DictScratch()
     take = match_rows(PREFIX, scratch)
     for row in found:
@@ -109,7 +109,7 @@ def test_entries_are_those_of_a_plain_comparison(
         do(world, step)
     new, new_rows = keys(world), rows(world)
     differing = [
-        DifferingRow(key, old_rows.get(key), new_rows.get(key))
+        RowChange(key, old_rows.get(key), new_rows.get(key))
         for key in sorted(old_rows.keys() | new_rows.keys())
         if old_rows.get(key) != new_rows.get(key)
     ]
@@ -128,7 +128,7 @@ def test_entries_are_those_of_a_plain_comparison(
 
 def test_a_key_that_is_renamed_and_changed_is_both(self_made: tuple[KeyInfo, KeyInfo]) -> None:
     old, new = self_made
-    row = [DifferingRow(PREFIX + b"old", encode(old), None), DifferingRow(PREFIX + b"new", None, encode(new))]
+    row = [RowChange(PREFIX + b"old", encode(old), None), RowChange(PREFIX + b"new", None, encode(new))]
     assert diff(row) == [DiffEntry(kind=RENAME, key="old", to_key="new"), DiffEntry(kind=MODIFY, key="old")]
 
 

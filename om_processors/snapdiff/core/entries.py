@@ -32,7 +32,7 @@ from typing import Protocol
 import xxhash
 
 from om_processors.namespace.tables import decode_key
-from replicated_db.core.diffing.sweep import DifferingRow
+from replicated_db.core.diffing.sweep import RowChange
 from schemas.codecs.codec import encode
 from schemas.records.rows import KeyInfo
 
@@ -71,11 +71,11 @@ class DiffEntry:
     to_key: str | None = None
 
 
-def match_rows(prefix: bytes, scratch: Scratch) -> Callable[[DifferingRow], None]:
+def match_rows(prefix: bytes, scratch: Scratch) -> Callable[[RowChange], None]:
     """Return what takes the rows that differ, one by one. ``prefix`` is that of the bucket's keys in keyTable."""
     skipped = len(prefix)
 
-    def take(row: DifferingRow) -> None:
+    def take(row: RowChange) -> None:
         name = row.key[skipped:]
         old = None if row.old is None else decode_key(row.old)
         new = None if row.new is None else decode_key(row.new)

@@ -14,7 +14,7 @@ OnRows = Callable[[int], None]
 """Takes how many rows have been read since the last call. What it raises ends the reading."""
 
 
-class DifferingRow(NamedTuple):
+class RowChange(NamedTuple):
     """A row that differs: its value in the older view and in the newer one; None where it is absent."""
 
     key: bytes
@@ -24,7 +24,7 @@ class DifferingRow(NamedTuple):
 
 def sweep(
     older: StoreView, newer: StoreView, cf: str, start: bytes, stop: bytes, on_rows: OnRows
-) -> Iterator[DifferingRow]:
+) -> Iterator[RowChange]:
     """Iterate over the rows of [start, stop) that differ, in key order. It reads all rows of both views."""
     old_rows, new_rows = older.iterate(cf, start, stop), newer.iterate(cf, start, stop)
     old, new = next(old_rows, None), next(new_rows, None)
@@ -37,18 +37,18 @@ def sweep(
         if old == new:
             old, new = next(old_rows, None), next(new_rows, None)
         elif old is not None and (new is None or old[0] < new[0]):
-            yield DifferingRow(old[0], old[1], None)
+            yield RowChange(old[0], old[1], None)
             old = next(old_rows, None)
         elif new is not None and (old is None or new[0] < old[0]):
-            yield DifferingRow(new[0], None, new[1])
+            yield RowChange(new[0], None, new[1])
             new = next(new_rows, None)
         elif old is not None and new is not None:
-            yield DifferingRow(new[0], old[1], new[1])
+            yield RowChange(new[0], old[1], new[1])
             old, new = next(old_rows, None), next(new_rows, None)
     on_rows(read)
 
 
-def look_up(older: StoreView, newer: StoreView, cf: str, key: bytes) -> DifferingRow | None:
+def look_up(older: StoreView, newer: StoreView, cf: str, key: bytes) -> RowChange | None:
     """Return the row of a key if it differs."""
     old, new = older.get(cf, key), newer.get(cf, key)
-    return None if old == new else DifferingRow(key, old, new)
+    return None if old == new else RowChange(key, old, new)

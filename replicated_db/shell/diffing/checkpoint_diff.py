@@ -20,7 +20,7 @@ from typing import NamedTuple
 import cramjam
 
 from replicated_db.core.diffing.file_plan import DiffPlan, KeyRange, TableFile, full_sweep, make_plan
-from replicated_db.core.diffing.sweep import CHECKED_ROWS, DifferingRow, OnRows, look_up, sweep
+from replicated_db.core.diffing.sweep import CHECKED_ROWS, OnRows, RowChange, look_up, sweep
 from replicated_db.core.diffing.table_file import MAX_BLOCK_BYTES, TableFileKeys, UnreadableTable, varint
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import RocksReader
@@ -66,7 +66,7 @@ class CheckpointDiff:
         new = list(_files(self._new, newer, self._cf, known, wanted))
         return make_plan(old, new, wanted)
 
-    def rows(self, on_rows: OnRows) -> Iterator[DifferingRow]:
+    def rows(self, on_rows: OnRows) -> Iterator[RowChange]:
         """Iterate over the rows that differ, in no order; a row may come several times.
 
         ``on_rows`` takes how many rows were read since the last call, at least every CHECKED_ROWS rows. What it raises
@@ -80,7 +80,7 @@ class CheckpointDiff:
                 yield from self._listed(file, one, on_rows)
                 self.steps_done += 1
 
-    def _listed(self, file: TableFile, wanted: KeyRange, on_rows: OnRows) -> Iterator[DifferingRow]:
+    def _listed(self, file: TableFile, wanted: KeyRange, on_rows: OnRows) -> Iterator[RowChange]:
         read, last = 0, None
         try:
             with _opened(Path(file.path)) as keys:

@@ -6,8 +6,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from rocksdict import AccessType, DbClosedError, DBCompressionType, Options, Rdict, ReadOptions, WriteBatch, WriteOptions
+from rocksdict import (
+    AccessType,
+    DbClosedError,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
 
 from replicated_db.core.errors import StoreFailure
 
@@ -40,7 +50,7 @@ class DiskScratch:
         options.set_max_write_buffer_number(2)
         options.set_keep_log_file_num(1)
         options.set_compression_type(DBCompressionType.lz4())
-        self._unlogged = WriteOptions()
+        self._unlogged: Any = WriteOptions()  # its types take the property for a method
         self._unlogged.disable_wal = True
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

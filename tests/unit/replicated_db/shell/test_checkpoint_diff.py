@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replicated_db.core.diffing.file_plan import KeyRange
-from replicated_db.core.diffing.sweep import DifferingRow
+from replicated_db.core.diffing.sweep import RowChange
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
 from replicated_db.shell.diffing.scratch import DiskScratch, ScratchFull
@@ -36,7 +36,7 @@ class Pair:
     def diff(self, cf: str = "things", wanted: KeyRange = ALL) -> CheckpointDiff:
         return CheckpointDiff(self.older, self.newer, FAMILIES, cf, wanted)
 
-    def rows(self, wanted: KeyRange = ALL) -> tuple[list[DifferingRow], int]:
+    def rows(self, wanted: KeyRange = ALL) -> tuple[list[RowChange], int]:
         """Return the rows that differ, and how many were read."""
         read: list[int] = []
         diff = self.diff(wanted=wanted)
@@ -53,9 +53,9 @@ class Pair:
 
 
 DIFFERING = [
-    DifferingRow(b"000017", b"value" * 20, None),
-    DifferingRow(b"002500", b"value" * 20, b"new"),
-    DifferingRow(b"004999x", None, b"new"),
+    RowChange(b"000017", b"value" * 20, None),
+    RowChange(b"002500", b"value" * 20, b"new"),
+    RowChange(b"004999x", None, b"new"),
 ]
 
 
@@ -107,7 +107,7 @@ def test_rows_in_the_write_ahead_log_alone_are_found(pair: Pair, tmp_path: Path)
     reader.close()
     found, _ = pair.rows()
     assert len(found) == 5000
-    assert DifferingRow(b"000018", b"value" * 20, b"unflushed") in found
+    assert RowChange(b"000018", b"value" * 20, b"unflushed") in found
 
 
 def replaced(path: Path, content: bytes) -> None:
