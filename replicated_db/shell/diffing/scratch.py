@@ -50,8 +50,7 @@ class DiskScratch:
         options.set_max_write_buffer_number(2)
         options.set_keep_log_file_num(1)
         options.set_compression_type(DBCompressionType.lz4())
-        self._unlogged: Any = WriteOptions()  # its types take the property for a method
-        self._unlogged.disable_wal = True
+        self._unlogged = _without_log()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._db = Rdict(str(path), options, access_type=AccessType.read_write())
@@ -100,3 +99,11 @@ class DiskScratch:
         with suppress(DbClosedError):
             self._db.close()
         shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _without_log() -> Any:
+    """Return options of a write that leaves the write-ahead log out. rocksdict's types take the property for a method."""
+    options: Any = WriteOptions
+    found = options()
+    found.disable_wal = True
+    return found

@@ -220,7 +220,7 @@ def test_a_checkpoint_that_is_not_there_is_named(case: Case):
     job = ended(case.jobs.submit(REQUEST, source))
     assert job.state is JobState.FAILED
     assert "absent" in job.progress().error
-    assert case.on_disk() == []
+    until(lambda: case.on_disk() == [])
 
 
 def test_a_diff_that_is_too_large_fails(case: Case):
