@@ -36,10 +36,12 @@ from producers.reads.read_views import (
     KeyView,
     ListedBucket,
     ListedVolume,
+    SnapshotDiffEntry,
     View,
     VolumeView,
 )
 from producers.reads.reads import Consistency
+from producers.reads.snapshot_diffs import SnapshotDiffProgress
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import (
     UNLIMITED,
@@ -106,6 +108,8 @@ __all__ = [
     "RetryableError",
     "SetBucketProperty",
     "SetVolumeProperty",
+    "SnapshotDiffEntry",
+    "SnapshotDiffProgress",
     "StratologError",
     "StreamOptions",
     "TooManyInFlight",
