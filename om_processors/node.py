@@ -14,6 +14,7 @@ import secrets
 import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -41,8 +42,11 @@ from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
 from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
+from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
+from om_processors.snapshots.checkpoints import RocksCheckpoints
+from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
@@ -100,9 +104,14 @@ class OMNode:
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
+        databases = {shard: self._database(shard) for shard in range(config.shards)}
+        self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
+
+    def _database(self, shard: int) -> Path:
+        return self.config.data_dir / f"shard-{shard}"
 
     def _open(self, shard: int) -> Replica:
-        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+        store = RocksStore(self._database(shard), OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
         identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
         executor = OMExecutor(self.contexts[shard])
         replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
@@ -167,7 +176,8 @@ class OMNode:
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
-        OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
+        snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
+        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
         SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
@@ -193,6 +203,7 @@ class OMNode:
         if self.write_audit is not None:
             self.write_audit.close()
         self.flusher.stop()
+        self.open_snapshots.close()
         for replica in self.replicas.values():
             with replica.lock:
                 replica.flush()

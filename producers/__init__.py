@@ -37,6 +37,7 @@ from producers.reads.read_views import (
     ListedBucket,
     ListedVolume,
     SnapshotDiffEntry,
+    SnapshotView,
     View,
     VolumeView,
 )
@@ -65,6 +66,7 @@ from schemas.records.rows import (
     BlockLocation,
     BucketInfo,
     KeyInfo,
+    SnapshotInfo,
     VolumeInfo,
 )
 
@@ -110,6 +112,8 @@ __all__ = [
     "SetVolumeProperty",
     "SnapshotDiffEntry",
     "SnapshotDiffProgress",
+    "SnapshotInfo",
+    "SnapshotView",
     "StratologError",
     "StreamOptions",
     "TooManyInFlight",

@@ -30,6 +30,7 @@ from producers.reads.read_views import (
     Pages,
     Row,
     SnapshotDiffEntry,
+    SnapshotView,
     VolumeView,
 )
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
@@ -41,7 +42,7 @@ from producers.requests.keys import block_of, session_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more open files than threads share them."""
@@ -341,6 +342,12 @@ class AsyncClient:
         """As :meth:`producers.Client.key_info`."""
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
+    async def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """As :meth:`producers.Client.snapshot_info`."""
+        return await asyncio.to_thread(self.reads.snapshot_info, volume, bucket, snapshot, consistency=consistency)
+
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
@@ -361,6 +368,13 @@ class AsyncClient:
     ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
         return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[SnapshotInfo]:  # fmt: skip
+        """As :meth:`producers.Client.list_snapshots`, by ``async for``."""
+        return _entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
 
     def snapshot_diff(
         self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,

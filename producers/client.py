@@ -26,6 +26,7 @@ from producers.reads.read_views import (
     ListedBucket,
     ListedVolume,
     SnapshotDiffEntry,
+    SnapshotView,
     VolumeView,
 )
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
@@ -37,7 +38,7 @@ from producers.requests.keys import block_of, session_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 logger = logging.getLogger("stratolog.client")
 
@@ -414,8 +415,18 @@ class Client:
         """Read a key; as :meth:`producers.reads.reads.Reads.key_info`.
 
         >>> client.key_info("vol1", "bucket1", "a/b.txt", consistency="session").info.size  # doctest: +SKIP
+        >>> client.key_info("vol1", "bucket1", ".snapshot/snap1/a/b.txt").info.size  # doctest: +SKIP
         """
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
+
+    def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """Read a snapshot; as :meth:`producers.reads.reads.Reads.snapshot_info`.
+
+        >>> client.snapshot_info("vol1", "bucket1", "snap1").usage["only_disk_bytes"]  # doctest: +SKIP
+        """
+        return self.reads.snapshot_info(volume, bucket, snapshot, consistency=consistency)
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -449,6 +460,16 @@ class Client:
         >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
         return self.reads.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotInfo]:  # fmt: skip
+        """Iterate over a bucket's snapshots by name; as :meth:`producers.reads.reads.Reads.list_snapshots`.
+
+        >>> [found.snapshot for found in client.list_snapshots("vol1", "bucket1")]  # doctest: +SKIP
+        """
+        return self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     def snapshot_diff(
         self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,

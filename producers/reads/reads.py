@@ -34,6 +34,7 @@ from producers.reads.read_views import (
     Pages,
     Row,
     SnapshotDiffEntry,
+    SnapshotView,
     View,
     VolumeView,
 )
@@ -41,8 +42,14 @@ from producers.reads.read_words import ROOT, asked, missing
 from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
 from producers.waiting import SlowWait
-from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
-from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
+from schemas.result_codes import (
+    INTERNAL_ERROR,
+    INVALID_BUCKET_NAME,
+    INVALID_REQUEST,
+    INVALID_SNAPSHOT_ERROR,
+    INVALID_VOLUME_NAME,
+)
 
 Consistency = Literal["linearizable", "session", "stale"]
 """``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
@@ -103,9 +110,20 @@ class Reads:
     def key_info(
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
-        """Read a committed key."""
+        """Read a committed key; ``.snapshot/NAME/KEY`` is the key as it was in the bucket's snapshot NAME."""
         parameters = {"name": arguments.text("key", key)}
         return _view(KeyInfo, self._checked_get(f"{_bucket_path(volume, bucket)}/key", parameters, consistency))
+
+    def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """Read a snapshot with its counters ``disk_files``, ``disk_bytes`` and ``only_disk_bytes``.
+
+        They are those of the node that answers.
+        """
+        name = _segment("snapshot", snapshot, INVALID_SNAPSHOT_ERROR)
+        path = f"{_bucket_path(volume, bucket)}/snapshots/{name}"
+        return _view(SnapshotInfo, self._checked_get(path, {}, consistency))
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -130,9 +148,20 @@ class Reads:
     ) -> Iterator[KeyInfo]:  # fmt: skip
         """Iterate over a bucket's keys by name, ``limit`` at most; each page is read when it is needed.
 
-        The keys come without blocks: ``key_info`` returns those.
+        The keys come without blocks: ``key_info`` returns those. A prefix ``.snapshot/NAME/…`` lists the keys of a
+        snapshot, under names that begin so.
         """
         return self.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotInfo]:  # fmt: skip
+        """Iterate over a bucket's snapshots by name, ``limit`` at most; each page is read when it is needed.
+
+        Deleted snapshots are not listed.
+        """
+        return self.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     def volumes(
         self, prefix: str, start_after: str, limit: int | None, consistency: Consistency
@@ -172,6 +201,21 @@ class Reads:
         _check_listing(prefix, start_after, consistency)
         return Pages(read, start_after, arguments.limit("limit", limit))
 
+    def snapshots(
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
+    ) -> Pages[SnapshotInfo]:
+        """Return the pages of a bucket's snapshots, all still unread; raises as :meth:`volumes`."""
+
+        def read(after: str, wanted: int) -> Page[SnapshotInfo]:
+            return self.snapshots_page(
+                volume, bucket, prefix=prefix, start_after=after, limit=wanted, consistency=consistency
+            )
+
+        arguments.text("volume", volume)
+        arguments.text("bucket", bucket)
+        _check_listing(prefix, start_after, consistency)
+        return Pages(read, start_after, arguments.limit("limit", limit))
+
     def volumes_page(
         self, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
         consistency: Consistency = DEFAULT_CONSISTENCY,
@@ -195,6 +239,14 @@ class Reads:
         path = f"{_bucket_path(volume, bucket)}/keys"
         return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
 
+    def snapshots_page(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Page[SnapshotInfo]:  # fmt: skip
+        """Read one page of a bucket's snapshots, of ``limit`` entries at most (PAGE_ENTRIES)."""
+        path = f"{_bucket_path(volume, bucket)}/snapshots"
+        return _page(SnapshotInfo, "snapshot", self._listing(path, prefix, start_after, limit, consistency))
+
     def snapshot_diff(
         self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None, *,
         page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
@@ -205,6 +257,8 @@ class Reads:
         Reading the first page begins a job on a node, and waits until it is done (``producers.reads.snapshot_diffs``).
         """
         arguments.choice("consistency", consistency, CONSISTENCIES)
+        if on_progress is not None and not callable(on_progress):
+            raise TypeError(f"on_progress must be callable, not {type(on_progress).__name__}")
         parameters = {"from": arguments.text("from_snapshot", from_snapshot)}
         if to_snapshot is not None:
             parameters["to"] = arguments.text("to_snapshot", to_snapshot)
@@ -217,6 +271,7 @@ class Reads:
 
     def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
         """Cancel a snapshot diff by its id; raises NotFound if no node has it, RequestFailed if it has ended."""
+        snapshot_diffs.check_job(job)
         return snapshot_diffs.cancel(self, self._nodes.in_order(self._deadline_ms / 1000), job)
 
     def _listing(

@@ -12,18 +12,18 @@ What belongs here: the life of such a job as its client sees it. ``producers.rea
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from producers.errors import NotConnected, RequestFailed, RetryableError, failure
+from producers.errors import InvalidArgument, NotConnected, RequestFailed, RetryableError, failure
 from producers.reads.read_views import PAGE_ENTRIES, Page, SnapshotDiffEntry
 from producers.requests import arguments
 from producers.waiting import SlowWait
 from schemas.result_codes import (
     INTERNAL_ERROR,
-    INVALID_REQUEST,
     SNAPSHOT_DIFF_CANCELLED,
     SNAPSHOT_DIFF_NOT_FOUND,
     SNAPSHOT_UNREADABLE,
@@ -38,6 +38,7 @@ LAST_LOOK_MS = 1_000
 """Shortest and longest pause between two looks at a job that runs."""
 
 JOBS: Final = "/v1/snapshot-diffs"
+JOB: Final = re.compile(r"[0-9a-f]{32}")
 QUEUED, RUNNING, CANCELLING, DONE, CANCELLED = "QUEUED", "RUNNING", "CANCELLING", "DONE", "CANCELLED"
 
 
@@ -191,15 +192,18 @@ def _failed(progress: SnapshotDiffProgress, answer: Mapping[str, Any], what: str
     return RetryableError(code, message) if code == SNAPSHOT_UNREADABLE else RequestFailed(code, message)
 
 
+def check_job(job: str) -> None:
+    """Raise TypeError or InvalidArgument unless ``job`` may be the id of a diff."""
+    if not JOB.fullmatch(arguments.text("job", job)):
+        raise InvalidArgument("job", f"{arguments.shown(job)} is no id of a snapshot diff: those are 32 of 0-9a-f")
+
+
 def cancel(nodes: DiffNodes, addresses: list[str], job: str) -> SnapshotDiffProgress:
     """Cancel a job by its id, on whichever of these nodes it is.
 
     Raises NotFound if all of them say that they do not have it, NotConnected if some of them could not say, and
     RequestFailed if it has ended.
     """
-    arguments.text("job", job)
-    if not job.isalnum() or not job.isascii():
-        raise failure(INVALID_REQUEST, f"{job!r} is no id of a snapshot diff")
     unasked: RetryableError | None = None
     for address in addresses:
         try:

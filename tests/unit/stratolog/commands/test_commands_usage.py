@@ -16,6 +16,7 @@ SHELL = [
     *(("sh", kind, verb) for kind in ("volume", "bucket")
       for verb in ("create", "info", "list", "delete", "update", "set-quota", "clear-quota", "setquota", "clrquota")),
     *(("sh", "key", verb) for verb in ("create", "info", "list", "delete", "rename")),
+    *(("sh", "snapshot", verb) for verb in ("create", "info", "list", "ls", "delete", "rename", "set")),
 ]  # fmt: skip
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
@@ -66,6 +67,11 @@ def test_all_commands_are_there_when_none_is_named(words: tuple[str, ...], strat
         (("sh", "key", "create", "/v/b/k", "--metadata", "x"), "'x' is not NAME=VALUE"),
         (("sh", "key", "list", "/v/b", "--consistency", "strong"), "'strong' is not one of"),
         (("sh", "key", "info", "/v/b/k", "--session", "x"), "'x' is not SHARD:INDEX"),
+        (("sh", "snapshot", "create", "/v"), "is not the address of a bucket"),
+        (("sh", "snapshot", "delete", "/v/b"), "Missing argument 'SNAPSHOT'"),
+        (("sh", "snapshot", "rename", "/v/b", "one"), "Missing argument 'NEW_NAME'"),
+        (("sh", "snapshot", "set", "/v/b", "one", "x"), "'x' is not NAME=VALUE"),
+        (("sh", "snapshot", "set", "/v/b", "one", "=x"), "'=x' is not NAME=VALUE"),
         (("ingest", "absent"), "'absent' does not exist"),
         (("ingest", ".", "--max-in-flight", "0"), "greater than or equal to 1"),
         (("demo", "--tree", "absent"), "'absent' does not exist"),
