@@ -38,10 +38,10 @@ from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
-from producers.requests.keys import block_of, session_of
+from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
+from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 FILE_WORKERS = 16
@@ -319,6 +319,24 @@ class AsyncClient:
     async def rename_key(self, volume: str, bucket: str, from_key: str, to_key: str) -> None:
         """As :meth:`producers.Client.rename_key`."""
         await self.call(bodies.rename_key(volume, bucket, from_key, to_key))
+
+    async def create_snapshot(self, volume: str, bucket: str, snapshot: str = "") -> CreatedSnapshot:
+        """As :meth:`producers.Client.create_snapshot`."""
+        return snapshot_of(await self.call(bodies.create_snapshot(volume, bucket, snapshot)))
+
+    async def delete_snapshot(self, volume: str, bucket: str, snapshot: str) -> None:
+        """As :meth:`producers.Client.delete_snapshot`."""
+        await self.call(bodies.delete_snapshot(volume, bucket, snapshot))
+
+    async def rename_snapshot(self, volume: str, bucket: str, snapshot: str, to: str) -> None:
+        """As :meth:`producers.Client.rename_snapshot`."""
+        await self.call(bodies.rename_snapshot(volume, bucket, snapshot, to))
+
+    async def set_snapshot_properties(
+        self, volume: str, bucket: str, snapshot: str, properties: Mapping[str, str]
+    ) -> None:
+        """As :meth:`producers.Client.set_snapshot_properties`."""
+        await self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
 
     async def log_digest_base(
         self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False

@@ -34,10 +34,10 @@ from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
-from producers.requests.keys import block_of, session_of
+from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
+from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
 from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 logger = logging.getLogger("stratolog.client")
@@ -331,6 +331,39 @@ class Client:
         >>> client.rename_key("vol1", "bucket1", "a/b.txt", "a/c.txt")  # doctest: +SKIP
         """
         self.call(bodies.rename_key(volume, bucket, from_key, to_key))
+
+    # Snapshots
+
+    def create_snapshot(self, volume: str, bucket: str, snapshot: str = "") -> CreatedSnapshot:
+        """Keep a bucket as it is now under a name; without one the name is made of the time. Raises as :meth:`call`.
+
+        The answer has the snapshot's name and its id, which stays when the snapshot is renamed.
+
+        >>> client.create_snapshot("vol1", "bucket1", "monday").snapshot  # doctest: +SKIP
+        'monday'
+        """
+        return snapshot_of(self.call(bodies.create_snapshot(volume, bucket, snapshot)))
+
+    def delete_snapshot(self, volume: str, bucket: str, snapshot: str) -> None:
+        """Give up a snapshot. Its name is free at once; its space is reclaimed soon. Raises as :meth:`call`.
+
+        >>> client.delete_snapshot("vol1", "bucket1", "monday")  # doctest: +SKIP
+        """
+        self.call(bodies.delete_snapshot(volume, bucket, snapshot))
+
+    def rename_snapshot(self, volume: str, bucket: str, snapshot: str, to: str) -> None:
+        """Give a snapshot another name within its bucket. Raises as :meth:`call`.
+
+        >>> client.rename_snapshot("vol1", "bucket1", "monday", "before-the-move")  # doctest: +SKIP
+        """
+        self.call(bodies.rename_snapshot(volume, bucket, snapshot, to))
+
+    def set_snapshot_properties(self, volume: str, bucket: str, snapshot: str, properties: Mapping[str, str]) -> None:
+        """Set properties of a snapshot by name; an empty value removes one, others stay. Raises as :meth:`call`.
+
+        >>> client.set_snapshot_properties("vol1", "bucket1", "monday", {"kept-until": "2027"})  # doctest: +SKIP
+        """
+        self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
 
     # Bytes
 

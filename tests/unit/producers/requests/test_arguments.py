@@ -28,6 +28,7 @@ NO_METADATA = ("a", 1, [("a", "b")], {1: "b"}, {"a": 1}, {"a": "\udcff"})
 NO_LIST = (None, 1, "ab", b"ab")
 PLACE = {"volume": "v", "bucket": "b", "key": "k"}
 NAMES = dict.fromkeys(PLACE, NO_TEXT)
+PLACES = {"volume": NO_TEXT, "bucket": NO_TEXT}
 LISTING = {"prefix": NO_TEXT, "start_after": NO_TEXT, "limit": NO_LIMIT, "consistency": NO_CONSISTENCY}
 QUOTAS = {"owner": NO_TEXT, "quota_in_bytes": NO_QUOTA, "quota_in_namespace": NO_QUOTA}
 NEW_QUOTAS = {"owner": NO_TEXT[1:], "quota_in_bytes": NO_NEW_QUOTA, "quota_in_namespace": NO_NEW_QUOTA}
@@ -54,6 +55,12 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "rename_key": (
         {"from_key": "k", "to_key": "l"},
         {"volume": NO_TEXT, "bucket": NO_TEXT, "from_key": NO_TEXT, "to_key": NO_TEXT},
+    ),
+    "create_snapshot": ({}, PLACES | {"snapshot": NO_TEXT}),
+    "delete_snapshot": ({"snapshot": "s"}, PLACES | {"snapshot": NO_TEXT}),
+    "rename_snapshot": ({"snapshot": "s", "to": "t"}, PLACES | {"snapshot": NO_TEXT, "to": NO_TEXT}),
+    "set_snapshot_properties": (
+        {"snapshot": "s", "properties": {"a": "b"}}, PLACES | {"snapshot": NO_TEXT, "properties": (None, *NO_METADATA)},
     ),
     "open": (
         {"path": "/v/b/k"},

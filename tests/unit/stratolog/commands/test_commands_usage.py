@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from stratolog.cli import COMMANDS as TOP
 from stratolog.cli import build_app
 from stratolog.commands.drill import COMMANDS as DRILLS
-from stratolog.errors import EXIT_USAGE, UsageError, Unavailable, UsageError, UserError
+from stratolog.errors import EXIT_USAGE, Unavailable, UsageError, UserError
 
 SHELL = [
     *(("sh", kind, verb) for kind in ("volume", "bucket")
