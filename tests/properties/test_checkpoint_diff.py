@@ -105,10 +105,11 @@ def test_files_tell_what_all_rows_tell(steps: list[Step], wanted: KeyRange, list
 
 
 FILES = st.builds(
-    lambda identity, ends, entries, listable: TableFile(
-        identity=identity, path=str(identity), first=min(ends), last=max(ends), entries=entries, listable=listable
+    lambda identity, ends, entries, fences, listable: TableFile(
+        identity=identity, path=str(identity), first=min(ends), last=max(ends), entries=entries, listable=listable,
+        fences=sorted(fence for fence in fences if min(ends) <= fence <= max(ends)),
     ),
-    st.integers(0, 30), st.tuples(KEYS, KEYS), st.integers(0, 2000), st.booleans(),
+    st.integers(0, 30), st.tuples(KEYS, KEYS), st.integers(0, 500_000), st.lists(KEYS, max_size=5), st.booleans(),
 )  # fmt: skip
 
 

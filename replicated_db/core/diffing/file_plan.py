@@ -13,6 +13,7 @@ each key of each differing file is swept or listed, whatever they say.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,8 +25,8 @@ Measured: 0.7 us for a row of one checkpoint, 8 us for an entry (``python -m ben
 """
 MAX_PIECE_ROWS = 200_000
 """About how many rows of both checkpoints one piece of a sweep has, so that progress can be told piece by piece."""
-FRACTION_BYTES = 8
-"""Bytes behind the common prefix by which the position of a key between two others is estimated."""
+MAX_FENCES = 64
+"""Most keys of a file that are kept to estimate how many of its entries lie in a range."""
 
 
 class KeyRange(NamedTuple):
@@ -48,6 +49,8 @@ class TableFile:
     """Its smallest and its largest key, both inclusive."""
     entries: int
     """How many entries it has, removals included."""
+    fences: Sequence[bytes] = ()
+    """Keys, ascending, that cut it into parts of about equal size: no key of part i exceeds fence i. Empty: unknown."""
     listable: bool = True
     """Whether its keys can be read from it."""
 
@@ -87,11 +90,10 @@ def make_plan(older: Iterable[TableFile], newer: Iterable[TableFile], wanted: Ke
     if not differing or wanted.start >= wanted.stop:
         return DiffPlan(swept=[], listed=[])
     files = [*old.values(), *new.values()]
-    scale = _Scale(files, wanted)
     swept: list[KeyRange] = []
     for file in differing:
         span = _span(file, wanted)
-        if not file.listable or scale.entries(file, span) * LISTED_COST > scale.rows(files, span):
+        if not file.listable or _entries(file, span) * LISTED_COST > _rows(files, span):
             swept.append(span)
     swept = _joined(swept)
     light = [file for file in differing if not _covered(_span(file, wanted), swept)]
@@ -99,15 +101,15 @@ def make_plan(older: Iterable[TableFile], newer: Iterable[TableFile], wanted: Ke
     for hull in _joined([*(_span(file, wanted) for file in light), *swept]):
         inside = [file for file in light if _within(_span(file, wanted), hull)]
         outside = [part for whole in [hull] for part in _without(whole, swept)]
-        listing = sum(scale.entries(file, part) for file in inside for part in outside) * LISTED_COST
-        if listing > sum(scale.rows(files, part) for part in outside):
+        listing = sum(_entries(file, part) for file in inside for part in outside) * LISTED_COST
+        if listing > sum(_rows(files, part) for part in outside):
             swept = _joined([*swept, hull])
     listed = [
         ListedFile(file, ranges)
         for file in sorted(light, key=lambda one: (one.first, one.last, one.path))
         if (ranges := list(_without(_span(file, wanted), swept)))
     ]
-    return DiffPlan(swept=[piece for one in swept for piece in scale.pieces(files, one)], listed=listed)
+    return DiffPlan(swept=[piece for one in swept for piece in _pieces(files, one)], listed=listed)
 
 
 def _overlaps(file: TableFile, wanted: KeyRange) -> bool:
@@ -151,42 +153,42 @@ def _within(inner: KeyRange, outer: KeyRange) -> bool:
     return outer.start <= inner.start and inner.stop <= outer.stop
 
 
-class _Scale:
-    """Estimates how many entries of files lie in a range, as if keys were spread evenly between a file's ends."""
+def _entries(file: TableFile, part: KeyRange) -> float:
+    """Estimate how many entries of a file lie in a range: those of all parts between fences that it touches."""
+    if part.start <= file.first and file.last < part.stop:
+        return file.entries
+    if not _overlaps(file, part):
+        return 0
+    if not file.fences:
+        return file.entries
+    # Part i holds the keys above fence i - 1, up to fence i.
+    low = bisect_left(file.fences, part.start)
+    high = bisect_left(file.fences, part.stop)
+    return file.entries * min(high - low + 1, len(file.fences) - low) / len(file.fences)
 
-    def __init__(self, files: Sequence[TableFile], wanted: KeyRange) -> None:
-        low = max(min(file.first for file in files), wanted.start)
-        high = min(max(file.last for file in files), wanted.stop)
-        length = 0
-        while length < min(len(low), len(high)) and low[length] == high[length]:
-            length += 1
-        self._prefix = low[:length]
 
-    def _at(self, key: bytes) -> int:
-        prefix = self._prefix
-        if not key.startswith(prefix):
-            return 0 if key < prefix else 256**FRACTION_BYTES
-        tail = key[len(prefix) : len(prefix) + FRACTION_BYTES]
-        return int.from_bytes(tail.ljust(FRACTION_BYTES, b"\0"), "big")
+def _rows(files: Iterable[TableFile], part: KeyRange) -> float:
+    """Estimate how many entries a sweep of a range reads."""
+    return sum(_entries(file, part) for file in files)
 
-    def entries(self, file: TableFile, part: KeyRange) -> float:
-        """Estimate how many entries of a file lie in a range."""
-        if part.start <= file.first and file.last < part.stop:
-            return file.entries
-        first, last = self._at(file.first), self._at(file.last)
-        low, high = max(first, self._at(part.start)), min(last, self._at(part.stop))
-        return file.entries * max(high - low, 0) / max(last - first, 1)
 
-    def rows(self, files: Sequence[TableFile], part: KeyRange) -> float:
-        """Estimate how many entries a sweep of a range reads."""
-        return sum(self.entries(file, part) for file in files if _overlaps(file, part))
+def _pieces(files: Sequence[TableFile], whole: KeyRange) -> Iterator[KeyRange]:
+    """Cut a range at fences and ends of files into pieces of about MAX_PIECE_ROWS."""
+    rows = _rows(files, whole)
+    if rows > MAX_PIECE_ROWS:
+        ends = sorted({end for file in files for end in (file.first, *file.fences) if whole.start < end < whole.stop})
+        each = max(1, int(len(ends) * MAX_PIECE_ROWS / rows))
+        for end in ends[each::each]:
+            yield KeyRange(whole.start, end)
+            whole = KeyRange(end, whole.stop)
+    yield whole
 
-    def pieces(self, files: Sequence[TableFile], whole: KeyRange) -> Iterator[KeyRange]:
-        """Cut a range at files' ends into pieces of about MAX_PIECE_ROWS, as far as there are ends to cut at."""
-        ends = {file.first for file in files} | {file.last for file in files}
-        start = whole.start
-        for end in sorted(end for end in ends if whole.start < end < whole.stop):
-            if self.rows(files, KeyRange(start, end)) >= MAX_PIECE_ROWS:
-                yield KeyRange(start, end)
-                start = end
-        yield KeyRange(start, whole.stop)
+
+def fences_of(keys: Sequence[bytes]) -> list[bytes]:
+    """Return at most MAX_FENCES of some keys, evenly spread; the last one is among them.
+
+    >>> fences_of([b"a", b"b"])
+    [b'a', b'b']
+    """
+    step = -(-len(keys) // MAX_FENCES) or 1
+    return list(keys[::-1][::step][::-1])

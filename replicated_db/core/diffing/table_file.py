@@ -102,6 +102,10 @@ class TableFileKeys:
                     if key >= start:
                         yield key
 
+    def fences(self) -> list[bytes]:
+        """Return keys that cut the file into parts of about equal size: no key of part i exceeds fence i."""
+        return [key for key, _ in self._index_entries(self._index)]
+
     def _index_entries(self, handle: BlockHandle) -> Iterator[tuple[bytes, BlockHandle]]:
         """Iterate over an index block: for each block below it a key that none of its keys exceeds, and its handle."""
         suffix = self._suffix

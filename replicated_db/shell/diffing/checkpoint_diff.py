@@ -12,14 +12,14 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import cramjam
 
-from replicated_db.core.diffing.file_plan import DiffPlan, KeyRange, TableFile, full_sweep, make_plan
+from replicated_db.core.diffing.file_plan import DiffPlan, KeyRange, TableFile, fences_of, full_sweep, make_plan
 from replicated_db.core.diffing.sweep import CHECKED_ROWS, OnRows, RowChange, look_up, sweep
 from replicated_db.core.diffing.table_file import MAX_BLOCK_BYTES, TableFileKeys, UnreadableTable, varint
 from replicated_db.core.errors import StoreFailure
@@ -35,6 +35,13 @@ class FileIdentity(NamedTuple):
     device: int
     inode: int
     size: int
+
+
+class _Known(NamedTuple):
+    """What a table file says of itself: its column family, and its fences if that is the one that is compared."""
+
+    family: str
+    fences: Sequence[bytes]
 
 
 class CheckpointDiff:
@@ -61,7 +68,7 @@ class CheckpointDiff:
     def _planned(self, older: Path, newer: Path, wanted: KeyRange) -> DiffPlan:
         if self._old.rows_outside_files(self._cf) or self._new.rows_outside_files(self._cf):
             return full_sweep(wanted)
-        known: dict[FileIdentity, str | None] = {}
+        known: dict[FileIdentity, _Known | None] = {}
         old = list(_files(self._old, older, self._cf, known, wanted))
         new = list(_files(self._new, newer, self._cf, known, wanted))
         return make_plan(old, new, wanted)
@@ -133,12 +140,12 @@ def _decompressed(kind: int, content: bytes) -> bytes:
 
 
 def _files(
-    reader: RocksReader, folder: Path, cf: str, family_of: dict[FileIdentity, str | None], wanted: KeyRange
+    reader: RocksReader, folder: Path, cf: str, known: dict[FileIdentity, _Known | None], wanted: KeyRange
 ) -> Iterator[TableFile]:
     """Yield the table files of a family that overlap a range.
 
     rocksdict does not say whose a file is; the file itself does. One that does not is taken for the family's, and swept.
-    ``family_of`` remembers what files have said.
+    ``known`` remembers what files have said.
     """
     for found in reader.live_files():
         first, last = found["start_key"] or b"", found["end_key"] or b""
@@ -150,15 +157,15 @@ def _files(
         except OSError as error:
             raise StoreFailure(f"{path} cannot be read: {error}") from error
         identity = FileIdentity(status.st_dev, status.st_ino, status.st_size)
-        if identity not in family_of:
+        if identity not in known:
             try:
                 with _opened(path) as keys:
-                    family_of[identity] = keys.family
+                    known[identity] = _Known(keys.family, fences_of(keys.fences()) if keys.family == cf else ())
             except UnreadableTable:
-                family_of[identity] = None
-        family = family_of[identity]
-        if family in (cf, None):
+                known[identity] = None
+        said = known[identity]
+        if said is None or said.family == cf:
             yield TableFile(
                 identity=identity, path=str(path), first=first, last=last, entries=found["num_entries"],
-                listable=family is not None,
+                fences=() if said is None else said.fences, listable=said is not None,
             )  # fmt: skip

@@ -73,6 +73,24 @@ def test_only_what_is_wanted_is_read(pair: Pair):
     assert pair.rows(KeyRange(b"000018", b"000018")) == ([], 0)
 
 
+def test_a_change_in_a_part_of_a_file_whose_keys_are_unevenly_spread_is_listed(tmp_path: Path):
+    """Keys of two prefixes lie in one file: what lies between two keys cannot be told from their bytes."""
+    store = RocksStore(tmp_path / "store", FAMILIES)
+    for prefix in (b"/v/bucket1/", b"/v/bucket2/"):
+        store.write([("things", prefix + b"dir-%05d/file" % number, b"value" * 40) for number in range(20_000)])
+    store.copy_to(tmp_path / "older")
+    for number in range(0, 20_000, 1000):
+        store.write([("things", b"/v/bucket1/dir-%05d/file" % number, b"new")])
+    store.copy_to(tmp_path / "newer")
+    store.close()
+    read: list[int] = []
+    wanted = KeyRange(b"/v/bucket1/", b"/v/bucket10")
+    diff = CheckpointDiff(tmp_path / "older", tmp_path / "newer", FAMILIES, "things", wanted)
+    assert len(list(diff.rows(read.append))) == sum(read) == 20
+    assert not diff.plan.swept
+    diff.close()
+
+
 def test_the_same_checkpoint_twice_needs_no_reading(pair: Pair):
     pair.newer = pair.older
     assert pair.rows() == ([], 0)
