@@ -189,7 +189,7 @@ def _failed(progress: SnapshotDiffProgress, answer: Mapping[str, Any], what: str
     code = str(answer.get("error") or INTERNAL_ERROR)
     message = f"{what}: {answer.get('message')}"
     # Another node may have what this one lacks.
-    return RetryableError(code, message) if code == SNAPSHOT_UNREADABLE else RequestFailed(code, message)
+    return RetryableError(code, message) if code == SNAPSHOT_UNREADABLE else failure(code, message)
 
 
 def check_job(job: str) -> None:
