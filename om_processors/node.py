@@ -45,7 +45,7 @@ from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
 from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
-from om_processors.snapshots.checkpoints import RocksCheckpoints
+from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
@@ -98,17 +98,23 @@ class OMNode:
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
-        self.duties = LeaderDuties(config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal)
+        databases = {shard: self._database(shard) for shard in range(config.shards)}
+        self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
+        self.duties = LeaderDuties(
+            config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal, self._checkpoint_removed
+        )
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
-        databases = {shard: self._database(shard) for shard in range(config.shards)}
-        self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
 
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
+
+    def _checkpoint_removed(self, shard: int, name: str) -> None:
+        """Close the checkpoint if it is open: an open file keeps its place on the disk."""
+        self.open_snapshots.drop(CheckpointName(shard, name))
 
     def _open(self, shard: int) -> Replica:
         store = RocksStore(self._database(shard), OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)

@@ -12,7 +12,7 @@ from om_processors.fleet.heartbeats import FleetView
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
-from om_processors.fleet.snapshot_cleanup import SnapshotCleanupLoop
+from om_processors.fleet.snapshot_cleanup import OnRemoved, SnapshotCleanupLoop
 from replicated_db.core.ports import Clock, Ids
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
@@ -27,7 +27,7 @@ class LeaderDuties:
 
     def __init__(
         self, config: NodeConfig, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock, ids: Ids,
-        note: Note, fatal: Callable[[BaseException], None],
+        note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved,
     ) -> None:  # fmt: skip
         self._proposer = Proposer(
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
@@ -37,7 +37,7 @@ class LeaderDuties:
         threshold_ms = config.open_key_expire_threshold_ms
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
-            SnapshotCleanupLoop(loops, self._proposer, note, fatal),
+            SnapshotCleanupLoop(loops, self._proposer, note, fatal, on_checkpoint_removed),
         ]
         if fleet is not None:
             placing = PlacementLoop(config, fleet, loops, self._proposer, self._courier, clock, note, fatal)

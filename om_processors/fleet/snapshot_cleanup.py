@@ -34,6 +34,9 @@ from schemas.features import SNAPSHOTS
 from schemas.records.messages import PurgeSnapshots
 from schemas.records.rows import ACTIVE, SnapshotInfo
 
+OnRemoved = Callable[[int, str], None]
+"""Is told of a checkpoint that was removed: the shard, and the checkpoint's name. It must not raise."""
+
 TURN_S = 1.0
 MAX_SHOWN = 5
 """Most names of checkpoints in one note."""
@@ -63,9 +66,10 @@ class SnapshotPurge:
 class SnapshotCheckpoints:
     """Keeps the checkpoints of one replica that its rows name, and removes the others of snapshots."""
 
-    def __init__(self, replica: Replica, note: Note) -> None:
+    def __init__(self, replica: Replica, note: Note, on_removed: OnRemoved | None = None) -> None:
         self._replica = replica
         self._note = note
+        self._on_removed = on_removed
         self._family = replica.families.names.index(SNAPSHOT_TABLE)
         self._settled_at: bytes | None = None
         """Sums of snapshotTable's rows when checkpoints and rows last agreed; None: look."""
@@ -100,6 +104,8 @@ class SnapshotCheckpoints:
         try:
             for name in sorted(names):
                 self._replica.store.drop_checkpoint(name)
+                if self._on_removed is not None:
+                    self._on_removed(self._replica.identity.shard, name)
         except StoreFailure as error:  # a full disk, say: there is no reason to end the node
             self._note(f"a checkpoint stays for now: {error}", shard=self._replica.identity.shard)
             return False
@@ -133,12 +139,13 @@ class SnapshotCleanupLoop(Background):
     """Takes turns for all shards, on a thread of its own; purges for those that this node leads."""
 
     def __init__(
-        self, loops: Mapping[int, LeaderLoop], proposer: Proposer, note: Note, fatal: Callable[[BaseException], None]
-    ) -> None:
+        self, loops: Mapping[int, LeaderLoop], proposer: Proposer, note: Note, fatal: Callable[[BaseException], None],
+        on_removed: OnRemoved | None = None,
+    ) -> None:  # fmt: skip
         super().__init__("snapshot cleanup", fatal)
         self._loops = loops
         self._purges = {shard: SnapshotPurge(shard, loop.replica, proposer, note) for shard, loop in loops.items()}
-        self._checkpoints = [SnapshotCheckpoints(loop.replica, note) for loop in loops.values()]
+        self._checkpoints = [SnapshotCheckpoints(loop.replica, note, on_removed) for loop in loops.values()]
 
     def run(self) -> None:
         """Take turns."""

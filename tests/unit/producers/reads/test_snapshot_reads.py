@@ -1,33 +1,13 @@
 """Reads of snapshots through the SDK, from a node's real HTTP answers over real checkpoints."""
 
-import json
 import shutil
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
 from producers.errors import NotFound, RequestFailed, RetryableError
 from producers.reads.reads import Reads
 from tests.support.om.snapshot_node import SnapshotNode
-from tests.support.sdk.memory import MemoryCluster
-from tests.support.sdk.nodes import Node
-
-
-class ServedNode(Node):
-    """An HTTP server for a :class:`SnapshotNode`."""
-
-    def __init__(self, served):
-        self.served = served
-        super().__init__(MemoryCluster())
-
-    def respond(self, target):
-        url = urlsplit(target)
-        query = {name: values[0] for name, values in parse_qs(url.query).items()}
-        _, _, _, _, bucket, page, *snapshot = [unquote(part) for part in url.path.split("/")[1:]]
-        if snapshot:
-            page, query["snapshot"] = "snapshot", snapshot[0]
-        status, body = self.served.get(page, bucket=bucket, **query)
-        return status, json.dumps(body).encode()
+from tests.support.sdk.snapshot_server import SnapshotServer
 
 
 @pytest.fixture(name="nodes")
@@ -39,7 +19,7 @@ def _nodes(tmp_path):
         node = SnapshotNode(folder)
         for key in ("a", "dir/b", "ü/ß?&=#%2F+"):
             node.put(key)
-        served.append(ServedNode(node))
+        served.append(SnapshotServer(node))
     yield served
     for node in served:
         node.close()
