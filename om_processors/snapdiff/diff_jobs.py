@@ -3,8 +3,8 @@
 Rules:
     - Whoever asks again for the diff of the same two snapshots gets the job that is there. A diff with the present
       state is a new job each time.
-    - A job that nobody asks about for KEPT_MS is forgotten, and its entries are removed from the disk; one that waits or
-      runs is cancelled first.
+    - A job that nobody asks about for KEPT_MS is forgotten, and its entries are removed from the disk. One that waits
+      or runs is cancelled first.
     - For one job more than MAX_DIFF_JOBS, the finished one that was asked about longest ago makes room, if that was
       IDLE_MS ago. Otherwise the new one is refused.
     - What a node has left on the disk when it ended goes when it starts. The job is unknown then: its client asks for

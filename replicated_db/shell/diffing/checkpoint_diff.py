@@ -144,7 +144,8 @@ def _files(
 ) -> Iterator[TableFile]:
     """Yield the table files of a family that overlap a range.
 
-    rocksdict does not say whose a file is; the file itself does. One that does not is taken for the family's, and swept.
+    rocksdict does not say whose a file is; the file itself does. One that does not is taken for the family's, and
+    swept.
     ``known`` remembers what files have said.
     """
     for found in reader.live_files():

@@ -102,7 +102,8 @@ class DiskScratch:
 
 
 def _without_log() -> Any:
-    """Return options of a write that leaves the write-ahead log out. rocksdict's types take the property for a method."""
+    """Return options of a write that leaves the write-ahead log out."""
+    # rocksdict's types take the property for a method.
     options: Any = WriteOptions
     found = options()
     found.disable_wal = True

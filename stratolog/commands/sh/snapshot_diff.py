@@ -110,7 +110,10 @@ def _line(entry: SnapshotDiffEntry) -> str:
 
 
 class _Progress:
-    """Tells how far a diff is: a spinner on a terminal; elsewhere a line after WORD_AFTER_S and every LOOK_INTERVAL_S."""
+    """Tells how far a diff is: a spinner on a terminal.
+
+    Elsewhere it is a line after WORD_AFTER_S, and then every LOOK_INTERVAL_S.
+    """
 
     def __init__(self) -> None:
         self.moves = 0
