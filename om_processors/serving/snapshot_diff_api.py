@@ -211,9 +211,16 @@ def _request(
 
 
 def _copy(replica: Replica, store: RocksStore, target: Path) -> None:
-    """Make a checkpoint of all that the replica has applied."""
+    """Make a checkpoint of all that the replica has applied, with every row in a table file.
+
+    Rows in its write-ahead log alone would have all rows compared. So nobody may write meanwhile; most of the work is
+    done before.
+    """
     replica.flush()
-    store.copy_to(target)
+    store.write_files()
+    with replica.lock:
+        replica.flush()
+        store.copy_to(target)
 
 
 def _lost(store: RocksStore, rows: list[SnapshotInfo]) -> str | None:

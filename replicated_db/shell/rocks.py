@@ -374,10 +374,20 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure(f"checkpoint {name}", error) from error
 
+    def write_files(self) -> None:
+        """Write everything written so far into table files. A checkpoint right afterwards has little left to write."""
+        try:
+            for table in self._tables.values():
+                if table is not None:
+                    table.flush()
+        except Exception as error:
+            raise _failure("flush", error) from error
+
     def copy_to(self, target: Path) -> None:
         """Make a checkpoint of everything written so far in ``target``, a new directory on the same disk.
 
-        The caller removes it. It holds files on the disk that the database itself may have compacted away since.
+        The caller removes it. It holds files on the disk that the database itself may have compacted away since. If
+        others write meanwhile, some of their rows may be in its write-ahead log alone.
         """
         try:
             Checkpoint(self._db).create_checkpoint(str(target))

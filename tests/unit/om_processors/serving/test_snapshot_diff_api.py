@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 from om_processors.execution.service import OM_FAMILIES
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.http_api import answered
-from om_processors.serving.snapshot_diff_api import OPEN_POSTS, SnapshotDiffApi
+from om_processors.serving.snapshot_diff_api import OPEN_POSTS, SnapshotDiffApi, _copy
 from om_processors.snapdiff.diff_jobs import MAX_DIFF_JOBS, DiffJobs
 from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.shell.rocks import RocksReader
 from replicated_db.shell.web.http_guard import HttpGuard
 from schemas.records.messages import DeleteKey, RenameKey, RenameSnapshot
 from tests.support.om.snapshot_node import SnapshotNode
@@ -30,6 +33,7 @@ class Pages:
     """The API of one node; each method returns status and body."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.node = SnapshotNode(folder)
         ids = count()
         self.jobs = DiffJobs(folder / "diffs", OM_FAMILIES.names, lambda: f"{next(ids):032x}")
@@ -100,6 +104,34 @@ def test_a_snapshot_and_now(pages: Pages):
     assert (done["state"], done["entries"], done["truncated"]) == ("DONE", ENTRIES, False)
     assert done["found"] == {"DELETE": 1, "RENAME": 1, "CREATE": 1, "MODIFY": 1}
     assert done["steps"] == done["steps_done"]
+
+
+@pytest.mark.usefixtures("one")
+def test_now_while_others_write(pages: Pages):
+    """A checkpoint of the present has all rows in table files, however busy the replica is."""
+    done = threading.Event()
+    replica = pages.node.replica
+
+    def write() -> None:
+        number = 0
+        while not done.is_set():
+            number += 1
+            with replica.lock:
+                pages.node.store.write([("openKeyTable", b"/vol1/bucket1/x/%d" % (number % 1000), b"value")])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(5):
+            target = pages.folder / f"now-{number}"
+            _copy(replica, pages.node.store, target)
+            with closing(RocksReader(target, OM_FAMILIES.names)) as reader:
+                assert [reader.rows_outside_files(family) for family in OM_FAMILIES.names] == [0] * len(
+                    OM_FAMILIES.names
+                )
+    finally:
+        done.set()
+        writer.join()
 
 
 @pytest.mark.usefixtures("one")
