@@ -2,102 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from om_processors.execution.service import OM_FAMILIES
-from om_processors.serving.consistency import Consistency
-from om_processors.serving.http_api import answered
-from om_processors.serving.snapshot_diff_api import OPEN_POSTS, SnapshotDiffApi, _copy
-from om_processors.snapdiff.diff_jobs import MAX_DIFF_JOBS, DiffJobs
+from om_processors.serving.snapshot_diff_api import OPEN_POSTS, _copy
+from om_processors.snapdiff.diff_jobs import MAX_DIFF_JOBS
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.shell.rocks import RocksReader
 from replicated_db.shell.web.http_guard import HttpGuard
-from schemas.records.messages import DeleteKey, RenameKey, RenameSnapshot
-from tests.support.om.snapshot_node import SnapshotNode
-
-TIMEOUT_S = 30
-Answer = tuple[int, dict[str, Any]]
-
-
-class Pages:
-    """The API of one node; each method returns status and body."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.node = SnapshotNode(folder)
-        ids = count()
-        self.jobs = DiffJobs(folder / "diffs", OM_FAMILIES.names, lambda: f"{next(ids):032x}")
-        replicas = {0: self.node.replica}
-        consistency = Consistency(None, replicas, {}, self.node.failures.append)  # type: ignore[arg-type] # stale reads ask nobody
-        self.api = SnapshotDiffApi("om1", replicas, consistency, self.jobs)
-
-    def begin(self, bucket: str = "bucket1", **query: str) -> Answer:
-        given = {"consistency": "stale", **{name.rstrip("_"): value for name, value in query.items()}}
-        return asyncio.run(answered(lambda: self.api.begin(given, "vol1", bucket)))
-
-    def look(self, job: str, **query: str) -> Answer:
-        return asyncio.run(answered(lambda: self.api.look(query, job)))
-
-    def cancel(self, job: str) -> Answer:
-        return asyncio.run(answered(lambda: self.api.cancel(job)))
-
-    def ended(self, begun: Answer) -> dict[str, Any]:
-        """Wait for the end of a job that was begun; return what is said of it."""
-        status, body = begun
-        assert status == 200, body
-        deadline = time.monotonic() + TIMEOUT_S
-        while body["state"] in ("QUEUED", "RUNNING", "CANCELLING"):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-            status, body = self.look(body["job"])
-            assert status == 200
-        return body
-
-    def close(self) -> None:
-        self.jobs.close()
-        self.node.close()
+from schemas.records.messages import RenameSnapshot
+from tests.support.om.diff_node import ENTRIES, DiffNode
 
 
 @pytest.fixture
-def pages(tmp_path: Path) -> Iterator[Pages]:
-    pages = Pages(tmp_path)
+def pages(tmp_path: Path) -> Iterator[DiffNode]:
+    pages = DiffNode(tmp_path)
     yield pages
     pages.close()
 
 
 @pytest.fixture
-def one(pages: Pages) -> Any:
-    """A snapshot of three keys, of which one is renamed, one deleted and one overwritten afterwards; a fourth is new."""
-    for name in ("a", "b", "c"):
-        pages.node.put(name)
-    info = pages.node.snapshot("one")
-    pages.node.do(RenameKey(volume="vol1", bucket="bucket1", from_key="a", to_key="a2"))
-    pages.node.do(DeleteKey(volume="vol1", bucket="bucket1", key="b"))
-    pages.node.put("c")
-    pages.node.put("d")
-    return info
-
-
-ENTRIES = [
-    {"kind": "DELETE", "key": "b"},
-    {"kind": "RENAME", "key": "a", "to_key": "a2"},
-    {"kind": "CREATE", "key": "d"},
-    {"kind": "MODIFY", "key": "c"},
-]
+def one(pages: DiffNode) -> Any:
+    return pages.change()
 
 
 @pytest.mark.usefixtures("one")
-def test_a_snapshot_and_now(pages: Pages):
+def test_a_snapshot_and_now(pages: DiffNode):
     status, begun = pages.begin(from_="one")
     assert (status, begun["node"], begun["from_snapshot"], begun["to_snapshot"]) == (200, "om1", "one", None)
     done = pages.ended((status, begun))
@@ -107,7 +44,7 @@ def test_a_snapshot_and_now(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_now_while_others_write(pages: Pages):
+def test_now_while_others_write(pages: DiffNode):
     """A checkpoint of the present has all rows in table files, however busy the replica is."""
     done = threading.Event()
     replica = pages.node.replica
@@ -135,7 +72,7 @@ def test_now_while_others_write(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_two_snapshots_page_by_page(pages: Pages):
+def test_two_snapshots_page_by_page(pages: DiffNode):
     pages.node.snapshot("two")
     pages.node.put("later")
     job = pages.ended(pages.begin(from_="one", to="two"))["job"]
@@ -150,7 +87,7 @@ def test_two_snapshots_page_by_page(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_the_same_two_snapshots_are_one_job(pages: Pages):
+def test_the_same_two_snapshots_are_one_job(pages: DiffNode):
     two = pages.node.snapshot("two")
     first = pages.begin(from_="one", to="two")[1]["job"]
     pages.node.do(RenameSnapshot(volume="vol1", bucket="bucket1", snapshot=two.snapshot, to="second"))
@@ -159,7 +96,7 @@ def test_the_same_two_snapshots_are_one_job(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_a_snapshot_that_was_deleted_is_named(pages: Pages):
+def test_a_snapshot_that_was_deleted_is_named(pages: DiffNode):
     two = pages.node.snapshot("two")
     done = pages.ended(pages.begin(from_="one", to="two"))
     pages.node.delete(two)
@@ -171,14 +108,14 @@ def test_a_snapshot_that_was_deleted_is_named(pages: Pages):
     assert pages.begin(from_="one", to="two")[0] == 404
 
 
-def test_a_checkpoint_that_is_missing_is_no_answer(pages: Pages, one: Any):
+def test_a_checkpoint_that_is_missing_is_no_answer(pages: DiffNode, one: Any):
     shutil.rmtree(pages.node.folder(one))
     status, body = pages.begin(from_="one")
     assert (status, body["error"]) == (503, "SNAPSHOT_UNREADABLE")  # another node may have it
     assert "snapshot one of bucket /vol1/bucket1 has no checkpoint on om1" in body["message"]
 
 
-def test_a_checkpoint_that_lost_a_file_is_no_answer(pages: Pages, one: Any):
+def test_a_checkpoint_that_lost_a_file_is_no_answer(pages: DiffNode, one: Any):
     for file in pages.node.folder(one).glob("*.sst"):
         file.unlink()
     found = pages.ended(pages.begin(from_="one"))
@@ -202,14 +139,14 @@ def test_a_checkpoint_that_lost_a_file_is_no_answer(pages: Pages, one: Any):
     ],
 )
 @pytest.mark.usefixtures("one")
-def test_what_cannot_be_compared(pages: Pages, query: dict[str, str], status: int, code: str, words: str):
+def test_what_cannot_be_compared(pages: DiffNode, query: dict[str, str], status: int, code: str, words: str):
     found, body = pages.begin(**query)
     assert (found, body["error"]) == (status, code)
     assert words in body["message"]
 
 
 @pytest.mark.usefixtures("one")
-def test_what_cannot_be_asked_of_a_job(pages: Pages):
+def test_what_cannot_be_asked_of_a_job(pages: DiffNode):
     job = pages.ended(pages.begin(from_="one"))["job"]
     for query in (
         {"limit": "0"},
@@ -229,7 +166,7 @@ def test_what_cannot_be_asked_of_a_job(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_more_jobs_than_a_node_keeps(pages: Pages):
+def test_more_jobs_than_a_node_keeps(pages: DiffNode):
     for _ in range(MAX_DIFF_JOBS):
         pages.ended(pages.begin(from_="one"))
     status, body = pages.begin(from_="one")
@@ -237,7 +174,7 @@ def test_more_jobs_than_a_node_keeps(pages: Pages):
 
 
 @pytest.mark.usefixtures("one")
-def test_a_node_in_memory_says_that_it_keeps_no_checkpoints(pages: Pages):
+def test_a_node_in_memory_says_that_it_keeps_no_checkpoints(pages: DiffNode):
     memory = MemoryStore(OM_FAMILIES.names)
     real, pages.node.replica.store = pages.node.replica.store, memory
     for family in OM_FAMILIES.names:
