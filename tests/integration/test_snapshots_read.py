@@ -137,12 +137,21 @@ def test_old_bytes_are_read_until_the_snapshot_is_deleted(stack: TestStack, clie
     removed = next((stack.settings.data_dir / "nodes" / victim / "shard-0.checkpoints").glob("snapshot-*"))
     shutil.rmtree(removed)
     alone = Reads([f"http://{stack.address(victim)}"], deadline_ms=2_000)
-    try:
-        with pytest.raises(RetryableError, match="om2 cannot read its checkpoint of snapshot"):
-            alone.key_info(*PLACE, INSIDE + "gone")
-    finally:
-        alone.close()
+    with pytest.raises(RetryableError, match="om2 cannot read its checkpoint of snapshot"):
+        alone.key_info(*PLACE, INSIDE + "gone")
     assert all(read(client, INSIDE + "gone") == old["gone"] for _ in range(3))
+
+    # Killed, and rebuilt from the log, it has the checkpoint again.
+    stack.kill_node(victim)
+    database = stack.settings.data_dir / "nodes" / victim / "shard-0"
+    database.rename(database.with_name("shard-0.moved"))
+    stack.start_node(victim)
+    stack.wait("the rebuilt replica's checkpoint", removed.is_dir)
+    stack.wait_led()
+    stack.wait_converged()
+    assert alone.key_info(*PLACE, INSIDE + "gone", consistency="session").info.size == len(old["gone"])
+    assert [found.key for found in alone.list_keys(*PLACE, prefix=INSIDE)] == [INSIDE + key for key in sorted(old)]
+    alone.close()
 
     said(stack, "snapshot", "set", "/snaps/bucket", "before", "why=test", "by=me")
     assert client.snapshot_info(*PLACE, "before").info.properties == {"why": "test", "by": "me"}
