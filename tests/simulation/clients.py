@@ -40,6 +40,7 @@ BLOCK_BYTES = 256 * 1024 * 1024
 VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
 KEYS = ("a", "b", "c", "d")
+SNAPSHOTS = ("snap1", "snap1", "snap1", "snap2", "snap2", "snap1", "snap3", "Snap")
 DATANODES = ("dn1", "dn2", "dn3", "dn4")
 PARTITIONS = (0, 0, 0, 1, 1, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)

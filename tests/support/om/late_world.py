@@ -17,6 +17,7 @@ from om_processors.execution.requests import LATE_REQUEST_TYPES
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.namespace import ids
 from om_processors.namespace.context import Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, Wait, claim_for
@@ -44,7 +45,7 @@ class LateNode:
     log: MemoryLog
     name: str
     executor: OMExecutor = field(default_factory=lambda: OMExecutor(Contexts(shard=0, shards=1, pipelines=PIPELINES)))
-    store: MemoryStore = field(default_factory=lambda: MemoryStore(OM_FAMILIES.names))
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(OM_FAMILIES.names, kept=CHECKPOINT_PREFIX))
 
     def __post_init__(self) -> None:
         identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
