@@ -51,11 +51,12 @@ BUCKET, NEIGHBOUR = "bucket1", "bucket2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """One case: median seconds of the job, rows read, entries found."""
+    """One case: median seconds of the job and of the processor, rows read, entries found."""
 
     case: str
     way: str
     seconds: float
+    cpu_seconds: float
     rows: int
     steps: int
     entries: int
@@ -105,17 +106,17 @@ def compact(store: RocksStore) -> None:
     store._tables[KEY_TABLE].compact_range(None, None)
 
 
-def run(folder: Path, older: Path, newer: Path, bucket: str) -> tuple[float, DiffJob]:
-    """Run the job; return its seconds. Close the job."""
+def run(folder: Path, older: Path, newer: Path, bucket: str) -> tuple[float, float, DiffJob]:
+    """Run the job; return its seconds, those of the processor, and the job. Close it."""
     request = DiffRequest(volume="vol1", bucket=bucket, from_snapshot="a", from_id=1, to_snapshot="b", to_id=2)
     source = DiffSource(older, newer, lambda _: None, lambda: None)
     job = DiffJob("job", request, source, folder / "job", OM_FAMILIES.names)
-    began = time.perf_counter()
+    cpu, began = time.process_time(), time.perf_counter()
     job.run()
-    took = time.perf_counter() - began
+    took, used = time.perf_counter() - began, time.process_time() - cpu
     if job.progress().error:
         raise SystemExit(job.progress().error)
-    return took, job
+    return took, used, job
 
 
 class AllRows(CheckpointDiff):
@@ -167,16 +168,19 @@ def measure(folder: Path, keys: int, changes: int, rounds: int) -> Iterator[Figu
     found: dict[str, set[int]] = {}
     for case, way, newer, bucket, diff in cases:
         vars(diff_job)["CheckpointDiff"] = diff
-        times = []
+        times: list[float] = []
+        cpu_times: list[float] = []
         for _ in range(rounds):
-            took, job = run(folder, one, newer, bucket)
+            took, used, job = run(folder, one, newer, bucket)
             times.append(took)
+            cpu_times.append(used)
             progress = job.progress()
             job.close()
         entries = sum(progress.entries.values())
         found.setdefault(bucket, set()).add(entries)
         yield Figures(
-            case=case, way=way, seconds=round(statistics.median(times), 4), rows=progress.rows, steps=progress.steps,
+            case=case, way=way, seconds=round(statistics.median(times), 4),
+            cpu_seconds=round(statistics.median(cpu_times), 4), rows=progress.rows, steps=progress.steps,
             entries=entries,
         )  # fmt: skip
     if any(len(counts) != 1 for counts in found.values()):
@@ -240,7 +244,7 @@ def main() -> None:
             costs(folder, given.keys)
             return
         table = Table(title=f"Snapshot diff: {given.keys} keys, {given.changes} changes")
-        for column in ("second snapshot", "way", "seconds", "rows read", "steps", "entries"):
+        for column in ("second snapshot", "way", "seconds", "processor s", "rows read", "steps", "entries"):
             table.add_column(column)
         for figures in measure(folder, given.keys, given.changes, given.rounds):
             print(json.dumps(asdict(figures)), flush=True)

@@ -21,7 +21,8 @@ from typing import NamedTuple
 LISTED_COST = 12
 """How many rows of a sweep take as long as one entry of a listed file: it is read by Python, and looked up twice.
 
-Measured: 0.7 us for a row of one checkpoint, 8 us for an entry (``python -m benchmarks.snapshot_diff --costs``).
+Measured, of the processor: 0.5 us for a row of one checkpoint; about 7 us for an entry where a file's keys lie side by
+side in the checkpoints, 20 us where they lie far apart (``python -m benchmarks.snapshot_diff``, also with ``--costs``).
 """
 MAX_PIECE_ROWS = 200_000
 """About how many rows of both checkpoints one piece of a sweep has, so that progress can be told piece by piece."""
