@@ -15,16 +15,19 @@ from typer.testing import CliRunner
 
 from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from om_processors.snapdiff.diff_job import DiffJob
+from producers import AsyncClient
 from producers.errors import NotFound, RequestFailed, RetryableError
 from producers.reads.read_views import SnapshotDiffEntry
 from producers.reads.reads import Reads
 from producers.reads.snapshot_diffs import SnapshotDiffProgress
+from producers.requests.engine import RequestEngine, RequestSettings
 from replicated_db.shell.follower import make_app
 from replicated_db.shell.web.http_guard import HttpGuard
 from stratolog.cli import build_app
 from stratolog.local.processes import free_ports
 from tests.support.local.secret import SECRET
 from tests.support.om.diff_node import ENTRIES, DiffNode
+from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
 
 PLACE = ("vol1", "bucket1")
 FOUND = [(one["kind"], one["key"], one.get("to_key")) for one in ENTRIES]
@@ -99,6 +102,26 @@ def test_entries_page_by_page(reads: Reads, page_size: int) -> None:
     assert listed(diff(reads, page_size=page_size, on_progress=seen.append)) == FOUND
     assert seen[-1].state == "DONE"
     assert seen[-1].found == {"DELETE": 1, "RENAME": 1, "CREATE": 1, "MODIFY": 1}
+
+
+def test_both_clients_pass_on_what_they_are_asked(nodes: dict[str, Served]) -> None:
+    def pipeline(settings: RequestSettings) -> RequestEngine:
+        return RequestEngine(settings, connect=lambda *_: MemoryConnection(MemoryCluster()))
+
+    async def awaited(addresses: list[str]) -> list[SnapshotDiffEntry]:
+        async with AsyncClient("memory:0", open_pipeline=pipeline, read_from=addresses) as client:
+            with pytest.raises(NotFound):
+                await client.cancel_snapshot_diff("0" * 32)
+            return [entry async for entry in client.snapshot_diff(*PLACE, "one", consistency="stale", page_size=2)]
+
+    addresses = [node.address for node in nodes.values()]
+    assert listed(iter(asyncio.run(awaited(addresses)))) == FOUND
+    client, _ = client_to(MemoryCluster(), read_from=addresses)
+    with client:
+        assert listed(client.snapshot_diff(*PLACE, "one", consistency="stale", page_size=2)) == FOUND
+        assert listed(client.snapshot_diff(*PLACE, "one", "one", consistency="stale")) == []
+        with pytest.raises(NotFound):
+            client.cancel_snapshot_diff("0" * 32)
 
 
 def test_a_node_that_is_gone_is_replaced_by_another(nodes: dict[str, Served], reads: Reads) -> None:
