@@ -17,10 +17,11 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Thread
 
-from om_processors.snapdiff.core.job_states import UNFINISHED, JobEvent, JobState
+from om_processors.snapdiff.core.job_states import UNFINISHED, JobEvent, JobState, RefusedEvent
 from om_processors.snapdiff.diff_job import DiffJob, DiffRequest, DiffSource
 
 log = logging.getLogger("stratolog.snapdiff")
@@ -112,8 +113,7 @@ class DiffJobs:
             if now - asked < KEPT_MS:
                 continue
             job = self._jobs[job_id]
-            if job.state in UNFINISHED:
-                job.on(JobEvent.CANCEL)
+            _stop(job)
             if job.state not in UNFINISHED:
                 self._remove(job_id)
 
@@ -138,8 +138,7 @@ class DiffJobs:
         with self._changed:
             self._closed = True
             for job in self._jobs.values():
-                if job.state in UNFINISHED:
-                    job.on(JobEvent.CANCEL)
+                _stop(job)
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(STOP_WAIT_S)
@@ -161,3 +160,9 @@ def _run(job: DiffJob) -> None:
         job.run()
     except Exception:
         log.exception("snapshot diff %s failed", job.job_id)
+
+
+def _stop(job: DiffJob) -> None:
+    """Cancel a job that has not ended."""
+    with suppress(RefusedEvent):
+        job.on(JobEvent.CANCEL)

@@ -172,18 +172,19 @@ def test_a_job_whose_node_is_killed_goes_on_elsewhere(stack: TestStack, changed:
 def test_a_snapshot_that_is_deleted_takes_its_diffs_along(
     stack: TestStack, changed: Client, all_nodes_run: None
 ) -> None:
+
+    def gone(name: str) -> bool:
+        key = b"/diffs/bucket/three".hex()
+        row: dict[str, Any] = stack.get(name, "/v1/shards/0/row", cf="snapshotTable", key=key).json()
+        return row["value"] is None
+
     changed.create_snapshot(*PLACE, "three")
     found = changed.snapshot_diff(*PLACE, "one", "three", page_size=1)
     next(found)
     changed.delete_snapshot(*PLACE, "three")
-    for name in stack.nodes:
-        stack.wait("the deletion", lambda name=name: stack.get(name, _row("three")).json()["value"] is None)
+    stack.wait("the deletion on every node", lambda: all(gone(name) for name in stack.nodes))
     with pytest.raises(NotFound, match=r"snapshot three of bucket /diffs/bucket has been deleted"):
         list(found)
-
-
-def _row(snapshot: str) -> str:
-    return f"/v1/shards/0/row?cf=snapshotTable&key={f'/diffs/bucket/{snapshot}'.encode().hex()}"
 
 
 def test_what_a_killed_node_leaves_is_gone_when_it_runs_again(
@@ -193,7 +194,7 @@ def test_what_a_killed_node_leaves_is_gone_when_it_runs_again(
     with Client(stack.settings.bootstrap_servers, read_from=[stack.address(name)]) as client:
         seen: list[SnapshotDiffProgress] = []
         list(client.snapshot_diff(*PLACE, "one", on_progress=seen.append))
-    left = next(stack.settings.data_dir.rglob(seen[-1].job))
+    left = stack.settings.data_dir / "nodes" / name / "snapshot-diffs" / seen[-1].job
     stack.kill_node(name)
     assert left.is_dir()
     stack.start_node(name)

@@ -13,10 +13,11 @@ import pytest
 
 from om_processors.namespace.tables import key_key
 from om_processors.snapdiff import diff_job
-from om_processors.snapdiff.core.entries import CREATE, DELETE, MODIFY, RENAME, DiffEntry
+from om_processors.snapdiff.core.entries import CREATE, DELETE, MODIFY, RENAME, DiffEntry, Scratch, finish
 from om_processors.snapdiff.core.job_states import TABLE, JobEvent, JobState, RefusedEvent, next_state
-from om_processors.snapdiff.diff_job import DiffJob, DiffRequest, DiffSource
+from om_processors.snapdiff.diff_job import DiffJob, DiffRequest, DiffSource, DiffStopped
 from om_processors.snapdiff.diff_jobs import IDLE_MS, KEPT_MS, MAX_DIFF_JOBS, DiffJobs, DiffsBusy, UnknownDiff
+from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import RocksStore
 from schemas.codecs.codec import encode
 from schemas.column_families import KEY_TABLE, OM_COLUMN_FAMILIES
@@ -301,6 +302,26 @@ def test_a_defect_fails_the_job_and_no_other(case: Case, monkeypatch: pytest.Mon
         patch.setattr(diff_job, "match_rows", broken)
         job = ended(case.submit())
     assert job.progress().error == "ZeroDivisionError: a defect"
+    assert ended(case.submit(NOW)).state is JobState.DONE
+
+
+@pytest.mark.parametrize("error", [DiffStopped(), ZeroDivisionError("a defect"), StoreFailure("the disk is full")])
+def test_an_error_while_entries_are_matched_leaves_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    """The database of the job is being read then."""
+
+    def failing(scratch: Scratch, on_row: Callable[[], None]) -> None:
+        def fail() -> None:
+            raise error
+
+        finish(scratch, fail)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(diff_job, "finish", failing)
+        job = ended(case.submit())
+        assert job.state is JobState.FAILED
+        until(lambda: case.on_disk() == [])
     assert ended(case.submit(NOW)).state is JobState.DONE
 
 
