@@ -41,8 +41,10 @@ from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
 from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.write_audit import WriteAudit
+from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
@@ -103,6 +105,9 @@ class OMNode:
         )
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
+        self.snapshot_diffs = DiffJobs(
+            config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
+        )
 
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
@@ -179,6 +184,7 @@ class OMNode:
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
         snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
         OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
+        SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         self.pulse.attach(app)
@@ -197,6 +203,7 @@ class OMNode:
             self._ending.cancel()
         self.leadership.stop()
         self.duties.close()
+        self.snapshot_diffs.close()
         closing()
         self.outbox.close()
         if self.write_audit is not None:

@@ -36,11 +36,13 @@ from producers.reads.read_views import (
     KeyView,
     ListedBucket,
     ListedVolume,
+    SnapshotDiffEntry,
     SnapshotView,
     View,
     VolumeView,
 )
 from producers.reads.reads import Consistency
+from producers.reads.snapshot_diffs import SnapshotDiffProgress
 from schemas.privilege import ClusterSecret
 from schemas.records.messages import (
     UNLIMITED,
@@ -118,6 +120,8 @@ __all__ = [
     "SetBucketProperty",
     "SetSnapshotProperty",
     "SetVolumeProperty",
+    "SnapshotDiffEntry",
+    "SnapshotDiffProgress",
     "SnapshotInfo",
     "SnapshotView",
     "StratologError",

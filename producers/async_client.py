@@ -22,16 +22,19 @@ from producers.files.async_key_files import AsyncKeyFile
 from producers.files.key_files import KeyInput, KeyOutput, check_open
 from producers.reads.leaders_group import find_nodes
 from producers.reads.read_views import (
+    PAGE_ENTRIES,
     BucketView,
     KeyView,
     ListedBucket,
     ListedVolume,
     Pages,
     Row,
+    SnapshotDiffEntry,
     SnapshotView,
     VolumeView,
 )
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
@@ -390,6 +393,28 @@ class AsyncClient:
     ) -> AsyncIterator[SnapshotInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_snapshots`, by ``async for``."""
         return _entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
+
+    def snapshot_diff(
+        self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,
+        page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[SnapshotDiffEntry]:  # fmt: skip
+        """As :meth:`producers.Client.snapshot_diff`, by ``async for``."""
+        return _entries(
+            self.reads.snapshot_diff(
+                volume,
+                bucket,
+                from_snapshot,
+                to_snapshot,
+                page_size=page_size,
+                on_progress=on_progress,
+                consistency=consistency,
+            )
+        )
+
+    async def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
+        """As :meth:`producers.Client.cancel_snapshot_diff`."""
+        return await asyncio.to_thread(self.reads.cancel_snapshot_diff, job)
 
     # Written by hand again.
 

@@ -19,8 +19,18 @@ from producers.errors import StratologError, closed_unanswered
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
-from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, SnapshotView, VolumeView
+from producers.reads.read_views import (
+    PAGE_ENTRIES,
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    SnapshotDiffEntry,
+    SnapshotView,
+    VolumeView,
+)
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
@@ -493,6 +503,39 @@ class Client:
         >>> [found.snapshot for found in client.list_snapshots("vol1", "bucket1")]  # doctest: +SKIP
         """
         return self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def snapshot_diff(
+        self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,
+        page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotDiffEntry]:  # fmt: skip
+        """Iterate over what changed in a bucket between two snapshots, or between a snapshot and now (None).
+
+        Deletions come first, then renames, creations and modifications, each by name. The first entry is waited for
+        until a node has compared the snapshots; ``on_progress`` is told how far it is. Entries are fetched
+        ``page_size`` at a time. Raises one of ``producers.errors``: NotFound if a snapshot is deleted meanwhile.
+
+        >>> [(found.kind, found.key) for found in client.snapshot_diff("vol1", "bucket1", "monday")]  # doctest: +SKIP
+        """
+        return self.reads.snapshot_diff(
+            volume,
+            bucket,
+            from_snapshot,
+            to_snapshot,
+            page_size=page_size,
+            on_progress=on_progress,
+            consistency=consistency,
+        ).entries()
+
+    def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
+        """Stop a snapshot diff by its id, as ``on_progress`` is told it.
+
+        Raises NotFound if no node has it, RequestFailed if it has ended.
+
+        >>> client.cancel_snapshot_diff("5b1c0d6c3f8e4c0b8f8a9d1e2f3a4b5c").state  # doctest: +SKIP
+        'CANCELLING'
+        """
+        return self.reads.cancel_snapshot_diff(job)
 
     # Closing
 

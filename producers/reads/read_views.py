@@ -30,7 +30,20 @@ class ListedBucket(BucketInfo):
     usage: Mapping[str, int]
 
 
-Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiffEntry:
+    """One difference between two states of a bucket.
+
+    ``kind`` is CREATE, DELETE, MODIFY or RENAME. ``key`` is the key's name; of a renamed or modified one, the name that
+    it had in the older state. ``to_key`` is the new name of a renamed key, None for other kinds.
+    """
+
+    kind: str
+    key: str
+    to_key: str | None = None
+
+
+Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo | SnapshotDiffEntry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

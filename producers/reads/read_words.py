@@ -33,6 +33,9 @@ def asked(path: str, parameters: Mapping[str, str]) -> str:
             return f"keys of bucket /{volume}/{bucket}"
         case [volume, "buckets", bucket, "key"]:
             return f"key {shown(parameters.get('name', ''))} in bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "snapshot-diffs"]:
+            to = shown(parameters["to"]) if "to" in parameters else "now"
+            return f"difference between {shown(parameters.get('from', ''))} and {to} of bucket /{volume}/{bucket}"
         case [volume, "buckets", bucket, "snapshots"]:
             return f"snapshots of bucket /{volume}/{bucket}"
         case [volume, "buckets", bucket, "snapshots", snapshot]:

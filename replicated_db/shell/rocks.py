@@ -62,6 +62,9 @@ COMPACTION_WAIT_S = 5.0
 INCOMPLETE = "Result incomplete"
 """RocksDB's word for an iterator that has passed over too many keys."""
 
+UNFLUSHED = "rocksdb.num-entries-active-mem-table"
+"""RocksDB's property: how many entries its memory holds. A database that is opened for reading has one memtable."""
+
 DEAD_SHARE = 0.5
 """A file with at least this share of removals is compacted soon.
 
@@ -221,6 +224,22 @@ class RocksReader(RocksView):
             _clear_remains(path)
             raise StoreFailure(f"{path} does not open: {error}") from error
 
+    def live_files(self) -> list[dict[str, Any]]:
+        """Return the table files of all families, as rocksdict describes them; it does not say whose they are."""
+        try:
+            found: list[dict[str, Any]] = self._db.live_files()
+        except Exception as error:
+            raise _failure("list table files", error) from error
+        return found
+
+    def rows_outside_files(self, cf: str) -> int:
+        """Return how many entries of a family are in no table file: those that only the write-ahead log holds."""
+        try:
+            table = self._tables[cf]
+            return 0 if table is None else int(table.property_int_value(UNFLUSHED) or 0)
+        except Exception as error:
+            raise _failure(f"count entries of {cf}", error) from error
+
     def close(self) -> None:
         """Close the database; a second call does nothing."""
         if not self._tables:
@@ -354,6 +373,30 @@ class RocksStore(RocksView):
                 self._remove(old.name)
         except Exception as error:
             raise _failure(f"checkpoint {name}", error) from error
+
+    def write_files(self) -> None:
+        """Write everything written so far into table files. A checkpoint right afterwards has little left to write."""
+        try:
+            for table in self._tables.values():
+                if table is not None:
+                    table.flush()
+        except Exception as error:
+            raise _failure("flush", error) from error
+
+    def copy_to(self, target: Path) -> None:
+        """Make a checkpoint of everything written so far in ``target``, a new directory on the same disk.
+
+        The caller removes it. It holds files on the disk that the database itself may have compacted away since. If
+        others write meanwhile, some of their rows may be in its write-ahead log alone.
+        """
+        try:
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except Exception as error:
+            raise _failure(f"checkpoint in {target}", error) from error
+
+    def checkpoint_folder(self, name: str) -> Path:
+        """Return the directory of a checkpoint, which need not be there."""
+        return self._checkpoints / name
 
     def checkpoint_names(self) -> list[str]:
         """Return the names of the checkpoints that there are."""

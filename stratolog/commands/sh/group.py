@@ -27,6 +27,7 @@ from stratolog.commands.sh.buckets import (
     update_bucket,
 )
 from stratolog.commands.sh.keys import create_key, delete_key, key_info, list_keys, rename_key
+from stratolog.commands.sh.snapshot_diff import diff_snapshots
 from stratolog.commands.sh.snapshots import (
     create_snapshot,
     delete_snapshot,
@@ -64,7 +65,7 @@ def register(app: typer.Typer) -> None:
         },
         "snapshot": {
             "create": create_snapshot, "info": snapshot_info, "list": list_snapshots, "delete": delete_snapshot,
-            "rename": rename_snapshot, "set": set_snapshot_properties,
+            "rename": rename_snapshot, "set": set_snapshot_properties, "diff": diff_snapshots,
         },
     }  # fmt: skip
     for name, commands in groups.items():

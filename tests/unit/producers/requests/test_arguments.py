@@ -84,6 +84,14 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "list_buckets": ({}, {"volume": NO_TEXT} | LISTING),
     "list_keys": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
     "list_snapshots": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
+    "snapshot_diff": (
+        {"from_snapshot": "s"},
+        {
+            "volume": NO_TEXT, "bucket": NO_TEXT, "from_snapshot": NO_TEXT, "to_snapshot": NO_TEXT[1:],
+            "page_size": (None, *NO_LIMIT, 1001), "on_progress": (1, "f"), "consistency": NO_CONSISTENCY,
+        },
+    ),
+    "cancel_snapshot_diff": ({}, {"job": (*NO_TEXT, "", "j", "0" * 33, "../x")}),
     "close": ({}, {"timeout_ms": NO_COUNT}),
 }  # fmt: skip
 """By method: arguments that it needs besides names, and by argument what is none."""
