@@ -319,6 +319,26 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure(f"checkpoint {name}", error) from error
 
+    def flush_tables(self) -> None:
+        """Write to files what is in memory, so that a checkpoint soon afterwards has little to write."""
+        try:
+            for table in self._tables.values():
+                if table is not None:
+                    table.flush()
+        except Exception as error:
+            raise _failure("flush", error) from error
+
+    def checkpoint_at(self, target: Path) -> None:
+        """Create a checkpoint of everything written so far in ``target``, which must not exist yet.
+
+        It may lie on no other file system: its files are links to the database's.
+        """
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            Checkpoint(self._db).create_checkpoint(str(target))
+        except Exception as error:
+            raise _failure(f"checkpoint in {target}", error) from error
+
     def close(self) -> None:
         """Close the database and its snapshots, and release its lock file; a second call does nothing."""
         if not self._tables:
