@@ -5,7 +5,7 @@ state    event        if                                  then
 ======== ============ =================================== ====================================================
 SEEKING  PeersSeen    a peer is usable                    AskListing, LISTING
          PeersSeen    none is, and there is time          Pause, SEEKING
-         PeersSeen    none is                             GiveUp, FAILED
+         PeersSeen    none is                             GiveUpBootstrap, FAILED
 LISTING  Listed       the listing does                    Mark, then FetchContent (FETCHING) or Check (CHECKING)
          Listed       something speaks against it         Release, the next peer
          PeerFailed   it has been asked seldom            AskListing again, LISTING
@@ -20,7 +20,7 @@ CHECKING Checked                                          Install, DONE
          CheckFailed                                      Release, Discard, the next peer
 ======== ============ =================================== ====================================================
 
-*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none, GiveUp, FAILED.
+*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none, GiveUpBootstrap, FAILED.
 
 What ends: a peer is asked for at most MAX_LISTINGS_PER_PEER listings; each listing has a bounded number of files, and
 each fetch ends by an event; peers are sought at most ``searches`` times. So every run ends in DONE or FAILED.
@@ -35,7 +35,7 @@ from enum import Enum
 
 from replicated_db.core.bootstrap.file_plan import missing
 from replicated_db.core.bootstrap.listing import Content, Listing
-from replicated_db.core.bootstrap.peer_choice import Choice, Peer, Wanted
+from replicated_db.core.bootstrap.peer_choice import Choice, ServingPeer, Wanted
 
 LAST_ROUND_BYTES = 16 * 1024 * 1024
 """A round that has fetched no more than this is the last one: what came since is small, and the log has it."""
@@ -129,7 +129,7 @@ class SeekPeers:
 class AskListing:
     """Ask a peer for a listing; Listed or PeerFailed follows."""
 
-    peer: Peer
+    peer: ServingPeer
     round: int
 
 
@@ -137,7 +137,7 @@ class AskListing:
 class Mark:
     """Write down whose listing the candidate follows from here on; a candidate of another mark loses its tree."""
 
-    peer: Peer
+    peer: ServingPeer
     listing: Listing
 
 
@@ -145,7 +145,7 @@ class Mark:
 class FetchContent:
     """Fetch a content; Fetched, WrongContent or PeerFailed follows."""
 
-    peer: Peer
+    peer: ServingPeer
     transfer: str
     content: Content
 
@@ -161,7 +161,7 @@ class Check:
 class Release:
     """Tell the peer that the transfer is no longer needed; nothing follows."""
 
-    peer: Peer
+    peer: ServingPeer
     transfer: str
 
 
@@ -178,13 +178,13 @@ class Install:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUpBootstrap:
     """No peer can serve; nothing follows. ``reason`` names each peer and what was wrong with it."""
 
     reason: str
 
 
-Instruction = SeekPeers | AskListing | Mark | FetchContent | Check | Release | Discard | Install | GiveUp
+Instruction = SeekPeers | AskListing | Mark | FetchContent | Check | Release | Discard | Install | GiveUpBootstrap
 
 
 class BootstrapMachine:
@@ -199,9 +199,9 @@ class BootstrapMachine:
         self.wanted = wanted
         self._searches = searches
         self._last_round_bytes = last_round_bytes
-        self._peers: list[Peer] = []
-        self._asked: Counter[Peer] = Counter()
-        self._wrong: Counter[tuple[Peer, Content]] = Counter()
+        self._peers: list[ServingPeer] = []
+        self._asked: Counter[ServingPeer] = Counter()
+        self._wrong: Counter[tuple[ServingPeer, Content]] = Counter()
         self._reasons: dict[str, None] = {}
         self._listing: Listing | None = None
         self._missing: deque[Content] = deque()
@@ -314,7 +314,7 @@ class BootstrapMachine:
         self.state = BootstrapState.CHECKING
         return [Check(listing)]
 
-    def _ask(self, peer: Peer) -> list[Instruction]:
+    def _ask(self, peer: ServingPeer) -> list[Instruction]:
         self.state = BootstrapState.LISTING
         self._asked[peer] += 1
         return [AskListing(peer, self.rounds + 1)]
@@ -326,7 +326,7 @@ class BootstrapMachine:
 
     def _give_up(self) -> list[Instruction]:
         self.state = BootstrapState.FAILED
-        return [GiveUp("; ".join(self._reasons) or "there is no peer")]
+        return [GiveUpBootstrap("; ".join(self._reasons) or "there is no peer")]
 
     def _note(self, reasons: Iterable[str]) -> None:
         self._reasons.update(dict.fromkeys(reasons))

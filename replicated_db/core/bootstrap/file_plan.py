@@ -27,7 +27,7 @@ UNFINISHED_SUFFIXES = (".tmp", ".dbtmp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFile:
+class CarriedFile:
     """A file on the serving node's disk; ``inode`` tells which paths are one file."""
 
     file: ListedFile
@@ -78,7 +78,7 @@ class Offer:
     remove: frozenset[Content]
 
 
-def offer(found: Sequence[FoundFile], request: TransferRequest) -> Offer:
+def offer(found: Sequence[CarriedFile], request: TransferRequest) -> Offer:
     """Return what to list for a checkpoint with the files ``found``."""
     folders = folders_of(one.file for one in found)
     kept = frozenset(name for name, files in folders.items() if request.folders.get(name) == folder_digest(files))

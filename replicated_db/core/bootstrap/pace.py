@@ -28,7 +28,7 @@ class TokenBucket:
 
 
 @dataclass(slots=True)
-class Progress:
+class FetchProgress:
     """Bytes that have come, of those wanted, since ``begun_s``."""
 
     begun_s: float
@@ -38,7 +38,7 @@ class Progress:
     def words(self, now_s: float) -> str:
         """Return bytes, rate and time left.
 
-        >>> Progress(begun_s=10.0, wanted_bytes=3 * 1024 * 1024, got_bytes=1024 * 1024).words(12.0)
+        >>> FetchProgress(begun_s=10.0, wanted_bytes=3 * 1024 * 1024, got_bytes=1024 * 1024).words(12.0)
         '1.0 MiB of 3.0 MiB, 512.0 KiB/s, 4 s left'
         """
         elapsed_s = now_s - self.begun_s

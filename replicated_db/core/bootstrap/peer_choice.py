@@ -14,7 +14,7 @@ from replicated_db.core.bootstrap.listing import MAX_NUMBER, MAX_TEXT_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Peer:
+class ServingPeer:
     """A node that may serve: its name, and ``host:port`` of its HTTP server."""
 
     node: str
@@ -28,7 +28,7 @@ class Peer:
 class PeerView:
     """What a peer says of its replica of the shard."""
 
-    peer: Peer
+    peer: ServingPeer
     node: str
     cluster: str
     shard: int
@@ -72,11 +72,11 @@ class Wanted:
 class Choice:
     """Peers to ask, the best first, and for each of the others why it is not asked."""
 
-    usable: tuple[Peer, ...]
+    usable: tuple[ServingPeer, ...]
     refused: tuple[str, ...]
 
 
-def view_from(peer: Peer, given: Any) -> PeerView:
+def view_from(peer: ServingPeer, given: Any) -> PeerView:
     """Return what a peer has sent about its replica; raises BadListing."""
     if not isinstance(given, Mapping):
         raise BadListing("a record is wanted")

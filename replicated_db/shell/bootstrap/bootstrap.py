@@ -30,7 +30,7 @@ from replicated_db.core.bootstrap.bootstrap_machine import (
     Discard,
     FetchContent,
     Fetched,
-    GiveUp,
+    GiveUpBootstrap,
     Install,
     Instruction,
     Listed,
@@ -43,8 +43,8 @@ from replicated_db.core.bootstrap.bootstrap_machine import (
 )
 from replicated_db.core.bootstrap.file_plan import missing
 from replicated_db.core.bootstrap.listing import DATABASE, Listing, TransferRequest
-from replicated_db.core.bootstrap.pace import Progress, size_words
-from replicated_db.core.bootstrap.peer_choice import Choice, Peer, Wanted, choose
+from replicated_db.core.bootstrap.pace import FetchProgress, size_words
+from replicated_db.core.bootstrap.peer_choice import Choice, ServingPeer, Wanted, choose
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.position import INSTALLED_KEY
 from replicated_db.core.ports import Log, LogUnavailable, Store
@@ -93,7 +93,7 @@ class Terms:
     sought while none is usable.
     """
 
-    peers: Callable[[], Sequence[Peer]]
+    peers: Callable[[], Sequence[ServingPeer]]
     secret: ClusterSecret | None
     own_offset: int
     least_offset: int = 0
@@ -135,12 +135,12 @@ def bootstrap(target: Target, terms: Terms, note: Note, calls: PeerCalls | None 
     own_calls = calls or PeerCalls(terms.secret)
     try:
         with _Teller(note, f"shard {target.identity.shard}: bootstrap: ") as teller:
-            return _Run(target, terms, teller, own_calls).run()
+            return _BootstrapRun(target, terms, teller, own_calls).run()
     finally:
         own_calls.close()
 
 
-class _Run:
+class _BootstrapRun:
     """One run; the machine decides, this carries out."""
 
     def __init__(self, target: Target, terms: Terms, teller: _Teller, calls: PeerCalls) -> None:
@@ -156,7 +156,7 @@ class _Run:
             own_offset=terms.own_offset, first_offset=target.log.bounds().first, least_offset=terms.least_offset,
         )  # fmt: skip
         self._machine = BootstrapMachine(wanted, searches=terms.searches, last_round_bytes=terms.last_round_bytes)
-        self._progress = Progress(begun_s=self._begun_s)
+        self._progress = FetchProgress(begun_s=self._begun_s)
         self._saved = 0
         self._installed: Installed | None = None
 
@@ -197,7 +197,7 @@ class _Run:
                 self._candidate.discard()
             case Install():
                 self._install(instruction.listing)
-            case GiveUp():
+            case GiveUpBootstrap():
                 raise NoPeerServes(self._advice(instruction.reason))
         return None
 

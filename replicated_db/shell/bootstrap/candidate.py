@@ -27,7 +27,7 @@ from pathlib import Path
 
 from replicated_db.core.bootstrap.file_plan import folder_digest, folders_of, placement
 from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE, Content, Listing
-from replicated_db.core.bootstrap.peer_choice import Peer
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.transfer_desk import checkpoints_folder
@@ -79,7 +79,7 @@ class Candidate:
         """The digest over the files of each of the replica's checkpoints, by name."""
         return dict(self._own_folders)
 
-    def mark(self, peer: Peer, listing: Listing) -> None:
+    def mark(self, peer: ServingPeer, listing: Listing) -> None:
         """Follow a listing: content that it does not need goes; so does a tree of another mark, with unfinished parts.
 
         Raises StoreFailure if the disk has no room for what is missing.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from xxhash import xxh3_128
 
-from replicated_db.core.bootstrap.file_plan import FoundFile, is_carried
+from replicated_db.core.bootstrap.file_plan import CarriedFile, is_carried
 from replicated_db.core.bootstrap.listing import (
     CHECKPOINTS,
     DATABASE,
@@ -67,7 +67,7 @@ class ContentDigests:
                 self._on_read(len(piece))
         return hashed.hexdigest(), size
 
-    def found_in(self, database: Path | None, checkpoints: Path | None) -> list[FoundFile]:
+    def found_in(self, database: Path | None, checkpoints: Path | None) -> list[CarriedFile]:
         """Return the files of a database and of the checkpoints in a folder, by the paths of a listing.
 
         Raises FileVanished if a file goes meanwhile, StoreFailure for a name that no listing may have.
@@ -77,7 +77,7 @@ class ContentDigests:
             places += [(f"{CHECKPOINTS}/{folder.name}", folder) for folder in checkpoint_folders(checkpoints)]
         return [one for prefix, folder in places for one in self._in_folder(prefix, folder)]
 
-    def _in_folder(self, prefix: str, folder: Path) -> list[FoundFile]:
+    def _in_folder(self, prefix: str, folder: Path) -> list[CarriedFile]:
         found = []
         try:
             for path in sorted(folder.iterdir()):
@@ -87,7 +87,7 @@ class ContentDigests:
                 if not is_path(listed):
                     raise StoreFailure(f"{path}: a file of this name is not RocksDB's, and cannot be transferred")
                 status = path.stat()
-                found.append(FoundFile(file=ListedFile(listed, self.of(path)), inode=(status.st_dev, status.st_ino)))
+                found.append(CarriedFile(file=ListedFile(listed, self.of(path)), inode=(status.st_dev, status.st_ino)))
         except FileNotFoundError as error:
             raise FileVanished(f"{folder}: {error}") from error
         except OSError as error:

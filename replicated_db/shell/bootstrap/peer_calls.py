@@ -19,7 +19,7 @@ from replicated_db.core.bootstrap.listing import (
     TransferRequest,
     listing_from,
 )
-from replicated_db.core.bootstrap.peer_choice import Peer, PeerView, view_from
+from replicated_db.core.bootstrap.peer_choice import PeerView, ServingPeer, view_from
 from replicated_db.shell.bootstrap.transfer_desk import MAX_PIECE_BYTES
 from schemas.privilege import ClusterSecret
 
@@ -62,7 +62,7 @@ class PeerCalls:
         """Close the connections."""
         self._http.close()
 
-    def view(self, peer: Peer, shard: int) -> PeerView:
+    def view(self, peer: ServingPeer, shard: int) -> PeerView:
         """Ask a peer where it stands; raises PeerError."""
         body = self._ask("GET", peer, f"/v1/shards/{shard}/checkpoint", MAX_VIEW_BYTES, VIEW_TIMEOUT_S)
         try:
@@ -70,7 +70,7 @@ class PeerCalls:
         except (ValueError, RecursionError) as error:
             raise PeerError(f"its answer cannot be used: {error}") from error
 
-    def listing(self, peer: Peer, request: TransferRequest) -> Listing:
+    def listing(self, peer: ServingPeer, request: TransferRequest) -> Listing:
         """Have a peer take a checkpoint; return its listing. Raises PeerError."""
         path = f"/v1/shards/{request.shard}/checkpoint"
         content = json.dumps(request.to_json()).encode()
@@ -80,12 +80,12 @@ class PeerCalls:
         except (BadListing, ValueError, RecursionError) as error:
             raise PeerError(f"its listing cannot be used: {error}") from error
 
-    def release(self, peer: Peer, transfer: str) -> None:
+    def release(self, peer: ServingPeer, transfer: str) -> None:
         """Tell a peer that a transfer is no longer needed; raises PeerError."""
         self._ask("POST", peer, f"/v1/transfers/{transfer}/release", MAX_VIEW_BYTES, VIEW_TIMEOUT_S)
 
     def fetch(
-        self, peer: Peer, transfer: str, content: Content, part: Path, on_bytes: Callable[[int], None]
+        self, peer: ServingPeer, transfer: str, content: Content, part: Path, on_bytes: Callable[[int], None]
     ) -> None:  # fmt: skip
         """Append to ``part`` until it has the content's size, and make it durable; raises PeerError.
 
@@ -113,7 +113,7 @@ class PeerCalls:
             file.flush()
             os.fsync(file.fileno())
 
-    def _piece(self, peer: Peer, transfer: str, content: Content, offset: int) -> bytes:
+    def _piece(self, peer: ServingPeer, transfer: str, content: Content, offset: int) -> bytes:
         path = f"/v1/transfers/{transfer}/{content.digest}?offset={offset}"
         most = min(MAX_PIECE_BYTES, content.size - offset)
         piece = self._ask("GET", peer, path, most, PIECE_TIMEOUT_S)
@@ -122,7 +122,7 @@ class PeerCalls:
         return piece
 
     def _ask(
-        self, method: str, peer: Peer, target: str, most: int, timeout_s: float, content: bytes | None = None
+        self, method: str, peer: ServingPeer, target: str, most: int, timeout_s: float, content: bytes | None = None
     ) -> bytes:
         """Return the body of a peer's answer; raises PeerError unless it is a 200 of at most ``most`` bytes, in time."""
         deadline_s = self._now_s() + timeout_s

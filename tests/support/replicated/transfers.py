@@ -14,7 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from replicated_db.core.applying.replica import Identity, Replica
-from replicated_db.core.bootstrap.peer_choice import Peer
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.tables.digests import Digests
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore
 from replicated_db.shell.bootstrap.bootstrap import Installed, Target, Terms, bootstrap
@@ -130,14 +130,13 @@ class RocksNode:
     def target(self) -> Target:
         return Target(database=self.database, identity=self.identity, families=FAMILIES, log=self.log)
 
-    def install(self, *peers: Peer, **terms: Any) -> Installed:
+    def install(self, *peers: ServingPeer, **terms: Any) -> Installed:
         """Close, install a checkpoint of one of the peers, and open again: also when nothing was installed."""
         own_offset = self.replica.position.offset
         calls: PeerCalls | None = terms.pop("calls", None)
         self.close()
-        given = Terms(
-            **({"peers": lambda: peers, "secret": SECRET, "own_offset": own_offset, "searches": 1} | terms)
-        )  # fmt: skip
+        options: dict[str, Any] = {"secret": SECRET, "own_offset": own_offset, "searches": 1, **terms}
+        given = Terms(peers=lambda: peers, **options)
         try:
             return bootstrap(self.target(), given, self.notes.append, calls)
         finally:
@@ -145,11 +144,11 @@ class RocksNode:
 
 
 @contextmanager
-def serving(desk: TransferDesk, node: str, twist: Twist | None = None) -> Iterator[Peer]:
+def serving(desk: TransferDesk, node: str, twist: Twist | None = None) -> Iterator[ServingPeer]:
     """Serve a desk over HTTP, with the guard of every node; ``twist`` may answer instead."""
     server = _Server(desk, twist)
     try:
-        yield Peer(node, f"127.0.0.1:{server.port}")
+        yield ServingPeer(node, f"127.0.0.1:{server.port}")
     finally:
         server.close()
 
