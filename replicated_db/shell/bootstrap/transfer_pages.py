@@ -49,6 +49,8 @@ class TransferPages:
         """Say where the replica stands."""
         try:
             return web.json_response(self._desk.view(_number(request.match_info["shard"])))
+        except BadListing as error:
+            return _refusal(400, INVALID_REQUEST, error)
         except NoSuchTransfer as error:
             return _refusal(404, NO_TRANSFER, error)
 

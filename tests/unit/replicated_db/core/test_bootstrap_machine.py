@@ -212,10 +212,8 @@ def test_every_run_ends(seed: int):
 
 def test_the_leader_is_asked_first_then_who_stands_furthest():
     def view(name: str, offset: int, **changed: Any) -> PeerView:
-        return PeerView(
-            **({"peer": ServingPeer(name, f"{name}:1"), "node": name, "cluster": "test", "shard": 0, "shards": 1,
-                "offset": offset, "leads": False, "flagged": False} | changed)
-        )  # fmt: skip
+        own: dict[str, Any] = {"peer": ServingPeer(name, f"{name}:1"), "node": name, "cluster": "test", "leads": False}
+        return PeerView(**{**own, "shard": 0, "shards": 1, "offset": offset, "flagged": False, **changed})
 
     found = choose(
         WANTED,
