@@ -6,19 +6,22 @@ A replica installs a peer's checkpoint in two cases:
    without: if no peer serves, the process stops, and says what an operator can do.
 2. It is empty, and the log has more than ``records`` records. If no peer serves, it reads the log.
 
-What belongs here is only the order of these steps; ``bootstrap.py`` has the run itself.
+What belongs here is only the order of these steps; ``bootstrap.py`` has the run itself. All of them move folders that
+RocksDB's own lock does not guard. So a process first locks ``DB.lock``, for the rest of its life.
 """
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
-from replicated_db.core.errors import NeedsCheckpoint
+from replicated_db.core.errors import NeedsCheckpoint, StoreFailure
 from replicated_db.core.ports import Log
 from replicated_db.shell.bootstrap.bootstrap import (
     SEARCHES,
@@ -34,6 +37,9 @@ from replicated_db.shell.bootstrap.transfer_desk import remove_transfers
 from replicated_db.shell.process import when_brokers_answer
 from replicated_db.shell.startup import check_replica
 from schemas.privilege import ClusterSecret
+
+_LOCKS: dict[Path, IO[str]] = {}
+"""The lock files of this process, by database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ def open_replica(
 
     Raises NoPeerServes, and what ``make``, ``check_replica`` and ``bootstrap`` raise.
     """
+    _lock(database)
     remove_transfers(database)
     if finish(database):
         note(f"{database}: what a former process had begun to install is in order now")
@@ -100,3 +107,24 @@ def _needed(replica: Replica, log: Log, records: int, note: Note) -> tuple[int |
         return None, False
     end = when_brokers_answer(log.bounds).end
     return (records, False) if end > records else (None, False)
+
+
+def _lock(database: Path) -> None:
+    """Keep other processes away from a database and the folders beside it, until this process ends.
+
+    Raises StoreFailure if another process has them.
+    """
+    if database in _LOCKS:
+        return
+    path = database.with_name(database.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise StoreFailure(f"{path}: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise StoreFailure(f"{database}: another process uses it, for it has locked {path.name}") from error
+    _LOCKS[database] = file

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +92,8 @@ def assert_equal(node: RocksNode, source: RocksNode) -> None:
     assert node.replica.position == source.replica.position
     assert node.scanned() == source.scanned()
     assert list(node.store.iterate(RETRY_EXPIRY, b"")) == list(source.store.iterate(RETRY_EXPIRY, b""))
-    left = [path.name for path in node.folder.iterdir() if path.name not in ("shard-0", "shard-0.checkpoints")]
-    assert left == []
+    kept = ("shard-0", "shard-0.checkpoints", "shard-0.lock")
+    assert [path.name for path in node.folder.iterdir() if path.name not in kept] == []
 
 
 # What is installed.
@@ -764,7 +766,7 @@ def test_a_start_that_needs_nothing_fetches_nothing(source: RocksNode, log: Log,
     transfers_folder(node.database).mkdir()
     opened(node, policy(ServingPeer("n1", "127.0.0.1:1"), records=1))
     assert node.replica.position.offset == 9
-    assert sorted(path.name for path in node.folder.iterdir()) == ["shard-0", "shard-0.checkpoints"]
+    assert sorted(path.name for path in node.folder.iterdir()) == ["shard-0", "shard-0.checkpoints", "shard-0.lock"]
     node.close()
 
 
@@ -778,6 +780,19 @@ def test_an_empty_replica_of_a_long_log_installs_if_it_can(source: RocksNode, lo
         assert node.replica.position.offset == -1
         opened(node, policy(peer, records=10))
     assert_equal(node, source)
+    node.close()
+
+
+def test_two_processes_on_one_folder(log: Log, tmp_path: Path):
+    node = opened(RocksNode(tmp_path / "n2", log.log, "n2"), policy())
+    script = (
+        "import sys; from pathlib import Path; from replicated_db.shell.bootstrap import opening\n"
+        "try: opening._lock(Path(sys.argv[1]))\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script, node.database], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("StoreFailure")
+    assert "another process uses it" in run.stdout
     node.close()
 
 
