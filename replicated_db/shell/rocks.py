@@ -223,7 +223,7 @@ class RocksStore(RocksView):
             self._compaction: Thread | None = None
         except Exception as error:
             raise StoreFailure(
-                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log"
+                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log, or from a peer's checkpoint"
             ) from error
 
     def _make(self, cf: str) -> Any:

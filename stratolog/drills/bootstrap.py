@@ -5,6 +5,7 @@ The drill runs on a stack of its own, because it deletes a node's databases.
 
 from __future__ import annotations
 
+from stratolog.cluster.installs import install_words
 from stratolog.drills.core import install_findings
 from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.aftermath import judge_load
@@ -36,10 +37,13 @@ def run(session: Session, cluster: Cluster) -> None:
                 own.wait_led()
                 own.wait_caught_up(victim, SHARD)
                 said = own.view(victim, SHARD).get("installed")
-                found("" if said is None else install_findings.words_of(said))
+                words = install_words(said) if said else ""
+                found(words)
             load.wait_more(WRITES)
             judge_load(session, own, SHARD, load, reports, before)
-            session.find(install_findings.installed(victim, said, before), install_findings.scans_equal(scan_all(own)))
+            session.find(
+                install_findings.installed(victim, said, words, before), install_findings.scans_equal(scan_all(own))
+            )
             if said is not None:
                 session.figures["fetched_bytes"] = float(said["fetched_bytes"])
                 session.figures["saved_bytes"] = float(said["saved_bytes"])

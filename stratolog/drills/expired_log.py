@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stratolog.cluster.installs import install_words
 from stratolog.drills.core import install_findings, write_findings
 from stratolog.drills.kill_follower import follower_of
 from stratolog.drills.kit.cluster import Cluster
@@ -54,9 +55,10 @@ def _be_away(session: Session, own: Cluster, victim: str, load: Load, time: str)
         own.wait_led()
         own.wait_caught_up(victim, SHARD)
         said: dict[str, Any] | None = own.view(victim, SHARD).get("installed")
-        found("" if said is None else install_findings.words_of(said))
+        words = install_words(said) if said else ""
+        found(words)
     load.wait_more(WRITES)
-    session.find(install_findings.installed(victim, said, first))
+    session.find(install_findings.installed(victim, said, words, first))
     if said is not None:
         session.figures[f"{time}_fetched_bytes"] = float(said["fetched_bytes"])
         session.figures[f"{time}_saved_bytes"] = float(said["saved_bytes"])

@@ -20,7 +20,8 @@ CHECKING Checked                                          Install, DONE
          CheckFailed                                      Release, Discard, the next peer
 ======== ============ =================================== ====================================================
 
-*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none, GiveUpBootstrap, FAILED.
+*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none,
+GiveUpBootstrap, FAILED.
 
 What ends: a peer is asked for at most MAX_LISTINGS_PER_PEER listings; each listing has a bounded number of files, and
 each fetch ends by an event; peers are sought at most ``searches`` times. So every run ends in DONE or FAILED.

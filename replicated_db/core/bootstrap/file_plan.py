@@ -7,7 +7,7 @@ Rules:
       the candidate's folder still holds (decision 0045).
     - Only immutable files are linked, and only those that are one file at the serving node. All others are copied,
       because RocksDB changes them.
-    - A checkpoint's folder that the asking replica holds whole, by name and by the digest over its files, is not listed.
+    - A checkpoint's folder that the asking replica holds whole is not listed: by name and by the digest over its files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How fast bytes go, and how progress is told. The caller gives the time, in seconds of a clock that never goes back."""
+"""How fast bytes go, and how progress is told.
+
+The caller gives the time, in seconds of a clock that never goes back.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -122,6 +123,11 @@ def installed_of(store: Store) -> dict[str, Any] | None:
     return None if row is None else dict(json.loads(row))
 
 
+def progress_file(database: Path) -> Path:
+    """Return the file that says what a bootstrap of a database is at, while there is one."""
+    return candidate_folder(database) / "progress.txt"
+
+
 def forget_candidate(database: Path) -> None:
     """Remove a candidate that nobody needs any more."""
     shutil.rmtree(candidate_folder(database), ignore_errors=True)
@@ -134,7 +140,7 @@ def bootstrap(target: Target, terms: Terms, note: Note, calls: PeerCalls | None 
     """
     own_calls = calls or PeerCalls(terms.secret)
     try:
-        with _Teller(note, f"shard {target.identity.shard}: bootstrap: ") as teller:
+        with _Teller(note, f"shard {target.identity.shard}: bootstrap: ", progress_file(target.database)) as teller:
             return _BootstrapRun(target, terms, teller, own_calls).run()
     finally:
         own_calls.close()
@@ -318,11 +324,15 @@ class _BootstrapRun:
 
 
 class _Teller:
-    """Says what a run is at: when that changes, and every TELL_INTERVAL_S. A thread of its own does the latter."""
+    """Says what a run is at: when that changes, and every TELL_INTERVAL_S. A thread of its own does the latter.
 
-    def __init__(self, note: Note, prefix: str) -> None:
+    The last thing said is in a file of the candidate's folder, too: a node that bootstraps answers no HTTP yet.
+    """
+
+    def __init__(self, note: Note, prefix: str, file: Path) -> None:
         self._note = note
         self._prefix = prefix
+        self._file = file
         self._what: Callable[[], str] = lambda: ""
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="bootstrap-progress", daemon=True)
@@ -344,6 +354,8 @@ class _Teller:
     def say(self, text: str) -> None:
         """Say one thing."""
         self._note(self._prefix + text)
+        with suppress(OSError):  # the folder is not there yet, or no longer
+            self._file.write_text(self._prefix + text)
 
     def _tell(self) -> None:
         while not self._done.wait(TELL_INTERVAL_S):

@@ -55,9 +55,9 @@ class BootstrapPolicy:
 def open_replica(
     database: Path, make: Callable[[], Replica], log: Log, policy: BootstrapPolicy, note: Note
 ) -> Replica:  # fmt: skip
-    """Return a replica that is checked against its log; ``make`` opens the database in ``database``, as often as needed.
+    """Return a replica that is checked against its log.
 
-    Raises NoPeerServes, and what ``make``, ``check_replica`` and ``bootstrap`` raise.
+    ``make`` opens the database in ``database``; it is called as often as needed. Raises NoPeerServes, and what ``make``, ``check_replica`` and ``bootstrap`` raise.
     """
     _lock(database)
     remove_transfers(database)

@@ -19,22 +19,15 @@ class ScannedDigest:
     incremental: str
 
 
-def installed(node: str, said: Mapping[str, Any] | None, least_offset: int) -> Finding:
-    """Judge whether a node has installed a checkpoint at or behind ``least_offset``; ``said`` is what it says of that."""
-    seen = "it has installed none" if said is None else words_of(said)
+def installed(node: str, said: Mapping[str, Any] | None, words: str, least_offset: int) -> Finding:
+    """Judge whether a node has installed a checkpoint at or behind ``least_offset``.
+
+    ``said`` is what it says of that, ``words`` the same for people.
+    """
     return Finding(
         question=f"{node} installed a peer's checkpoint at or behind offset {least_offset}",
         holds=said is not None and int(said["offset"]) >= least_offset,
-        seen=seen,
-    )
-
-
-def words_of(said: Mapping[str, Any]) -> str:
-    """Return an install in words."""
-    return (
-        f"that of {said['peer']} at offset {said['offset']}, in {said['rounds']} rounds: "
-        f"{size_words(int(said['fetched_bytes']))} fetched, {size_words(int(said['saved_bytes']))} saved by exclusion, "
-        f"{float(said['took_s']):.2f} s"
+        seen=words or "it has installed none",
     )
 
 
