@@ -1,7 +1,8 @@
 """The two records of a transfer: what an asking replica has, and what a serving one lists.
 
-Records of other nodes are judged here.
-Both travel as JSON. A *path* is ``db/NAME`` (a file of the database) or ``checkpoints/FOLDER/NAME`` (a file of one of
+Records of other nodes are judged here. Both travel as JSON.
+
+A *path* is ``db/NAME`` (a file of the database) or ``checkpoints/FOLDER/NAME`` (a file of one of
 its checkpoints). A name has letters, digits and ``._-`` and begins with a letter or a digit, so no path leads out of a
 folder. A *digest* is XXH3-128 over a file's bytes, in hexadecimal. It is the file's address: two files of one digest
 and size are one file.

@@ -57,7 +57,8 @@ def open_replica(
 ) -> Replica:  # fmt: skip
     """Return a replica that is checked against its log.
 
-    ``make`` opens the database in ``database``; it is called as often as needed. Raises NoPeerServes, and what ``make``, ``check_replica`` and ``bootstrap`` raise.
+    ``make`` opens the database in ``database``; it is called as often as needed. Raises NoPeerServes, and what
+    ``make``, ``check_replica`` and ``bootstrap`` raise.
     """
     _lock(database)
     remove_transfers(database)

@@ -124,7 +124,10 @@ class PeerCalls:
     def _ask(
         self, method: str, peer: ServingPeer, target: str, most: int, timeout_s: float, content: bytes | None = None
     ) -> bytes:
-        """Return the body of a peer's answer. Raises PeerError unless it is a 200 of ``most`` bytes at most, in time."""
+        """Return the body of a peer's answer.
+
+        Raises PeerError unless it is a 200 of ``most`` bytes at most, in time.
+        """
         deadline_s = self._now_s() + timeout_s
         auth = None if self._secret is None or method == "GET" else self._secret.sign
         # One silence may last as long as the whole answer: a peer prepares, or its throttle waits. The deadline bounds
