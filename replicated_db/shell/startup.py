@@ -106,16 +106,10 @@ def check_replica(
     """Compare the log's record at the replica's position with the record that the replica has applied.
 
     While the log's end is at or below the position, this waits, for END_BEHIND_WAIT_S at most. Raises AheadOfLog, and
-    NeedsCheckpoint if the log begins behind the position, or behind its first record for a replica that has read none.
+    NeedsCheckpoint if the log begins behind the position. An empty replica passes (:func:`check_beginning`).
     """
     offset = replica.position.offset
     if offset < 0:
-        low, _ = log.bounds()
-        if low > 0:
-            raise NeedsCheckpoint(
-                f"shard {replica.identity.shard}: this replica is empty, and the log's first record is {low}; "
-                "this replica needs a checkpoint from a peer"
-            )
         replica.adopt_topic(log.topic_id(), None)
         return
     if replica.position.topic_id != log.topic_id():
@@ -141,3 +135,13 @@ def check_replica(
     if not entries:
         raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
     replica.adopt_topic(log.topic_id(), entries[0].value)
+
+
+def check_beginning(replica: Replica, log: Log) -> None:
+    """Raise NeedsCheckpoint if a replica is empty and the log no longer has its first record."""
+    low, _ = log.bounds()
+    if replica.position.offset < 0 < low:
+        raise NeedsCheckpoint(
+            f"shard {replica.identity.shard}: this replica is empty, and the log's first record is {low}; "
+            "this replica needs a checkpoint from a peer"
+        )

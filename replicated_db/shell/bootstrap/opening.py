@@ -35,7 +35,7 @@ from replicated_db.shell.bootstrap.bootstrap import (
 from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.bootstrap.transfer_desk import remove_transfers
 from replicated_db.shell.process import when_brokers_answer
-from replicated_db.shell.startup import check_replica
+from replicated_db.shell.startup import check_beginning, check_replica
 from schemas.privilege import ClusterSecret
 
 _LOCKS: dict[Path, IO[str]] = {}
@@ -91,6 +91,7 @@ def open_replica(
     replica = make()
     try:
         when_brokers_answer(partial(check_replica, replica, log, note))
+        when_brokers_answer(partial(check_beginning, replica, log))
     except BaseException:
         replica.store.close()
         raise
@@ -101,6 +102,7 @@ def _needed(replica: Replica, log: Log, records: int, note: Note) -> tuple[int |
     """Return from which offset on a checkpoint is worth fetching, None if none is, and whether one is a must."""
     try:
         when_brokers_answer(partial(check_replica, replica, log, note))
+        when_brokers_answer(partial(check_beginning, replica, log))
     except NeedsCheckpoint as error:
         note(str(error))
         return 0, True

@@ -39,7 +39,7 @@ from replicated_db.shell.bootstrap.transfer_desk import (
     TransferRefused,
     transfers_folder,
 )
-from replicated_db.shell.startup import check_replica
+from replicated_db.shell.startup import check_beginning, check_replica
 from schemas.records.messages import Evidence
 from tests.support.local.secret import SECRET
 from tests.support.replicated.kit import FAMILIES
@@ -754,6 +754,7 @@ def test_a_start_installs_where_the_log_does_not_reach(source: RocksNode, log: L
             log.log.trim(20)
             with pytest.raises(NeedsCheckpoint):
                 check_replica(node.replica, log.log, node.notes.append)
+                check_beginning(node.replica, log.log)
             opened(node, policy(peer))
             assert_equal(node, source)
             node.close()
