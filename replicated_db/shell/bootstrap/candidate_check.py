@@ -2,7 +2,8 @@
 
 What is checked: the database opens; it stands where the listing says; its Genesis is this cluster's and this shard's;
 it is not flagged; the digest of a full scan is the one that it stores; the log's record at its position is the one that
-it has applied. The last check ties the rows to this log, the one before ties them to each other.
+it has applied. The last check ties the rows to this log, the one before ties them to each other. Also, the log reaches
+back to its anchor: who claims reads from there once more (decision 0016), and would stop otherwise.
 
 Local rows: TRANSACTION_INFO and RETRY_EXPIRY come along, with the rest. The position, the anchor, the digests and the
 control records are what every replica at that index has. The order in which retry rows age (decision 0003) must come
@@ -76,12 +77,22 @@ def _check(
     while True:
         try:
             check_replica(replica, log, note)
+            if not reaches_anchor(replica, log):
+                raise CandidateRefused(
+                    f"its last counting record is at offset {replica.anchor.offset}, before the log's first one: it "
+                    "could not lead. Its next counting record mends that"
+                )
             return
         except LogUnavailable as error:
             if now_s() > deadline_s:
                 raise
             note(f"shard {identity.shard}: the log does not answer: {error}")
             sleep(1)
+
+
+def reaches_anchor(replica: Replica, log: Log) -> bool:
+    """Whether the log still has the last counting record of a replica, from which on a candidate reads once more."""
+    return replica.anchor.offset < 0 or replica.anchor.offset >= log.bounds().first
 
 
 def make_own(database: Path, families: Families, installed: bytes) -> None:

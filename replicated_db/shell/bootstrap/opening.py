@@ -1,10 +1,12 @@
 """Opening a replica when a process starts: finish or forget what a former process began, check it, install if needed.
 
-A replica installs a peer's checkpoint in two cases:
+A replica installs a peer's checkpoint in three cases:
 
 1. Its position lies before the log's first record, or it is empty and the log no longer begins at 0. It cannot do
    without: if no peer serves, the process stops, and says what an operator can do.
 2. It is empty, and the log has more than ``records`` records. If no peer serves, it reads the log.
+3. The log no longer has its last counting record, only claims behind it: it could follow, but not lead. If no peer
+   serves, it follows.
 
 What belongs here is only the order of these steps; ``bootstrap.py`` has the run itself. All of them move folders that
 RocksDB's own lock does not guard. So a process first locks ``DB.lock``, for the rest of its life.
@@ -32,6 +34,7 @@ from replicated_db.shell.bootstrap.bootstrap import (
     bootstrap,
     forget_candidate,
 )
+from replicated_db.shell.bootstrap.candidate_check import reaches_anchor
 from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.bootstrap.transfer_desk import remove_transfers
 from replicated_db.shell.process import when_brokers_answer
@@ -85,9 +88,7 @@ def open_replica(
     except NoPeerServes as error:
         if must:
             raise
-        note(
-            f"shard {replica.identity.shard}: no peer gives a checkpoint, so the log is read from its beginning: {error}"
-        )
+        note(f"shard {replica.identity.shard}: no peer gives a checkpoint, so this replica reads the log: {error}")
     replica = make()
     try:
         when_brokers_answer(partial(check_replica, replica, log, note))
@@ -107,7 +108,8 @@ def _needed(replica: Replica, log: Log, records: int, note: Note) -> tuple[int |
         note(str(error))
         return 0, True
     if replica.position.offset >= 0:
-        return None, False
+        leads_one_day = when_brokers_answer(partial(reaches_anchor, replica, log))
+        return (None if leads_one_day else 0), False
     end = when_brokers_answer(log.bounds).end
     return (records, False) if end > records else (None, False)
 

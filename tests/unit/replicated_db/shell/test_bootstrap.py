@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -752,9 +753,9 @@ def test_a_start_installs_where_the_log_does_not_reach(source: RocksNode, log: L
             if old:
                 node.catch_up(old)
             log.log.trim(20)
+            check = check_beginning if old == 0 else partial(check_replica, note=node.notes.append)
             with pytest.raises(NeedsCheckpoint):
-                check_replica(node.replica, log.log, node.notes.append)
-                check_beginning(node.replica, log.log)
+                check(node.replica, log.log)
             opened(node, policy(peer))
             assert_equal(node, source)
             node.close()
@@ -775,13 +776,34 @@ def test_an_empty_replica_of_a_long_log_installs_if_it_can(source: RocksNode, lo
     node = RocksNode(tmp_path / "n2", log.log, "n2")
     opened(node, policy(ServingPeer("n1", "127.0.0.1:1"), records=10))
     assert node.replica.position.offset == -1
-    assert any("the log is read from its beginning" in note for note in node.notes)
+    assert any("so this replica reads the log" in note for note in node.notes)
     with serving(source.desk(), "n1") as peer:
         opened(node, policy(peer, records=10_000))
         assert node.replica.position.offset == -1
         opened(node, policy(peer, records=10))
     assert_equal(node, source)
     node.close()
+
+
+def test_a_replica_that_could_not_lead(source: RocksNode, log: Log, tmp_path: Path):
+    """Only its last claim is left in the log: it takes the checkpoint of a peer that stands behind a counting record."""
+    log.claim("n1")
+    node = RocksNode(tmp_path / "n2", log.log, "n2").catch_up()
+    source.catch_up()
+    log.log.trim(node.replica.position.offset)
+    with serving(source.desk(), "n1") as peer:
+        opened(node, policy(peer))
+        assert any("already" in note and "so this replica reads the log" in note for note in node.notes)
+        empty = RocksNode(tmp_path / "n4", log.log, "n4")
+        with pytest.raises(NoPeerServes, match="it could not lead"):
+            empty.install(peer)
+        log.write(10)
+        source.catch_up()
+        for late in (node, empty):
+            opened(late, policy(peer))
+            assert installed_of(late.store) is not None
+            assert_equal(late, source)
+            late.close()
 
 
 def test_two_processes_on_one_folder(log: Log, tmp_path: Path):
