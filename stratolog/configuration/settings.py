@@ -133,7 +133,7 @@ class Settings:
 
     Unset: 100,000 records.
     """
-    bootstrap_bytes_per_s: int | None = _setting(values.integer(64 * 1024, 2**40), default=None)
+    bootstrap_bytes_per_s: int | None = _setting(values.integer(MIB, 2**40), default=None)
     """How many bytes of checkpoints a node sends to its peers in a second at most. Unset: no bound."""
     bootstrap_peers: tuple[str, ...] = _setting(values.peers, default=())
     """Nodes to take checkpoints from, as ``name=host:port``. Unset: all other ``nodes``."""

@@ -85,3 +85,23 @@ def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> Non
         assert stack.shard(victim, 0)["installed"]["peer"] in stack.names
         assert len(digests(stack)) == 1
         assert_journal_holds(stack, load)
+
+
+def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> None:
+    """It runs, and finds what it wants next below the log's start: it ends, and its next start installs."""
+    with stack.client() as client:
+        volume = fresh_volume(0, 1)
+        victim = bystander(stack)
+        with Load(client, [volume]) as load:
+            load.wait_more(volume, WRITES)
+            stack.pause_node(victim)
+            load.wait_more(volume, WRITES)
+            first = trim(stack)
+            process = stack.nodes[victim]
+            stack.resume_node(victim)
+            stack.wait("the node has ended", lambda: not process.is_running(), 120)
+            stack.start_node(victim)
+            stack.wait("the node serves again", lambda: stack.status(victim) is not None)
+        assert stack.shard(victim, 0)["installed"]["offset"] >= first
+        assert len(digests(stack)) == 1
+        assert_journal_holds(stack, load)

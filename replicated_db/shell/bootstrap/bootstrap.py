@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from replicated_db.core.applying.identity import Identity
+from replicated_db.core.applying.replica import SCAN_STEP_ROWS
 from replicated_db.core.bootstrap.bootstrap_machine import (
     LAST_ROUND_BYTES,
     AskListing,
@@ -156,6 +157,7 @@ class _BootstrapRun:
         self._calls = calls
         self._begun_s = time.monotonic()
         self._hashed = 0
+        self._scanned = 0
         self._candidate = Candidate(target.database, ContentDigests(self._on_hashed))
         wanted = Wanted(
             cluster=target.identity.cluster, shard=target.identity.shard, shards=target.identity.shards,
@@ -168,7 +170,7 @@ class _BootstrapRun:
 
     def run(self) -> Installed:
         """Carry out instructions until the machine has ended."""
-        self._teller.at("reads which files this node has already")
+        self._teller.at(lambda: f"reads which files this node has already, {size_words(self._hashed)} so far")
         self._candidate.open()
         instructions = self._machine.begin()
         while True:
@@ -271,12 +273,17 @@ class _BootstrapRun:
         return WrongContent(content)
 
     def _check(self, listing: Listing) -> BootstrapEvent:
-        self._teller.at("puts the candidate together, and scans its rows")
+        self._teller.at("puts the candidate together")
         self._candidate.build(listing)
         target = self._target
+        self._scanned = 0
+        self._teller.at(lambda: f"scans the candidate, {self._scanned} rows so far")
         database = self._candidate.tree / DATABASE
         try:
-            check_candidate(database, target.identity, target.families, target.log, listing.position, self._teller.say)
+            check_candidate(
+                database, target.identity, target.families, target.log, listing.position, self._teller.say,
+                on_rows=self._on_rows,
+            )  # fmt: skip
         except CandidateRefused as error:
             self._teller.say(f"the candidate is refused: {error}")
             return CheckFailed(str(error))
@@ -315,6 +322,9 @@ class _BootstrapRun:
             f"'bootstrap_peers', and start this one again; or stop a healthy node, and copy its folder "
             f"{self._target.database.name} here"
         )
+
+    def _on_rows(self) -> None:
+        self._scanned += SCAN_STEP_ROWS
 
     def _on_bytes(self, count: int) -> None:
         self._progress.got_bytes += count

@@ -39,13 +39,16 @@ class CandidateRefused(Exception):
 
 def check_candidate(
     database: Path, identity: Identity, families: Families, log: Log, listed: ListedPosition, note: Callable[[str], None],
-    *, now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+    *, on_rows: Callable[[], None] = lambda: None, now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
 ) -> None:  # fmt: skip
-    """Check a candidate's database; raises CandidateRefused, LogUnavailable."""
+    """Check a candidate's database; raises CandidateRefused, LogUnavailable.
+
+    ``on_rows`` is called after each SCAN_STEP_ROWS rows of the scan.
+    """
     try:
         reader = RocksReader(database, families.names)
         try:
-            _check(reader, identity, families, log, listed, note, now_s, sleep)
+            _check(reader, identity, families, log, listed, note, now_s, sleep, on_rows)
         finally:
             reader.close()
     except (StopProcess, ValueError) as error:
@@ -55,6 +58,7 @@ def check_candidate(
 def _check(
     reader: RocksReader, identity: Identity, families: Families, log: Log, listed: ListedPosition,
     note: Callable[[str], None], now_s: Callable[[], float], sleep: Callable[[float], None],
+    on_rows: Callable[[], None] = lambda: None,
 ) -> None:  # fmt: skip
     # A replica only reads while it is made and scanned.
     replica = Replica(identity, families, cast(Store, reader))
@@ -68,7 +72,7 @@ def _check(
         raise CandidateRefused("it holds no Genesis, so it does not say which cluster it belongs to")
     if replica.evidence is not None:
         raise CandidateRefused("it is flagged: it has diverged")
-    scanned = replica.scan(reader)
+    scanned = replica.scan(reader, on_rows)
     if scanned != replica.digests:
         raise CandidateRefused(
             f"its rows have the digest {scanned.total():016x}, and it stores {replica.digests.total():016x}"

@@ -111,8 +111,8 @@ class TransferDesk:
     def view(self, shard: int) -> dict[str, Any]:
         """Return where this node's replica stands; raises NoSuchTransfer if there is none."""
         replica = self._replica(shard)
-        with replica.lock:
-            offset, flagged = replica.position.offset, replica.evidence is not None
+        # Without the lock: each of the two is read at once, and an event loop must not wait for a checkpoint.
+        offset, flagged = replica.position.offset, replica.evidence is not None
         return {
             "node": self._node, "cluster": replica.identity.cluster, "shard": shard,
             "shards": replica.identity.shards, "offset": offset, "leads": self._leads(shard), "flagged": flagged,

@@ -8,6 +8,8 @@ POST /v1/transfers/{transfer}/release                   the transfer is no longe
 ==== ================================================== ==============================================================
 
 A POST needs the members' proof (``web.http_guard``). So only members get a listing, and with it a transfer's random id.
+Checkpoints are made, and files read, on threads of their own: neither on the event loop nor on its executor, on which
+followers fill gaps.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -28,7 +32,13 @@ EXPIRE_INTERVAL_S = 30.0
 """How often the desk looks for transfers that nobody reads."""
 
 NO_TRANSFER = "NO_TRANSFER"
+MAKING_THREADS = 2
+"""Checkpoints that are made and listed at once; others wait. A listing reads every file that has no digest yet."""
+
+READING_THREADS = 2
 NUMBER = re.compile(r"[0-9]{1,19}")
+
+Found = TypeVar("Found")
 
 
 class TransferPages:
@@ -36,6 +46,8 @@ class TransferPages:
 
     def __init__(self, desk: TransferDesk) -> None:
         self._desk = desk
+        self._making = ThreadPoolExecutor(MAKING_THREADS, thread_name_prefix="transfer-making")
+        self._reading = ThreadPoolExecutor(READING_THREADS, thread_name_prefix="transfer-reading")
 
     def attach(self, app: web.Application) -> None:
         """Register the paths, and the clean-up of transfers that nobody reads."""
@@ -61,7 +73,7 @@ class TransferPages:
             asked = request_from(await _json(request))
             if asked.shard != shard:
                 raise BadListing(f"shard: {asked.shard}, but the path says {shard}")
-            listing = await asyncio.to_thread(self._desk.begin, asked)
+            listing = await _on(self._making, self._desk.begin, asked)
             return web.json_response(listing.to_json())
         except BadListing as error:
             return _refusal(400, INVALID_REQUEST, error)
@@ -77,7 +89,7 @@ class TransferPages:
         try:
             parts = request.match_info
             offset = _number(request.query.get("offset", "0"))
-            found = await asyncio.to_thread(self._desk.piece, parts["transfer"], parts["digest"], offset)
+            found = await _on(self._reading, self._desk.piece, parts["transfer"], parts["digest"], offset)
         except BadListing as error:
             return _refusal(400, INVALID_REQUEST, error)
         except NoSuchTransfer as error:
@@ -90,7 +102,7 @@ class TransferPages:
 
     async def release(self, request: web.Request) -> web.Response:
         """End a transfer."""
-        await asyncio.to_thread(self._desk.release, request.match_info["transfer"])
+        await _on(self._reading, self._desk.release, request.match_info["transfer"])
         return web.json_response({})
 
     async def _expiring(self, _: web.Application) -> Any:
@@ -101,7 +113,11 @@ class TransferPages:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
-            await asyncio.to_thread(self._desk.expire)
+            await _on(self._reading, self._desk.expire)
+
+
+async def _on(threads: ThreadPoolExecutor, call: Callable[..., Found], *arguments: Any) -> Found:
+    return await asyncio.get_running_loop().run_in_executor(threads, call, *arguments)
 
 
 def _number(text: str) -> int:

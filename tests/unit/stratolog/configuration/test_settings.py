@@ -39,7 +39,7 @@ ANOTHER = {
     "scrub_interval_ms": "0",
     "late_flush_interval_ms": "250",
     "bootstrap_records": "5000",
-    "bootstrap_bytes_per_s": "65536",
+    "bootstrap_bytes_per_s": "1048576",
     "bootstrap_peers": "om7=host-a:1,om8=host-b:2",
     "request_timeout_ms": "99",
     "max_in_flight": "17",
