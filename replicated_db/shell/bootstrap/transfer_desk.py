@@ -100,6 +100,9 @@ class TransferDesk:
         self._note = note
         self._now_s = now_s
         self._lock = threading.Lock()
+        self._using_stores = threading.Lock()
+        """Held while a store is flushed and a checkpoint is taken: a store must not be closed meanwhile."""
+        self._closed = False
         self._transfers: dict[str, _Transfer] = {}
         self._digests = ContentDigests()
         self._bucket = TokenBucket(bytes_per_s)
@@ -176,15 +179,10 @@ class TransferDesk:
 
     def _make(self, transfer_id: str, transfer: _Transfer, replica: Replica, request: TransferRequest) -> Listing:
         store = _store(replica)
-        store.flush_tables()
-        with replica.lock:
-            if replica.evidence is not None:
-                raise TransferRefused("this replica is flagged: it has diverged", again=False)
-            if replica.position.offset < 0:
-                raise TransferRefused("this replica is empty", again=False)
-            replica.flush()
-            position: Position = replica.position
-            store.checkpoint_at(transfer.folder / DATABASE)
+        with self._using_stores:
+            if self._closed:
+                raise TransferRefused("this node is stopping", again=True)
+            position = self._checkpoint(store, transfer, replica)
         _link_checkpoints(checkpoints_folder(store.path), transfer.folder / CHECKPOINTS)
         found = self._digests.found_in(transfer.folder / DATABASE, transfer.folder / CHECKPOINTS)
         made = offer(found, request)
@@ -202,6 +200,18 @@ class TransferDesk:
                                     record_hash=position.record_hash),
             files=made.files, links=made.links, kept=made.kept, remove=made.remove,
         )  # fmt: skip
+
+    @staticmethod
+    def _checkpoint(store: CheckpointStore, transfer: _Transfer, replica: Replica) -> Position:
+        store.flush_tables()
+        with replica.lock:
+            if replica.evidence is not None:
+                raise TransferRefused("this replica is flagged: it has diverged", again=False)
+            if replica.position.offset < 0:
+                raise TransferRefused("this replica is empty", again=False)
+            replica.flush()
+            store.checkpoint_at(transfer.folder / DATABASE)
+            return replica.position
 
     def piece(self, transfer_id: str, digest: str, offset: int) -> bytes:
         """Return up to MAX_PIECE_BYTES of a file from ``offset`` on; empty at its end. Raises NoSuchTransfer."""
@@ -248,7 +258,9 @@ class TransferDesk:
             self.release(name)
 
     def close(self) -> None:
-        """End all transfers."""
+        """End all transfers, and begin no more: the stores may be closed afterwards."""
+        with self._using_stores:
+            self._closed = True
         with self._lock:
             names = list(self._transfers)
         for name in names:

@@ -562,6 +562,15 @@ def test_transfers_are_bounded_and_expire(source: RocksNode):
     assert not any(transfers_folder(source.database).iterdir())
 
 
+def test_a_desk_that_is_closed_touches_no_store(source: RocksNode):
+    desk = source.desk()
+    desk.begin(_request(_asked()))
+    desk.close()
+    with pytest.raises(TransferRefused, match="stopping"):
+        desk.begin(_request(_asked()))
+    assert desk.open_transfers == 0
+
+
 def test_a_desk_that_fails_leaves_nothing(source: RocksNode, monkeypatch: pytest.MonkeyPatch):
     desk = source.desk()
 
