@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -174,6 +175,28 @@ def test_rounds_go_on_while_much_is_new(source: RocksNode, asker: RocksNode, log
     with serving(source.desk(), "n1", grow) as peer:
         found = asker.install(peer, last_round_bytes=30_000)
     assert 2 <= found.rounds <= 5
+    assert_equal(asker, source)
+
+
+def test_the_source_goes_on_applying(source: RocksNode, asker: RocksNode, log: Log):
+    """Each checkpoint stands at one position, though another thread applies records all the time."""
+    stop = threading.Event()
+
+    def apply() -> None:
+        while not stop.wait(0.001):
+            log.write(20, size=50)
+            source.catch_up()
+
+    thread = threading.Thread(target=apply)
+    thread.start()
+    try:
+        desk = source.desk()
+        with serving(desk, "n1") as peer:
+            offsets = [asker.install(peer).offset for _ in range(4)]
+    finally:
+        stop.set()
+        thread.join()
+    assert offsets == sorted(set(offsets))
     assert_equal(asker, source)
 
 
