@@ -59,3 +59,24 @@ REQUEST_SETTINGS: Mapping[str, str] = {
 
 BOUNDED_RETENTION_MS = 24 * 3600 * 1000
 """Retention of requests, responses, reports, verdicts and rejected records."""
+
+BOUNDED_RETENTION_BYTES = 1024 * 1024 * 1024
+"""The most that a partition of a bounded topic keeps, beside the segment that is written to.
+
+At 10,000 keys a second this is nearly seven minutes of requests, and a request expires after five: a leader that comes
+back finds every request that it may still execute.
+"""
+
+BOUNDED_SEGMENT_BYTES = 64 * 1024 * 1024
+BOUNDED_SEGMENT_MS = 6 * 3600 * 1000
+"""A broker deletes whole segments, and never the one that is written to.
+
+By Kafka's defaults that one may reach 1 GiB and an age of seven days, whatever the retention is.
+"""
+
+BOUNDED_SIZES: Mapping[str, str] = {
+    "retention.bytes": str(BOUNDED_RETENTION_BYTES),
+    "segment.bytes": str(BOUNDED_SEGMENT_BYTES),
+    "segment.ms": str(BOUNDED_SEGMENT_MS),
+}
+"""What a bounded topic is made with. An operator may choose other values for a topic."""

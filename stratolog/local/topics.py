@@ -13,10 +13,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, TopicMetadata
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    TopicMetadata,
+)
 
 from schemas.topics import (
     BOUNDED_RETENTION_MS,
+    BOUNDED_SIZES,
     DN_AUDIT,
     DN_HEARTBEATS,
     DN_LOG,
@@ -49,7 +58,10 @@ DN_LOG_PARTITIONS = 32
 """Pipelines for which there is room at first; the Object Manager adds partitions when these are used up."""
 GROWING = (DN_LOG, DN_AUDIT)
 """Topics that may have more partitions than planned."""
+UNBOUNDED = (OM_LOG, DN_LOG)
+"""Topics from which only we remove records."""
 HEARTBEAT_RETENTION_MS = 3_600_000
+HEARTBEAT_SEGMENT_MS = 600_000
 
 
 class TopicMismatch(UserError):
@@ -81,6 +93,7 @@ class TopicPlan:
             "retention.ms": str(BOUNDED_RETENTION_MS),
             "max.message.bytes": str(MAX_MESSAGE_BYTES),
             **UNCOMPRESSED,
+            **BOUNDED_SIZES,
         }
         flush = {"flush.messages": "1" if self.durability == FSYNC else NEVER_FLUSH}
         topics: dict[str, WantedTopic] = {
@@ -101,6 +114,8 @@ class TopicPlan:
                         "message.timestamp.type": "LogAppendTime",
                         "max.message.bytes": str(MAX_MESSAGE_BYTES),
                         **UNCOMPRESSED,
+                        **BOUNDED_SIZES,
+                        "segment.ms": str(HEARTBEAT_SEGMENT_MS),
                     },
                 ),
                 DN_AUDIT: WantedTopic(DN_LOG_PARTITIONS, bounded),
@@ -113,8 +128,9 @@ def ensure_topics(
 ) -> list[str]:
     """Create the topics that are missing and verify the others; return the names of those created.
 
-    Topics that an older version made get the settings that were added since: UNCOMPRESSED, which may be set at any
-    time. Raises TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
+    Topics that an older version made get the settings that were added since, which may be set at any time:
+    UNCOMPRESSED, and BOUNDED_SIZES unless an operator has chosen other sizes. Raises
+    TopicMismatch naming topic and setting, Unavailable if the brokers do not answer.
     """
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
@@ -195,20 +211,20 @@ def _described(
 
 
 def _mend(admin: AdminClient, plan: TopicPlan) -> None:
-    """Give every topic the settings of UNCOMPRESSED, and wait until the brokers say so."""
+    """Give every topic the settings that it lacks (:func:`_lacking`), and wait until the brokers say so."""
 
     def lacking() -> list[ConfigResource]:
         _, actual = _described(admin, plan)
+        found = {name: _lacking(plan.topics()[name].settings, actual[name]) for name in actual}
         return [
             ConfigResource(
                 ConfigResource.Type.TOPIC, name,
                 incremental_configs=[
                     ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
-                    for setting, value in UNCOMPRESSED.items()
+                    for setting, value in settings.items()
                 ],
             )
-            for name, found in actual.items()
-            if any(found[setting].value != value for setting, value in UNCOMPRESSED.items())
+            for name, settings in found.items() if settings
         ]  # fmt: skip
 
     if not (resources := lacking()):
@@ -218,6 +234,21 @@ def _mend(admin: AdminClient, plan: TopicPlan) -> None:
     # The controller has the settings; the broker that is asked learns of them a little later.
     if not wait_until(lambda: not lacking(), SETTLE_TIMEOUT_S):
         raise Unavailable(f"topics have not taken their settings after {SETTLE_TIMEOUT_S:.0f} s")
+
+
+def _lacking(wanted: Mapping[str, str], actual: Mapping[str, ConfigEntry]) -> dict[str, str]:
+    """Return what a topic is to be given: UNCOMPRESSED, and sizes that it has only by the broker's defaults."""
+    return {
+        setting: value
+        for setting, value in wanted.items()
+        if actual[setting].value != value
+        and (setting in UNCOMPRESSED or (setting in BOUNDED_SIZES and not _is_chosen(actual[setting])))
+    }
+
+
+def _is_chosen(entry: ConfigEntry) -> bool:
+    """Whether somebody has set this setting for this topic."""
+    return ConfigSource(entry.source) is ConfigSource.DYNAMIC_TOPIC_CONFIG
 
 
 def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
@@ -233,6 +264,6 @@ def _mismatches(admin: AdminClient, plan: TopicPlan) -> list[str]:
         words += [
             f"{name} has {key}={actual[name][key].value}, not {value}"
             for key, value in settings.items()
-            if actual[name][key].value != value
+            if actual[name][key].value != value and not (key in BOUNDED_SIZES and name not in UNBOUNDED)
         ]
     return words

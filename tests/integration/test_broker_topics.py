@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
     ConfigSource,
 )
 
-from schemas.topics import LOG_SETTINGS, MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
+from schemas.topics import BOUNDED_SIZES, LOG_SETTINGS, MAX_MESSAGE_BYTES, OM_AUDIT, OM_LOG, OM_REQUESTS, OM_RESPONSES
 from stratolog.errors import Unavailable
 from stratolog.local.processes import wait_until
 from stratolog.local.topics import FSYNC, REPLICATED, TopicMismatch, TopicPlan, ensure_topics
@@ -96,6 +96,23 @@ def test_topics_of_an_older_version_are_given_what_was_added(kafka: LocalKafka) 
     assert ensure_topics(kafka.bootstrap_servers, PLAN) == []
     for topic in PLAN.topics():
         assert settings_of(kafka, topic)["compression.type"].value == "uncompressed"
+
+
+def test_bounded_topics_are_bounded_and_the_log_is_not(kafka: LocalKafka) -> None:
+    """Kafka's defaults let the segment that is written to grow to 1 GiB, and keep it for seven days."""
+    for topic in (OM_REQUESTS, OM_RESPONSES, OM_AUDIT):
+        found = settings_of(kafka, topic)
+        assert {name: found[name].value for name in BOUNDED_SIZES} == dict(BOUNDED_SIZES)
+    assert settings_of(kafka, OM_LOG)["retention.bytes"].value == "-1"
+
+
+def test_sizes_that_an_operator_has_chosen_stay(kafka: LocalKafka) -> None:
+    change(kafka, OM_RESPONSES, "retention.bytes", "5000000000")
+    change(kafka, OM_REQUESTS, "retention.bytes", None)
+    assert ensure_topics(kafka.bootstrap_servers, PLAN) == []
+    assert settings_of(kafka, OM_RESPONSES)["retention.bytes"].value == "5000000000"
+    assert settings_of(kafka, OM_REQUESTS)["retention.bytes"].value == BOUNDED_SIZES["retention.bytes"]
+    change(kafka, OM_RESPONSES, "retention.bytes", None)
 
 
 @pytest.mark.parametrize("topic", PLAN.topics())

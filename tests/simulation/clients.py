@@ -78,7 +78,7 @@ class Client:
     def take(self, value: bytes, now_ms: int) -> None:
         """A response arrives."""
         response: Response = decode(value)
-        call = self.calls.answer(response, now_ms=now_ms)
+        call = self.calls.on_response(response, now_ms=now_ms)
         if call is not None:
             call.done(response)
 

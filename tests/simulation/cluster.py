@@ -336,16 +336,17 @@ class Node:
                 self.follower._guard(self.follower.apply, 0, entry.offset, entry.value)
 
     def _wait_for_records(self) -> None:
-        view, offset = self.log, self.fetch_offset
-        while view._end() <= offset:
-            if view._end() == offset:
-                self.scheduler.wait(lambda: view._end() != offset, EVER_MS)
+        """Wait for a record at the consumer's place, which a fault may move meanwhile."""
+        view = self.log
+        while (end := view._end()) <= self.fetch_offset:
+            if end == self.fetch_offset:
+                self.scheduler.wait(lambda: view._end() != self.fetch_offset, EVER_MS)
                 continue
             # A broker that is cut off may take a position for one beyond the end; that it is so for good is believed after a while.
             until_ms = self.scheduler.now_ms + int(BEYOND_END_WAIT_S * 1000)
-            self.scheduler.wait(lambda: view._end() >= offset, BEYOND_END_WAIT_S * 1000)
-            if view._end() < offset and self.scheduler.now_ms >= until_ms:
-                raise OffsetOutOfRange(f"offset {offset} is beyond the end, {view._end()}")
+            self.scheduler.wait(lambda: view._end() >= self.fetch_offset, BEYOND_END_WAIT_S * 1000)
+            if (end := view._end()) < self.fetch_offset and self.scheduler.now_ms >= until_ms:
+                raise OffsetOutOfRange(f"offset {self.fetch_offset} is beyond the end, {end}")
 
     def offer_out_of_turn(self, entry: Entry) -> None:
         """Offer a record to the replica that is not the next one, unless the log has lost it by then."""

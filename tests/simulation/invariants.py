@@ -5,8 +5,8 @@
    Should the brokers lose the log's tail, what was acknowledged of it is lost with it, and no later reader is held to it. An answer or
    a read that ends after such a loss may rest on the lost tail only if its report, or its question, is from before the loss: it is
    then checked against the log of that time (``lost``) as strictly, and binds nobody.
-   A node that had read the lost tail, and then took the second copy of a record for the record itself, may claim on that
-   (decision 0016). Every other node stops at its first record; its answers from then on must be what it has logged itself.
+   A node that had read the lost tail without noticing the loss may then take what is void in the log for what counts, and claim on that
+   (decision 0016). No other node follows it; its answers from then on must be what it has logged itself.
 2. A request has one effect and one first answer (``truth``), and what leaves a node is that answer, effective and applied there.
 3. Replicas at one record have one digest, equal to the log's; at a barrier it is published so, at a scrub a full scan agrees.
 4. Nothing stale has an effect, no answer is wrong: the above, for every node, whoever believes to lead.
@@ -56,7 +56,7 @@ class Invariants(Watch):
         self.diverged: dict[str, str] = {}
         """Nodes that have applied what the log has lost since; they must stop, and their answers may be of a lost past."""
         self.misled: set[str] = set()
-        """Diverged nodes that took a copy for the record itself: what they stand on is void in the log (decision 0016)."""
+        """Diverged nodes that stand on a record which is void in the log (decision 0016)."""
         self.tainted: dict[str, tuple[str, bytes]] = {}
         """Nodes with a damaged row that no operation has touched yet, or that have found it."""
         self.may_stop: dict[str, str] = {}
@@ -103,7 +103,7 @@ class Invariants(Watch):
             return
         position = node.replica.position
         claim = (position.term, position.nonce)
-        if node.name in self.misled and self.truth.is_beyond(
+        if node.name in self.misled and self.truth.logs_without_effect(
             *claim, call, proposal.request_hash, reply.response, position.offset
         ):
             self.truth.seen["answer of a misled node"] += 1
@@ -137,7 +137,7 @@ class Invariants(Watch):
     def check_read(self, node: Node, asked: Question) -> None:
         """A linearizable read ends here and now."""
         position = node.replica.position
-        if node.name in self.misled and self.truth.stopped_by(position.term, position.nonce) and position.seq:
+        if node.name in self.misled and self.truth.leads_nobody(position.term, position.nonce) and position.seq:
             self.truth.seen["read at a misled node"] += 1
             return
         eras = self._eras()
@@ -205,7 +205,7 @@ class Invariants(Watch):
             raise Violation(f"the record at {self.truth.halted} stops every reader for good: {self.truth.reading}")
         for node in nodes:
             position = node.replica.position
-            if node.name in self.diverged and self.truth.copies.get(position.offset) == position.record_hash:
+            if node.name in self.diverged and self.truth.void.get(position.offset) == position.record_hash:
                 self.misled.add(node.name)
             if not node.up or node.name in self.diverged or self._checked.get(node.name) is position:
                 continue

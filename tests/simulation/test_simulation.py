@@ -15,8 +15,10 @@ import pytest
 
 from om_processors.execution.requests import LATE_REQUEST_TYPES
 from replicated_db.core.execution.service import Reply
+from replicated_db.core.leading.leader import claim_for
 from schemas.codecs.codec import decode, encode
 from schemas.records.messages import RequestBody
+from tests.simulation.cluster import START_MS
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.trace import explain, run, shrink, simulate, told
@@ -219,6 +221,27 @@ class Misled:
         world.log.append(world.log.entries[-2].value)
         self.settle()
 
+    def prepare_behind_a_claim(self) -> None:
+        """Instead: the log loses a void record that n3 has read, and n2's claim lands in its place.
+
+        What n1 appends behind it as the leader of before is void, and counts for n3, which has read past the claim.
+        """
+        world = self.world
+        self.settle()
+        world.nodes["n1"].lead()
+        self.settle()
+        self.call()
+        self.settle()
+        self.call()
+        self.settle(deliver=False)
+        for name in ("n1", "n2"):
+            world.nodes[name].running = False
+        world.log.append(world.log.entries[0].value)
+        self.settle(deliver=False)
+        self.faults.cut_log(0)
+        world.log.append(encode(claim_for(world.nodes["n2"].replica, b"2" * 16, "n2", START_MS)))
+        self.settle()
+
     def lead_again(self) -> None:
         self.node.lead()
         self.settle()
@@ -253,6 +276,25 @@ def test_a_candidate_that_took_a_copy_for_the_record_itself_answers_alone(misled
     assert all(misled.world.nodes[name].replica.position.offset < truth.halted for name in ("n1", "n2"))
 
 
+def test_a_candidate_that_has_read_past_a_claim_answers_alone(misled: Misled):
+    """Decision 0016: its consumer did not notice the loss. Nobody follows it, and it stops once the log goes on."""
+    misled.prepare_behind_a_claim()
+    assert misled.world.invariants.misled == {"n3"}
+    misled.lead_again()
+    assert misled.world.seen["answer of a misled node"] > 0
+    assert misled.world.seen["holder of a lost tail stopped"] == 1
+
+
+def test_a_wrong_answer_of_a_node_that_has_read_past_a_claim_is_found(misled: Misled):
+    misled.prepare_behind_a_claim()
+    replied = misled.world.invariants.replied
+    misled.world.invariants.replied = lambda node, replies: replied(  # type: ignore[method-assign]
+        node, [replace(reply, response=encode(replace(decode(reply.response), message="wrong"))) for reply in replies]
+    )
+    with pytest.raises(Violation, match="n3 answers call"):
+        misled.lead_again()
+
+
 def test_a_wrong_answer_of_a_misled_node_is_found(misled: Misled):
     """What it answers must be what it has logged."""
     misled.prepare()
@@ -264,10 +306,10 @@ def test_a_wrong_answer_of_a_misled_node_is_found(misled: Misled):
         misled.lead_again()
 
 
-def test_only_who_stands_on_a_copy_is_exempt(misled: Misled):
+def test_only_who_stands_on_what_is_void_is_exempt(misled: Misled):
     """The same answers of a node that stands on what counts are wrong ones, though it had read a lost tail, too."""
     misled.prepare()
-    misled.world.truth.copies.clear()
+    misled.world.truth.void.clear()
     misled.world.invariants.misled.clear()
     with pytest.raises(Violation, match="n3 answers call"):
         misled.lead_again()

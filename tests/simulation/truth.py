@@ -150,9 +150,11 @@ class Truth:
         self.beyond: list[tuple[int, Any]] = []
         """The record that stopped every reader and what lies behind it, with their offsets."""
         self.moments: dict[int, Moment] = {}
-        self.copies: dict[int, bytes] = {}
-        """By offset, the hash of each void record that is a copy of an earlier one that took effect."""
-        self._in_effect: set[bytes] = set()
+        self.void: dict[int, bytes] = {}
+        """By offset, the hash of each record that has no effect."""
+        self._void_batches: list[tuple[int, Batch | RequestBatch]] = []
+        self._claims: set[tuple[int, bytes]] = set()
+        """The claims that took effect: term and nonce."""
         self.rows: dict[Row, bytes] = {}
         self.versions: dict[Row, list[tuple[int, bytes | None]]] = {}
         self.effects: dict[Call, Result] = {}
@@ -174,13 +176,14 @@ class Truth:
             return
         record_hash = xxh3_128_digest(entry.value)
         if reading not in ("claim", "counts"):
-            if record_hash in self._in_effect:
-                self.copies[entry.offset] = record_hash
+            self.void[entry.offset] = record_hash
+            if isinstance(record, Batch | RequestBatch):
+                self._void_batches.append((entry.offset, record))
             return
-        self._in_effect.add(record_hash)
         self.chain = hashlib.sha256(self.chain + entry.value).digest()
         if reading == "claim":
             self.term, self.nonce, self.seq, self.leader = record.term, record.nonce, 0, record.node
+            self._claims.add((record.term, record.nonce))
         else:
             self.seq = record.seq
             if isinstance(record, Batch):
@@ -219,15 +222,17 @@ class Truth:
             return record.first_index == self.index + 1 and record.timestamp_ms >= self.timestamp_ms
         return not isinstance(record, (Barrier, DigestBase, *CONTROL)) or record.index == self.index
 
-    def is_beyond(self, term: int, nonce: bytes, call: Call, request_hash: bytes, response: bytes, end: int) -> bool:
-        """Whether a claim, at whose first record every reader stops, has logged this answer up to offset ``end``.
+    def logs_without_effect(
+        self, term: int, nonce: bytes, call: Call, request_hash: bytes, response: bytes, end: int
+    ) -> bool:
+        """Whether a claim that leads nobody (:meth:`leads_nobody`) has logged this answer up to offset ``end``.
 
         Of a logged request only the request is in the log, so it stands for any answer to it.
         """
-        if not self.stopped_by(term, nonce):
+        if not self.leads_nobody(term, nonce):
             return False
         logged: list[Result | LateRequest] = []
-        for offset, record in self.beyond:
+        for offset, record in (*self._void_batches, *self.beyond):
             if offset > end or (record.term, record.nonce) != (term, nonce):
                 continue
             if isinstance(record, Batch):
@@ -237,8 +242,10 @@ class Truth:
         asked = (*call, request_hash)
         return any((one.client_id, int.from_bytes(one.call_id, "big"), one.request_hash) == asked for one in logged)
 
-    def stopped_by(self, term: int, nonce: bytes) -> bool:
-        """Whether every reader stops at the first record of this claim, because it contradicts what precedes it."""
+    def leads_nobody(self, term: int, nonce: bytes) -> bool:
+        """Whether the claim is void, or every reader stops at its first record, which contradicts what precedes it."""
+        if (term, nonce) not in self._claims:
+            return True
         return self.reading == "halt: broken" and (self.term, self.nonce, self.seq) == (term, nonce, 0)
 
     # -- how the shard is run ----------------------------------------------------------------------------------------

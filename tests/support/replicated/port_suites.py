@@ -173,6 +173,7 @@ class StoreSuite:
     def test_pages(self, filled: Store):
         assert filled.page("things", b"", 2) == RowPage(rows=ROWS[:2], more=True)
         assert filled.page("things", b"1\x00", 10) == RowPage(rows=ROWS[2:], more=False)
+        assert filled.page("things", b"", len(ROWS)) == RowPage(rows=ROWS, more=False)
         assert filled.page("things", b"x", 10) == filled.page("counters", b"", 1) == RowPage(rows=[], more=False)
         with pytest.raises(StoreFailure):
             filled.page("no such family", b"", 1)

@@ -71,8 +71,8 @@ class Case:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=1 - listened_ms)
         for name in ("dn1", "dn2"):
             reports = [report(number, leading=name == "dn2") for number in sorted(self.following)]
-            fleet.hear(heartbeat(name, pipelines=reports), 1)
-        fleet.hear(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
+            fleet.on_heartbeat(heartbeat(name, pipelines=reports), 1)
+        fleet.on_heartbeat(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
         return fleet.picture([pipeline_row(number, ["dn1", "dn2"]) for number in range(3)], (), 1)
 
     def turn(self) -> None:
@@ -179,6 +179,20 @@ def test_copies_elsewhere_are_deleted_before_the_row_goes():
     case.post.answer()
     case.turn()
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
+
+
+def test_a_purge_that_is_lost_is_proposed_again_after_the_blocks_were_deleted_again():
+    """What was deleted is forgotten with the proposal, so that nothing is remembered for ever."""
+    case = Case()
+    case.key("a")
+    for purges in (1, 2):
+        case.turn()
+        assert len(case.post.sent) == 3
+        case.post.answer()
+        case.turn()
+        assert case.post.sent == []
+        assert len(case.post.proposed) == purges
+    assert case.post.proposed[0] == case.post.proposed[1]
 
 
 def test_an_empty_table_rests():
