@@ -11,6 +11,9 @@ from pathlib import Path
 from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
 
+DEFAULT_BOOTSTRAP_RECORDS = 100_000
+"""Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
+
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -60,6 +63,12 @@ class NodeConfig:
     """Interval of barriers with a full scan; 0 = only the one at start."""
     late_flush_interval_ms: int
     """How long late validation lets rows gather in the table cache before it writes them."""
+    peers: tuple[tuple[str, str], ...] = ()
+    """Name and ``host:port`` of the nodes from which this one may take checkpoints."""
+    bootstrap_records: int = DEFAULT_BOOTSTRAP_RECORDS
+    """How long a log must be before an empty replica takes a peer's checkpoint instead of reading the log."""
+    bootstrap_bytes_per_s: int = 0
+    """How many bytes of checkpoints the node sends in a second at most; 0 = no bound."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
     http_hosts: frozenset[str]

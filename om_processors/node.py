@@ -49,17 +49,20 @@ from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
 from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import Effective, LeaderLimits
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
+from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import rest_while_leading
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
-from replicated_db.shell.startup import check_replica
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.codecs.reference import validate_schemas
 from schemas.records.log import Batch, RequestBatch
@@ -108,6 +111,10 @@ class OMNode:
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
+        self.transfers = TransferDesk(
+            config.node, self.replicas, lambda shard: self.loops[shard].leading,
+            bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info,
+        )  # fmt: skip
 
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
@@ -117,12 +124,24 @@ class OMNode:
         self.open_snapshots.drop(CheckpointName(shard, name))
 
     def _open(self, shard: int) -> Replica:
-        store = RocksStore(self._database(shard), OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
-        identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
+        config = self.config
+        database = self._database(shard)
+        identity = Identity(cluster=config.cluster, shard=shard, shards=config.shards, node=config.node)
         executor = OMExecutor(self.contexts[shard])
-        replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
-        when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
-        return replica
+
+        def make() -> Replica:
+            store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+            try:
+                return Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
+            except BaseException:
+                store.close()
+                raise
+
+        policy = BootstrapPolicy(
+            peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
+            records=config.bootstrap_records,
+        )  # fmt: skip
+        return open_replica(database, make, self.logs[shard], policy, log.info)
 
     def _contexts_of(self, shard: int) -> Contexts:
         """Say where blocks are allocated: on the datanodes heard, or without datanodes on the settings' pipelines."""
@@ -187,6 +206,8 @@ class OMNode:
         SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
+        server: Any = app.web
+        TransferPages(self.transfers).attach(server.web_app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
         app.on_before_shutdown.connect(self._hand_over)
@@ -205,6 +226,7 @@ class OMNode:
         self.duties.close()
         self.snapshot_diffs.close()
         closing()
+        self.transfers.close()
         self.outbox.close()
         if self.write_audit is not None:
             self.write_audit.close()

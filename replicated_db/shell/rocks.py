@@ -274,7 +274,7 @@ class RocksStore(RocksView):
             shutil.rmtree(self._checkpoints / WORK_FOLDER, ignore_errors=True)
         except Exception as error:
             raise StoreFailure(
-                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log"
+                f"{path} does not open: {error}. Move it away; the replica is rebuilt from the log, or from a peer's checkpoint"
             ) from error
 
     def _make(self, cf: str) -> Any:
@@ -390,6 +390,7 @@ class RocksStore(RocksView):
         others write meanwhile, some of their rows may be in its write-ahead log alone.
         """
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(target))
         except Exception as error:
             raise _failure(f"checkpoint in {target}", error) from error

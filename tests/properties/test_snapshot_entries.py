@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,7 +53,7 @@ class DictScratch:
 
 def do(world: World, step: tuple[str, str, str]) -> None:
     kind, name, other = step
-    place = {"volume": "vol1", "bucket": "bucket1"}
+    place: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
     names = {info.key for info in keys(world)}
     if kind == "write":
         session = world.session(CreateKey(**place, key=name, size=0)).session_id

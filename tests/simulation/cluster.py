@@ -238,11 +238,19 @@ class Node:
 
     # -- the process -------------------------------------------------------------------------------------------------
 
+    @property
+    def identity(self) -> Identity:
+        return Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
+
     def boot(self) -> None:
         """Start the process."""
-        identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
+        self._open()
+        self.up, self.ready, self.running = True, False, True
+        self._start("follow", self._follow)
+
+    def _open(self) -> None:
         executor = OMExecutor(self._contexts())
-        self.replica = Replica(identity, OM_FAMILIES, self.store, executor=executor)
+        self.replica = Replica(self.identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         self.loop = LeaderLoop(
             self.replica, self.log, self.service, LIMITS, clock=self.clock, ids=self.ids, address=self.name,
@@ -255,8 +263,6 @@ class Node:
             now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep,
         )  # fmt: skip
         self.cleanup = SnapshotCheckpoints(self.replica, lambda *_, **__: None)
-        self.up, self.ready, self.running = True, False, True
-        self._start("follow", self._follow)
 
     def crash(self, lost_writes: int = 0) -> None:
         """SIGKILL; with ``lost_writes`` the machine lost power, and the unsynced tail of the store with it."""

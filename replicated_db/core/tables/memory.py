@@ -157,6 +157,11 @@ class MemoryLog:
     identity: str = "memory-topic-1"
     entries: list[Entry] = field(default_factory=list)
     auto: bool = True
+    first: int = 0
+
+    def trim(self, first: int) -> None:
+        """Remove the entries before ``first``, as Kafka's DeleteRecords does."""
+        self.first = max(self.first, first)
 
     def append(self, value: bytes) -> int:
         """Append a record, whoever wrote it, and return its offset."""
@@ -168,13 +173,13 @@ class MemoryLog:
         return self.identity
 
     def bounds(self) -> LogBounds:
-        """Return 0 as the beginning, and the end."""
-        return LogBounds(0, len(self.entries))
+        """Return the first offset kept, 0 unless the log was trimmed, and the end."""
+        return LogBounds(self.first, len(self.entries))
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:  # noqa: ARG002 - time does not pass
         """Return up to ``limit`` entries from ``offset`` on."""
-        if not 0 <= offset <= len(self.entries):
-            raise OffsetOutOfRange(f"offset {offset} is not in 0..{len(self.entries)}")
+        if not self.first <= offset <= len(self.entries):
+            raise OffsetOutOfRange(f"offset {offset} is not in {self.first}..{len(self.entries)}")
         return self.entries[offset : offset + limit]
 
     def appender(self) -> MemoryAppender:

@@ -61,7 +61,8 @@ class Case:
         self.replicas: Any = {shard: self._replica(shard) for shard in range(SHARDS)}
         consistency: Any = self
         status: Any = SimpleNamespace(health=lambda: (503, {"status": "flagged"}), status=lambda: {"node": "om1"})
-        self.api = OMHttpApi(self.replicas, consistency, status, self.failures.append)
+        snapshots: Any = None
+        self.api = OMHttpApi(self.replicas, consistency, status, snapshots, self.failures.append)
         self.cluster = SmallCluster(racks={f"dn{n}": "/r1" for n in (1, 2, 3, 4)}, now_ms=2 * TIMEOUT_MS)
         self.cluster.settle(10)
         view: Any = SimpleNamespace(picture=self.cluster.picture(), refresh=self.cluster.picture)
@@ -311,7 +312,9 @@ def test_a_store_that_cannot_be_read_ends_the_process(case: Case, tmp_path: Any)
         raise failure
 
     replica: Any = SimpleNamespace(snapshot=snapshot)
-    api = OMHttpApi({0: replica}, case, SimpleNamespace(), case.failures.append)  # type: ignore[arg-type]
+    nothing: Any = SimpleNamespace()
+    consistency: Any = case
+    api = OMHttpApi({0: replica}, consistency, nothing, nothing, case.failures.append)
     app = make_app(
         "broken", bootstrap_servers="127.0.0.1:1", host="127.0.0.1", port=port, data_dir=tmp_path, fatal=lambda _: None
     )

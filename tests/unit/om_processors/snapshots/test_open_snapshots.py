@@ -36,7 +36,7 @@ class Counted(RocksCheckpoints):
             self.closed.append(which)
             close()
 
-        view.close = closing
+        view.close = closing  # type: ignore[method-assign]
         return view
 
 

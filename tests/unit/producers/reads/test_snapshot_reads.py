@@ -21,9 +21,9 @@ def _nodes(tmp_path):
             node.put(key)
         served.append(SnapshotServer(node))
     yield served
-    for node in served:
-        node.close()
-        node.served.close()
+    for server in served:
+        server.close()
+        server.served.close()
 
 
 @pytest.fixture(name="reads")
