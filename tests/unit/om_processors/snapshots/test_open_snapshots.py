@@ -36,7 +36,7 @@ class Counted(RocksCheckpoints):
             self.closed.append(which)
             close()
 
-        view.close = closing
+        setattr(view, "close", closing)  # noqa: B010 - mypy lets nobody assign a method
         return view
 
 
