@@ -4,8 +4,17 @@ import shutil
 
 import pytest
 
-from om_processors.snapshots.checkpoints import CheckpointUnreadable
-from schemas.records.messages import CreateBucket, DeleteKey, RenameKey, RenameSnapshot, SetSnapshotProperty
+from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
+from om_processors.namespace import snapshots
+from om_processors.snapshots.checkpoints import CheckpointName, CheckpointUnreadable
+from schemas.records.messages import (
+    CreateBucket,
+    DeleteKey,
+    PurgeSnapshots,
+    RenameKey,
+    RenameSnapshot,
+    SetSnapshotProperty,
+)
 from tests.support.om.snapshot_node import SnapshotNode
 
 
@@ -188,6 +197,26 @@ def test_a_renamed_snapshot_is_read_by_its_new_name_alone(node):
     assert node.get("key", name=".snapshot/snap1/a")[1]["error"] == "FILE_NOT_FOUND"
     assert node.get("key", name=".snapshot/weekly/a")[1]["key"] == ".snapshot/weekly/a"
     assert len(node.opened.names()) == 1
+
+
+def test_a_purged_snapshots_checkpoint_is_removed_and_no_open_file_keeps_its_place(node):
+    info, other = node.snapshot("snap1"), node.snapshot("snap2")
+    for snapshot in ("snap1", "snap2"):
+        assert node.get("key", name=f".snapshot/{snapshot}/a")[0] == 200
+
+    def on_removed(shard, name):
+        node.opened.drop(CheckpointName(shard, name))
+
+    cleanup = SnapshotCheckpoints(node.replica, lambda text, **_: None, on_removed)
+    node.delete(info)
+    cleanup.turn()
+    assert node.folder(info).is_dir()
+    node.do(PurgeSnapshots(shard=0, rows=[snapshots.deleted_snapshot_key("vol1", "bucket1", info.snapshot_id)]))
+    SnapshotCheckpoints(node.replica, lambda text, **_: None, on_removed).turn()
+    assert not node.folder(info).exists()
+    assert [which.name for which in node.opened.names()] == [other.checkpoint]
+    assert node.get("key", name=".snapshot/snap1/a")[1]["error"] == "FILE_NOT_FOUND"
+    assert node.get("key", name=".snapshot/snap2/a")[0] == 200
 
 
 def test_one_more_snapshot_than_may_be_open_is_refused_for_now(node):

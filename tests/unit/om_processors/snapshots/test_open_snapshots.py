@@ -36,7 +36,7 @@ class Counted(RocksCheckpoints):
             self.closed.append(which)
             close()
 
-        view.close = closing  # type: ignore[method-assign]
+        setattr(view, "close", closing)  # noqa: B010 - mypy lets nobody assign a method
         return view
 
 
