@@ -28,12 +28,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from om_processors.errors import OMError
 from om_processors.namespace import ids
 from om_processors.namespace.context import ReadView, RowTransaction
-from om_processors.namespace.tables import bucket_prefix, prefix_stop
+from om_processors.namespace.tables import HOT_ROWS, bucket_prefix, prefix_stop
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import SNAPSHOT_TABLE
 from schemas.records.rows import ACTIVE, KeyInfo, SnapshotInfo
@@ -72,8 +73,9 @@ def key_of(info: SnapshotInfo) -> bytes:
     return deleted_snapshot_key(info.volume, info.bucket, info.snapshot_id)
 
 
+@lru_cache(maxsize=HOT_ROWS)
 def decode_snapshot(value: bytes) -> SnapshotInfo:
-    """Decode a row of snapshotTable."""
+    """Decode a row of snapshotTable, once per value: the walk through deletedTable asks for the same rows each turn."""
     return decode_as(SnapshotInfo, value)
 
 

@@ -69,8 +69,8 @@ class SnapshotReads:
         if not place.snapshot:
             raise OMError(
                 INVALID_REQUEST,
-                f"prefix '.snapshot/' names no snapshot: '.snapshot/NAME/' lists a snapshot's keys, and the listing of "
-                f"snapshots names those of bucket /{volume}/{bucket}",
+                "prefix '.snapshot/' names no snapshot: '.snapshot/NAME/' lists the keys of one, and the list of the "
+                f"snapshots of bucket /{volume}/{bucket} says which there are",
             )
         queries.check_limit(limit)
         check_text("start_after", start_after)

@@ -56,7 +56,7 @@ class Walk:
         self.random.choices(list(weighted), list(weighted.values()))[0]()
         self.check()
 
-    def place(self) -> dict[str, str]:
+    def place(self) -> dict[str, Any]:
         return {"volume": "vol1", "bucket": self.random.choice(BUCKETS)}
 
     def begin(self) -> None:

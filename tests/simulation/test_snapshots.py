@@ -79,7 +79,8 @@ def a_checkpoint_is_taken_after_its_batch(monkeypatch: pytest.MonkeyPatch) -> No
 
     def late(self: Replica, batch, position):
         taken: list[str] = []
-        checkpoint, self.store.checkpoint = self.store.checkpoint, taken.append  # type: ignore[method-assign]
+        checkpoint = self.store.checkpoint
+        self.store.checkpoint = taken.append  # type: ignore[assignment, method-assign]
         try:
             return apply(self, batch, position)
         finally:

@@ -209,7 +209,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_tried_again():
     store = case.node("n2").store
     drop = store.drop_checkpoint
 
-    def refuse(_name: str) -> None:
+    def refuse(name: str) -> None:
         raise StoreFailure("RocksDB: the disk is full")
 
     store.drop_checkpoint = refuse  # type: ignore[method-assign]

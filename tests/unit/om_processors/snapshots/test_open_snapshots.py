@@ -247,6 +247,39 @@ def test_many_threads_read_more_snapshots_than_may_be_open(checkpoints):
     assert len(refused) < 240
 
 
+def test_checkpoints_that_are_made_and_dropped_are_read_whole_or_not_at_all(store, checkpoints):
+    cache = OpenSnapshots(checkpoints, limit=2)
+    done = threading.Event()
+
+    def read(number):
+        found = 0
+        while not done.is_set() or not found:
+            found += 1
+            try:
+                with cache.reading((S1, S2, S3)[(number + found) % 3]) as view:
+                    assert len(list(view.iterate(FAMILY, b"k000100", b"k000200"))) == 100
+            except (CheckpointUnreadable, SnapshotsBusy):
+                continue
+
+    with ThreadPoolExecutor(2) as threads:
+        readers = [threads.submit(read, number) for number in range(2)]
+        for turn in range(15):
+            for which in (S1, S2, S3):
+                store.checkpoint(which.name)
+                if turn % 2:
+                    cache.drop(which)
+                if turn % 3:
+                    store.drop_checkpoint(which.name)
+        done.set()
+        for reader in readers:
+            reader.result(60)
+    for which in (S1, S2, S3):
+        store.drop_checkpoint(which.name)
+    assert store.checkpoint_names() == []
+    cache.close()
+    assert sorted(checkpoints.opened) == sorted(checkpoints.closed)
+
+
 def test_disk_use_counts_shared_files_and_those_of_this_snapshot_alone(store, checkpoints):
     shared = checkpoints.disk_use(S1)
     files = list(checkpoints.folder(S1).glob("*.sst"))
