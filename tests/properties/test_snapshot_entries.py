@@ -30,7 +30,7 @@ from schemas.records.rows import KeyInfo
 from tests.support.om.om_world import World
 
 PREFIX = bucket_prefix("vol1", "bucket1")
-NAMES = st.sampled_from(["a", "a/b", "a+", "a-", "a0", "a1", "b", "b\x00", "é", "\U0001f600"])
+NAMES = st.sampled_from(["a", "a/b", "a+", "a+0", "a-", "a0", "a1", "b", "b\x00", "é", "\U0001f600"])
 STEPS = st.one_of(
     st.tuples(st.just("write"), NAMES, st.just("")),
     st.tuples(st.just("delete"), NAMES, st.just("")),
