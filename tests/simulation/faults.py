@@ -65,9 +65,9 @@ SHORT_MS = (1, 20, 300, 1100)
 LONG_MS = (6_000, 40_000, 250_000, 700_000)
 
 ORDINARY = {
-    "go_on": 40, "deliver": 16, "call": 16, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
+    "go_on": 40, "deliver": 16, "call": 22, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
     "restart": 5, "prune": 1, "flush": 4, "purge": 3, "expire_open_keys": 1,
-    "churn": 12, "snapshot": 9, "purge_snapshots": 2, "clean_up": 2,
+    "churn": 8, "snapshot": 7, "purge_snapshots": 2, "clean_up": 2,
 }  # fmt: skip
 
 FAULTS = {
@@ -79,7 +79,7 @@ FAULTS = {
     "cut_requests": 1, "trim_requests": 1, "cut_log": 1,
     "skip_records": 2, "rewind": 2, "miss_records": 1,
     "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 2, "damage_row": 3, "poison_log": 1,
-    "set_mode": 6, "operate": 2,
+    "set_mode": 10, "operate": 3,
 }  # fmt: skip
 
 
