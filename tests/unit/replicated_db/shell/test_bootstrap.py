@@ -342,6 +342,24 @@ def test_nobody_answers(asker: RocksNode):
     assert "'bootstrap_peers'" in said
 
 
+def test_a_transfer_stays_while_the_candidate_is_scanned(
+    source: RocksNode, asker: RocksNode, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bootstrap_module, "TOUCH_INTERVAL_S", 0.0)
+    ends: list[bool] = []
+
+    async def watch(request: web.Request, answer: Answer) -> web.StreamResponse:
+        found = await answer(request)
+        if request.method == "GET" and "/transfers/" in request.path and isinstance(found, web.Response):
+            ends.append(found.status == 200 and not found.body)
+        return found
+
+    with serving(source.desk(), "n1", watch) as peer:
+        asker.install(peer)
+    assert ends[-1]
+    assert_equal(asker, source)
+
+
 # Faults on the way.
 
 
@@ -574,7 +592,7 @@ def test_transfers_are_bounded_and_expire(source: RocksNode):
         desk.begin(_request(_asked(asker=f"b{number}")))
     with pytest.raises(TransferRefused, match="as many as may be"):
         desk.begin(_request(_asked(asker="c")))
-    assert desk.holds(0) == source.replica.position.offset
+    assert desk.holds(0) == desk.view(0)["holds"] == source.replica.position.offset
     now[0] = TRANSFER_IDLE_S
     desk.piece(again.transfer, again.files[0].content.digest, 0)
     now[0] = TRANSFER_IDLE_S + 1
@@ -836,6 +854,17 @@ def test_a_replica_that_could_not_lead(source: RocksNode, log: Log, tmp_path: Pa
             assert installed_of(late.store) is not None
             assert_equal(late, source)
             late.close()
+
+
+def test_a_transfer_holds_the_anchor(source: RocksNode, log: Log):
+    counting = source.replica.position.offset
+    log.claim("n1")
+    source.catch_up()
+    desk = source.desk()
+    assert desk.holds(0) is None
+    desk.begin(_request(_asked()))
+    assert (source.replica.position.offset, desk.holds(0)) == (counting + 1, counting)
+    desk.close()
 
 
 def test_two_processes_on_one_folder(log: Log, tmp_path: Path):
