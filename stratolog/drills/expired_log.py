@@ -1,8 +1,8 @@
 """``expired-log``: a node is away while the log's beginning is deleted, and installs a peer's checkpoint. Twice.
 
-The first time the node has no file of its peer's, so all files come. The second time it has most of them from its first
-install, and only what is new comes. The drill runs on a stack of its own, because a log that was trimmed cannot be read
-from its first record again: no replay, no oracle.
+The first time the node has no file of its peer's, so all files come. The second time it has files from its first
+install that the peer still has, and those are not sent again. The drill runs on a stack of its own, because a log that
+was trimmed cannot be read from its first record again: no replay, no oracle.
 """
 
 from __future__ import annotations

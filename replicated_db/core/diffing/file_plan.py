@@ -56,7 +56,7 @@ class TableFile:
     """Whether its keys can be read from it."""
 
 
-class ListedFile(NamedTuple):
+class FileRanges(NamedTuple):
     """A file whose keys are to be read and looked up, in ``ranges`` alone."""
 
     file: TableFile
@@ -70,7 +70,7 @@ class DiffPlan:
     """
 
     swept: Sequence[KeyRange]
-    listed: Sequence[ListedFile]
+    listed: Sequence[FileRanges]
 
     @property
     def steps(self) -> int:
@@ -106,7 +106,7 @@ def make_plan(older: Iterable[TableFile], newer: Iterable[TableFile], wanted: Ke
         if listing > sum(_rows(files, part) for part in outside):
             swept = _joined([*swept, hull])
     listed = [
-        ListedFile(file, ranges)
+        FileRanges(file, ranges)
         for file in sorted(light, key=lambda one: (one.first, one.last, one.path))
         if (ranges := list(_without(_span(file, wanted), swept)))
     ]

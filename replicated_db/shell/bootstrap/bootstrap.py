@@ -61,6 +61,9 @@ from schemas.privilege import ClusterSecret
 TELL_INTERVAL_S = 2.0
 """How long a run is silent at most."""
 
+TOUCH_INTERVAL_S = 60.0
+"""How often a transfer is touched while the candidate is scanned: the log must not be trimmed meanwhile."""
+
 SEARCH_PAUSE_S = 2.0
 """Pause between two searches for a peer."""
 
@@ -158,6 +161,8 @@ class _BootstrapRun:
         self._begun_s = time.monotonic()
         self._hashed = 0
         self._scanned = 0
+        self._touched_s = self._begun_s
+        self._marked: Mark | None = None
         self._candidate = Candidate(target.database, ContentDigests(self._on_hashed))
         wanted = Wanted(
             cluster=target.identity.cluster, shard=target.identity.shard, shards=target.identity.shards,
@@ -246,6 +251,7 @@ class _BootstrapRun:
 
     def _mark(self, instruction: Mark) -> None:
         listing = instruction.listing
+        self._marked = instruction
         self._candidate.mark(instruction.peer, listing)
         wanted = missing(listing, self._candidate.have)
         total = sum({one.content: one.content.size for one in listing.files}.values())
@@ -325,6 +331,11 @@ class _BootstrapRun:
 
     def _on_rows(self) -> None:
         self._scanned += SCAN_STEP_ROWS
+        if self._marked is None or time.monotonic() - self._touched_s < TOUCH_INTERVAL_S:
+            return
+        self._touched_s = time.monotonic()
+        with suppress(PeerError):  # the check of the log says whether it mattered
+            self._calls.touch(self._marked.peer, self._marked.listing.transfer, self._marked.listing.files[0].content)
 
     def _on_bytes(self, count: int) -> None:
         self._progress.got_bytes += count

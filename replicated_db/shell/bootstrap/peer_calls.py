@@ -84,6 +84,10 @@ class PeerCalls:
         """Tell a peer that a transfer is no longer needed; raises PeerError."""
         self._ask("POST", peer, f"/v1/transfers/{transfer}/release", MAX_VIEW_BYTES, VIEW_TIMEOUT_S)
 
+    def touch(self, peer: ServingPeer, transfer: str, content: Content) -> None:
+        """Ask for nothing of a transfer, so that it does not end for want of readers; raises PeerError."""
+        self._ask("GET", peer, f"/v1/transfers/{transfer}/{content.digest}?offset={content.size}", 0, VIEW_TIMEOUT_S)
+
     def fetch(
         self, peer: ServingPeer, transfer: str, content: Content, part: Path, on_bytes: Callable[[int], None]
     ) -> None:  # fmt: skip

@@ -75,7 +75,7 @@ class CheckpointStore(Protocol):
 class _Transfer:
     shard: int
     asker: str
-    offset: int
+    holds: int
     folder: Path
     read_at_s: float
     files: dict[str, Path]
@@ -119,16 +119,18 @@ class TransferDesk:
         return {
             "node": self._node, "cluster": replica.identity.cluster, "shard": shard,
             "shards": replica.identity.shards, "offset": offset, "leads": self._leads(shard), "flagged": flagged,
+            "holds": self.holds(shard),
         }  # fmt: skip
 
     def holds(self, shard: int) -> int | None:
         """Return the lowest offset whose record an open transfer of the shard needs, None if there is none.
 
-        The log is not to be trimmed beyond it: the installed replica compares the record there with its own.
+        The log is not to be trimmed beyond it. The installed replica compares the record at its position with its own,
+        and as a candidate reads again from its anchor. While a checkpoint is made, the asking node's offset is held.
         """
         self.expire()
         with self._lock:
-            return min((one.offset for one in self._transfers.values() if one.shard == shard), default=None)
+            return min((one.holds for one in self._transfers.values() if one.shard == shard), default=None)
 
     @property
     def open_transfers(self) -> int:
@@ -182,12 +184,12 @@ class TransferDesk:
         with self._using_stores:
             if self._closed:
                 raise TransferRefused("this node is stopping", again=True)
-            position = self._checkpoint(store, transfer, replica)
+            position, anchor = self._checkpoint(store, transfer, replica)
         _link_checkpoints(checkpoints_folder(store.path), transfer.folder / CHECKPOINTS)
         found = self._digests.found_in(transfer.folder / DATABASE, transfer.folder / CHECKPOINTS)
         made = offer(found, request)
         with self._lock:
-            transfer.offset = position.offset
+            transfer.holds = min(position.offset, anchor.offset)
             for one in found:
                 transfer.files[one.file.content.digest] = transfer.folder / one.file.path
                 transfer.sizes[one.file.content.digest] = one.file.content.size
@@ -202,7 +204,8 @@ class TransferDesk:
         )  # fmt: skip
 
     @staticmethod
-    def _checkpoint(store: CheckpointStore, transfer: _Transfer, replica: Replica) -> Position:
+    def _checkpoint(store: CheckpointStore, transfer: _Transfer, replica: Replica) -> tuple[Position, Position]:
+        """Take a checkpoint; return the replica's position and anchor at that moment."""
         store.write_files()
         with replica.lock:
             if replica.evidence is not None:
@@ -211,7 +214,7 @@ class TransferDesk:
                 raise TransferRefused("this replica is empty", again=False)
             replica.flush()
             store.copy_to(transfer.folder / DATABASE)
-            return replica.position
+            return replica.position, replica.anchor
 
     def piece(self, transfer_id: str, digest: str, offset: int) -> bytes:
         """Return up to MAX_PIECE_BYTES of a file from ``offset`` on; empty at its end. Raises NoSuchTransfer."""

@@ -1,7 +1,7 @@
 """The HTTP paths of the serving side; every process that hosts replicas may serve them.
 
 ==== ================================================== ==============================================================
-GET  /v1/shards/{shard}/checkpoint                      where the replica stands
+GET  /v1/shards/{shard}/checkpoint                      where the replica stands; what the log must keep (``holds``)
 POST /v1/shards/{shard}/checkpoint                      a ``TransferRequest``; the answer is a ``Listing``
 GET  /v1/transfers/{transfer}/{digest}?offset=          up to MAX_PIECE_BYTES of a file; an empty body is its end
 POST /v1/transfers/{transfer}/release                   the transfer is no longer needed

@@ -110,8 +110,8 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="expired-log",
         does=(
-            "A node is away while the log is trimmed, twice: it installs a peer's checkpoint, the second time only "
-            "what is new, and ends with an equal digest."
+            "A node is away while the log is trimmed, twice: it installs a peer's checkpoint, the second time without "
+            "the files that it has, and ends with an equal digest."
         ),
         touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
     ),

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 
 from replicated_db.core.bootstrap.install_steps import Next, Part
-from replicated_db.core.bootstrap.listing import Content
+from replicated_db.core.bootstrap.listing import Content, request_from
 from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import NeedsCheckpoint, StoreFailure
 from replicated_db.core.log.position import FLAG_KEY, INSTALLED_KEY, UNFLAGGED_KEY
@@ -30,7 +30,8 @@ from replicated_db.shell.bootstrap import bootstrap as bootstrap_module
 from replicated_db.shell.bootstrap import candidate as candidate_module
 from replicated_db.shell.bootstrap import peer_calls
 from replicated_db.shell.bootstrap.bootstrap import NoPeerServes, installed_of
-from replicated_db.shell.bootstrap.candidate import candidate_folder
+from replicated_db.shell.bootstrap.candidate import Candidate, candidate_folder
+from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import finish, install, journal_of, look, replaced_folder
 from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls
@@ -281,8 +282,6 @@ def test_a_peer_whose_genesis_is_another_clusters(source: RocksNode, asker: Rock
 
 
 def _request(record: Any) -> Any:
-    from replicated_db.core.bootstrap.listing import request_from
-
     return request_from(record)
 
 
@@ -340,6 +339,24 @@ def test_nobody_answers(asker: RocksNode):
     assert "n3 at no such host:77" in said
     assert "stands at offset -1 and the log begins at 20" in said
     assert "'bootstrap_peers'" in said
+
+
+def test_a_transfer_stays_while_the_candidate_is_scanned(
+    source: RocksNode, asker: RocksNode, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bootstrap_module, "TOUCH_INTERVAL_S", 0.0)
+    ends: list[bool] = []
+
+    async def watch(request: web.Request, answer: Answer) -> web.StreamResponse:
+        found = await answer(request)
+        if request.method == "GET" and "/transfers/" in request.path and isinstance(found, web.Response):
+            ends.append(found.status == 200 and not found.body)
+        return found
+
+    with serving(source.desk(), "n1", watch) as peer:
+        asker.install(peer)
+    assert ends[-1]
+    assert_equal(asker, source)
 
 
 # Faults on the way.
@@ -574,7 +591,7 @@ def test_transfers_are_bounded_and_expire(source: RocksNode):
         desk.begin(_request(_asked(asker=f"b{number}")))
     with pytest.raises(TransferRefused, match="as many as may be"):
         desk.begin(_request(_asked(asker="c")))
-    assert desk.holds(0) == source.replica.position.offset
+    assert desk.holds(0) == desk.view(0)["holds"] == source.replica.position.offset
     now[0] = TRANSFER_IDLE_S
     desk.piece(again.transfer, again.files[0].content.digest, 0)
     now[0] = TRANSFER_IDLE_S + 1
@@ -681,9 +698,6 @@ def kill_at(asker: RocksNode, number: int) -> bool:
 
 def prepare(source: RocksNode, asker: RocksNode) -> None:
     """Bring an install to its last moment before the journal is written, and close the asker's database."""
-    from replicated_db.shell.bootstrap.candidate import Candidate
-    from replicated_db.shell.bootstrap.content_digests import ContentDigests
-
     desk = source.desk()
     calls = PeerCalls(SECRET)
     asker.close()
@@ -737,6 +751,45 @@ def test_killed_before_the_journal(source: RocksNode, asker: RocksNode):
     asker.open()
     assert asker.replica.position.offset == -1
     assert not look(asker.database).tree
+
+
+def test_another_mark_removes_the_tree_and_what_is_unfinished(source: RocksNode, asker: RocksNode):
+    """Peer, term and leader are the mark. Contents that are whole stay: their names say what they are."""
+    desk = source.desk()
+    calls = PeerCalls(SECRET)
+    with serving(desk, "n1") as peer:
+        candidate = Candidate(asker.database, ContentDigests())
+        candidate.open()
+        listing = calls.listing(peer, _request(_asked()))
+        contents = sorted({one.content for one in listing.files})
+        candidate.mark(peer, listing)
+        for content in contents[:-1]:
+            calls.fetch(peer, listing.transfer, content, candidate.part_of(content), lambda _: None)
+            assert candidate.accept(content)
+        part = candidate.part_of(contents[-1])
+        for again in (replace(listing, transfer="e" * 32), listing):
+            candidate.tree.mkdir(exist_ok=True)
+            part.write_bytes(b"unfinished")
+            candidate.mark(peer, again)
+            assert candidate.tree.exists()
+            assert part.exists()
+        for other_peer, other in (
+            (ServingPeer("n3", "n3:1"), listing),
+            (peer, replace(listing, leader="n3")),
+            (peer, replace(listing, position=replace(listing.position, term=9))),
+        ):
+            candidate.mark(peer, listing)
+            candidate.tree.mkdir(exist_ok=True)
+            part.write_bytes(b"unfinished")
+            candidate.mark(other_peer, other)
+            assert not candidate.tree.exists()
+            assert not part.exists()
+        assert candidate.have >= frozenset(contents[:-1])
+        assert sorted(path.name for path in (candidate.folder / "content").iterdir()) == sorted(
+            content.digest for content in contents[:-1]
+        )
+    calls.close()
+    desk.close()
 
 
 def test_a_tree_that_is_not_whole_is_not_installed(source: RocksNode, asker: RocksNode):
@@ -838,6 +891,17 @@ def test_a_replica_that_could_not_lead(source: RocksNode, log: Log, tmp_path: Pa
             late.close()
 
 
+def test_a_transfer_holds_the_anchor(source: RocksNode, log: Log):
+    counting = source.replica.position.offset
+    log.claim("n1")
+    source.catch_up()
+    desk = source.desk()
+    assert desk.holds(0) is None
+    desk.begin(_request(_asked()))
+    assert (source.replica.position.offset, desk.holds(0)) == (counting + 1, counting)
+    desk.close()
+
+
 def test_two_processes_on_one_folder(log: Log, tmp_path: Path):
     node = opened(RocksNode(tmp_path / "n2", log.log, "n2"), policy())
     script = (
@@ -870,8 +934,6 @@ def test_a_shard_that_the_node_never_had(source: RocksNode, log: Log, tmp_path: 
 
 
 def test_content_is_what_its_digest_says(tmp_path: Path):
-    from replicated_db.shell.bootstrap.content_digests import ContentDigests
-
     read: list[int] = []
     digests = ContentDigests(read.append)
     path = tmp_path / "000001.sst"
