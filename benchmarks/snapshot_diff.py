@@ -36,7 +36,7 @@ from om_processors.namespace.ids import object_id
 from om_processors.namespace.tables import bucket_prefix, key_key, prefix_stop
 from om_processors.snapdiff import diff_job
 from om_processors.snapdiff.diff_job import DiffJob, DiffRequest, DiffSource
-from replicated_db.core.diffing.file_plan import DiffPlan, KeyRange, ListedFile
+from replicated_db.core.diffing.file_plan import DiffPlan, FileRanges, KeyRange
 from replicated_db.core.diffing.sweep import look_up, sweep
 from replicated_db.core.ports import Write
 from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
@@ -203,7 +203,7 @@ def costs(folder: Path, keys: int) -> None:
     ):
         swept = timed(lambda: list(sweep(one, other, KEY_TABLE, *wanted, lambda _: None))) / (2 * keys)
         files = _files_of(one, folder / "one", wanted)
-        diff.plan = DiffPlan(swept=[], listed=[ListedFile(file, [wanted]) for file in files])
+        diff.plan = DiffPlan(swept=[], listed=[FileRanges(file, [wanted]) for file in files])
         listed = timed(lambda: list(diff.rows(lambda _: None))) / keys
         some = [key_key("vol1", BUCKET, name_of(number)) for number in random.Random(1).sample(range(1, keys), 5000)]
         looked = timed(lambda: [look_up(one, other, KEY_TABLE, key) for key in sorted(some)]) / len(some)
