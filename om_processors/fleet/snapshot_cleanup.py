@@ -22,7 +22,7 @@ from itertools import islice
 
 from om_processors.execution.requests.snapshot import MAX_PURGED_SNAPSHOTS
 from om_processors.fleet.proposer import Proposer
-from om_processors.namespace.snapshots import CHECKPOINT_PREFIX, DELETED_MARK, decode_snapshot
+from om_processors.namespace.snapshots import DELETED_MARK, decode_snapshot, is_checkpoint_of_snapshot
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import StoreView
@@ -90,7 +90,7 @@ class SnapshotCheckpoints:
         # The rows are read after the sums: a change in between makes the next turn look once more. They are read before
         # the checkpoints: those of all rows have been made by then.
         rows = _by_checkpoint(store)
-        there = {name for name in store.checkpoint_names() if name.startswith(CHECKPOINT_PREFIX)}
+        there = {name for name in store.checkpoint_names() if is_checkpoint_of_snapshot(name)}
         self._note_missing({name for name, info in rows.items() if info.state == ACTIVE} - there)
         strays = there - rows.keys()
         if strays:

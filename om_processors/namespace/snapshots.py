@@ -56,6 +56,16 @@ def checkpoint_name(snapshot_id: int) -> str:
     return f"{CHECKPOINT_PREFIX}{snapshot_id}"
 
 
+def is_checkpoint_of_snapshot(name: str) -> bool:
+    """Say whether a checkpoint is a snapshot's. Operators of older software may have given others the same prefix.
+
+    >>> is_checkpoint_of_snapshot("snapshot-1280"), is_checkpoint_of_snapshot("snapshot-before-upgrade")
+    (True, False)
+    """
+    number = name.removeprefix(CHECKPOINT_PREFIX)
+    return number != name and number.isascii() and number.isdecimal()
+
+
 def snapshot_key(volume: str, bucket: str, snapshot: str) -> bytes:
     """Return an active snapshot's key in snapshotTable."""
     return f"/{volume}/{bucket}/{snapshot}".encode()

@@ -96,7 +96,7 @@ class Client:
         key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
         if self.begun < FIRST_CALLS:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
-        if kind < 5:
+        if kind < 7:
             return self._container(pick)
         if kind < 40:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
@@ -116,7 +116,7 @@ class Client:
             return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
         if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
-        return self._property(bucket, pick) if kind < 94 else self._fleet(pick)
+        return self._property(bucket, pick) if kind < 92 else self._fleet(pick)
 
     @staticmethod
     def _blocks(session: KeySession, size: int) -> list[BlockLocation]:

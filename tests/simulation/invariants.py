@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
+from om_processors.namespace.snapshots import is_checkpoint_of_snapshot
 from replicated_db.core.applying.counted import MAX_COUNTED
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.leading.leader import Reply
@@ -258,7 +258,7 @@ class Invariants(Watch):
         """Compare every row: at the end. Only checkpoints of snapshots that there are have been kept then."""
         node.cleanup.turn()
         rows = {decode(value).checkpoint for _, value in node.replica.rows.iterate(SNAPSHOT_TABLE, b"")}
-        surplus = {name for name in node.store.checkpoint_names() if name.startswith(CHECKPOINT_PREFIX)} - rows
+        surplus = {name for name in node.store.checkpoint_names() if is_checkpoint_of_snapshot(name)} - rows
         if surplus and not node.replica.late.unwritten:
             raise Violation(f"{node.name} keeps {surplus}, which no row names")
         node.replica.flush()

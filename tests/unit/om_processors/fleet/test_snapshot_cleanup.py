@@ -172,13 +172,13 @@ def test_what_no_row_names_goes_at_start_and_others_stay():
     kept = case.take("snap1")
     case.turn()
     store = case.node("n2").store
-    for name in ("snapshot-99", "snapshot-of-no-number", "upgrade"):
+    for name in ("snapshot-99", "snapshot-before-upgrade", "upgrade"):
         store.checkpoint(name)
     case.turn()
-    assert case.kept()[1] == {kept, "snapshot-99", "snapshot-of-no-number", "upgrade"}, "no row has changed"
+    assert case.kept()[1] == {kept, "snapshot-99", "snapshot-before-upgrade", "upgrade"}, "no row has changed"
     case.restart("n2")
     case.turn()
-    assert case.kept()[1] == {kept, "upgrade"}
+    assert case.kept()[1] == {kept, "snapshot-before-upgrade", "upgrade"}, "an operator's is not a snapshot's"
 
 
 def test_a_missing_checkpoint_is_noted_once_and_made_again_by_a_replay():
