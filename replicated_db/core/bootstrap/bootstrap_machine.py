@@ -37,6 +37,7 @@ from enum import Enum
 from replicated_db.core.bootstrap.file_plan import missing
 from replicated_db.core.bootstrap.listing import Content, Listing
 from replicated_db.core.bootstrap.peer_choice import Choice, ServingPeer, Wanted
+from schemas.transitions import handler_of
 
 LAST_ROUND_BYTES = 16 * 1024 * 1024
 """A round that has fetched no more than this is the last one: what came since is small, and the log has it."""
@@ -238,11 +239,8 @@ class BootstrapMachine:
         return [SeekPeers(pause=False)]
 
     def on(self, event: BootstrapEvent) -> list[Instruction]:
-        """Take an event, and return what to do. Raises ValueError for an event that the state does not know."""
-        handler = self._table.get((self.state, type(event)))
-        if handler is None:
-            raise ValueError(f"{type(event).__name__} while {self.state.value}")
-        return handler(event)
+        """Take an event, and return what to do. Raises NoSuchTransition for an event that the state does not know."""
+        return handler_of(self._table, self.state, event)(event)
 
     # -- events --------------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from replicated_db.core.bootstrap.bootstrap_machine import (
 )
 from replicated_db.core.bootstrap.listing import Content, ListedFile, ListedPosition, Listing
 from replicated_db.core.bootstrap.peer_choice import Choice, PeerView, ServingPeer, Wanted, choose
+from schemas.transitions import NoSuchTransition
 
 ONE, TWO = ServingPeer("n1", "n1:1"), ServingPeer("n2", "n2:1")
 WANTED = Wanted(cluster="test", shard=0, shards=1, own_offset=5, first_offset=10, least_offset=0)
@@ -171,7 +172,7 @@ def test_a_listing_that_does_not_do(changed: dict[str, Any], said: str):
 
 def test_an_event_that_does_not_belong():
     run = machine()
-    with pytest.raises(ValueError, match="Checked while looking for a peer"):
+    with pytest.raises(NoSuchTransition, match=r"Checked cannot happen in BootstrapState\.SEEKING"):
         run.on(Checked())
     run.on(seen(ONE))
     run.on(listed(SMALL))
