@@ -145,7 +145,7 @@ def test_what_is_no_answer_at_all(answer: Any):
 def test_a_base_counts_once_its_members_are_read():
     bases = Bases(None, -1)
     row = bases.on_digest_base(OLD)
-    assert bases.whole == ()
+    assert not bases.whole
     assert Bases(row, OLD.offset).whole == ()
     written = bases.on_other(is_members=True)
     assert bases.whole == (OLD,)
@@ -159,7 +159,7 @@ def test_a_base_without_members_is_dropped():
     row = bases.on_digest_base(OLD)
     assert bases.on_other(is_members=False) is None
     assert bases.on_other(is_members=True) is None
-    assert bases.whole == ()
+    assert not bases.whole
     after_a_crash, elsewhere = Bases(row, OLD.offset), Bases(row, OLD.offset + 1)
     assert after_a_crash.on_other(is_members=True) is not None
     assert after_a_crash.whole == (OLD,)
