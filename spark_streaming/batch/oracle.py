@@ -9,6 +9,9 @@ alone. Built-in functions do everything else, so Spark manages the state per key
 The oracle also checks merges: the row that the operands give must have the hash that its last Merge claims (``next``),
 else the log claims another row. The stream does not check this, because a sum per key would be state per key.
 
+Of a trimmed log the oracle computes nothing: most rows were last changed before the log's first record. The log's own
+sums since the base are all there is then, and the result says so.
+
 The rows of blockTable carry the checksums of all cells. So they say what each container's stored bytes must be
 (:func:`container_digests`).
 
@@ -27,7 +30,16 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from schemas.codecs.block_rows import MAX_BYTES
 from schemas.column_families import ADD_INT64, BLOCK_TABLE, RETRY_TABLE
 from spark_streaming.batch.core.computed import CounterDifference, LogPoint, ShardDigest
-from spark_streaming.records.core.reading import BARRIER, BATCH, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
+from spark_streaming.records.core.reading import (
+    BARRIER,
+    BASE,
+    BATCH,
+    REQUEST_BATCH,
+    AuditPosition,
+    LogBroken,
+    Ruling,
+    read,
+)
 from spark_streaming.records.decode import column_of, decoded
 from spark_streaming.records.transforms import (
     header_rows,
@@ -44,7 +56,9 @@ MAX_COUNTER_DIFFERENCES = 64
 """Most false counters that the check names for each shard."""
 
 EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, replicas array<string>, broken string"
-"""``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken."""
+"""``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken. A row of kind BASE
+stands for the base of a trimmed log.
+"""
 
 PUT, DELETE, MERGE = 1, 2, 3
 ORDINAL_BITS = 23
@@ -76,14 +90,21 @@ def _effective_of_shard(headers: pd.DataFrame) -> pd.DataFrame:
 
 def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
     position = AuditPosition()
+    shard, offset = 0, -1
     for row in headers.itertuples(index=False):
+        shard, offset, sought = row.shard, row.offset, position.seeks_base
         try:
             position, outcome = read(position, log_row(row).header)
         except LogBroken as broken:
             yield row.shard, row.offset, None, position.last_index, 0, None, broken.reason
             return
+        if sought and position.has_begun:
+            yield row.shard, position.base_offset, BASE, position.base_index, 0, None, None
         if outcome is Ruling.COUNTS:
             yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
+    if position.seeks_base:
+        reason = f"the log begins at offset {position.trimmed_to}, and no base follows from which it could be judged"
+        yield shard, offset, None, position.last_index, 0, None, reason
 
 
 def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
@@ -94,6 +115,12 @@ def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
     return {row.shard: LogPoint(row.at, row["last"]) for row in rows}
+
+
+def first_bases(effective: DataFrame) -> dict[int, LogPoint]:
+    """Return the base of each shard whose log was trimmed: the oracle cannot compute its rows."""
+    rows = effective.where(F.col("kind") == BASE).collect()
+    return {row.shard: LogPoint(row.offset, row.last_index) for row in rows}
 
 
 def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:
