@@ -59,6 +59,11 @@ class AuditConfig:
         return self.work_dir / "checkpoint-2"
 
     @property
+    def windows_checkpoint_dir(self) -> Path:
+        """Where the query of windows keeps its own."""
+        return self.work_dir / "windows-checkpoint-2"
+
+    @property
     def output_dir(self) -> Path:
         """Where Parquet goes: ``verdicts``, ``barriers``, ``windows``."""
         return self.work_dir / "output"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from schemas.records.messages import AuditReport
 from spark_streaming.batch.core.computed import LogPoint
 from spark_streaming.batch.core.gathering import FactRow, GatheredVerdicts, LogPartition, facts_from
 from spark_streaming.batch.core.results import is_ok, partition_result
@@ -30,8 +31,8 @@ def trimmed(auditor: Auditor, at: int) -> Auditor:
     return auditor
 
 
-def reports(log: LogBuilder, **changed: object) -> list:
-    return [log.report(log.barriers[-1], node, **changed) for node in REPLICAS]
+def reports(log: LogBuilder) -> list[AuditReport]:
+    return [log.report(log.barriers[-1], node) for node in REPLICAS]
 
 
 def test_the_audit_begins_at_the_base_and_says_so():
