@@ -18,10 +18,6 @@ MAX_DIGESTS = 32
 MAX_HOLDS = 1024
 """Most offsets that one member may hold for transfers."""
 
-EQUAL = "equal"
-DIVERGED = "diverged"
-"""Words of a Verdict (``schemas/avsc/messages/Verdict.avsc``)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPlace:

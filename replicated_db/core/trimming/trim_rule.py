@@ -51,8 +51,8 @@ class TrimFacts:
     """What is known of one shard.
 
     ``first``, ``end``: the log's bounds. ``answers``: by member, its place, or in words why it is not known. ``audit``:
-    None if no audit has ever judged the shard; a text if it cannot be told. ``logged_at_ms``: by the offset of a base,
-    when the broker appended it; a base that is left out counts as new.
+    None if no audit is known to have judged the shard; a text if it cannot be told. ``logged_at_ms``: by the offset of
+    a base, when the broker appended it; a base that is left out is not used, because nobody has seen it in the log.
     """
 
     first: int
@@ -64,7 +64,7 @@ class TrimFacts:
 
     def age_ms(self, base: Base) -> int:
         """Return how long ago a base was logged."""
-        return max(0, self.now_ms - self.logged_at_ms.get(base.offset, self.now_ms))
+        return max(0, self.now_ms - self.logged_at_ms[base.offset])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,13 +123,13 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
         _agreement(facts, wish),
     ]
     limit = min(finding.allows for finding in limits)
-    held = _bases_of_majority(members, places)
+    held = [base for base in _bases_of_majority(members, places) if base.offset in facts.logged_at_ms]
     old = [base for base in held if facts.age_ms(base) >= wish.keep_ms]
     below = [base for base in old if base.offset <= limit]
     audit = _audit(facts, wish, below)
     usable = [base for base in below if base.offset <= audit.allows]
     base = usable[-1] if usable and usable[-1].offset > facts.first else None
-    findings = (*limits, audit, _base_finding(facts, wish, held, old, usable, min(limit, audit.allows)))
+    findings = (*limits, audit, _base_finding(facts, wish, held, old, usable))
     return TrimDecision(
         first=facts.first, end=facts.end, offset=facts.first if base is None else base.offset, base=base,
         findings=findings,
@@ -239,18 +239,16 @@ def _bases_of_majority(members: Sequence[str], places: Sequence[MemberPlace]) ->
 
 
 def _base_finding(
-    facts: TrimFacts, wish: TrimWish, held: Sequence[Base], old: Sequence[Base], usable: Sequence[Base], limit: int
+    facts: TrimFacts, wish: TrimWish, held: Sequence[Base], old: Sequence[Base], usable: Sequence[Base]
 ) -> RuleFinding:
     if usable:
         base = usable[-1]
-        why = f"the log can begin at the base of index {base.index}, the newest at or below {limit}"
-        if base.offset <= facts.first:
-            why = f"the newest base at or below {limit} is at {base.offset}, where the log begins already"
+        why = f"the log can begin at the base of index {base.index}, the newest that the other rules allow"
         return RuleFinding(rule="base", allows=max(base.offset, facts.first), why=why)
     if not held:
-        why = "a majority of the members has read no base yet: the leader must log one"
+        why = "a majority of the members has read no base behind the log's beginning: the leader must log one"
     elif not old:
         why = f"the oldest base is younger than the {wish.keep_ms // 1000:,} s that are kept"
     else:
-        why = f"the oldest base that could be used is at {old[0].offset}, behind {limit}"
+        why = f"the oldest base that could be used is at {old[0].offset}, behind what the other rules allow"
     return RuleFinding(rule="base", allows=facts.first, why=why)

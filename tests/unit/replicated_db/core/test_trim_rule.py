@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from replicated_db.core.trimming.audit_view import MAX_NODES, MAX_SHARDS, AuditView
 from replicated_db.core.trimming.bases import MAX_BASES, Base, Bases
 from replicated_db.core.trimming.places import AuditPlace, MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide
+from schemas.records.messages import Verdict
 
 NOW_MS = 10 * AUDIT_SILENCE_MS
 MEMBERS = ("n1", "n2", "n3")
@@ -111,6 +113,11 @@ def test_a_log_that_begins_at_the_base_is_left_alone():
     assert (done.offset, done.base, done.records) == (30, None, 0)
 
 
+def test_a_base_that_is_not_found_in_the_log_is_not_used():
+    assert decide(replace(known(), logged_at_ms={10: NOW_MS}), TrimWish()).offset == 10
+    assert decide(replace(known(), logged_at_ms={}), TrimWish()).offset == 0
+
+
 def test_members_agree_at_an_index():
     ahead = place("n1", digests=((10, "ab"), (11, "cd")))
     assert agreeing([ahead, place("n2"), place("n3", digests=((10, "xy"),))]) == (10, ("n1", "n2"))
@@ -174,3 +181,40 @@ def test_the_oldest_bases_are_forgotten():
     assert row is not None
     assert len(Bases(row, 0).whole) == MAX_BASES
     assert bases.whole[0].offset == 3
+
+
+def verdict(node: str, word: str, offset: int, basis: str = "incremental", **changed: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "cluster": "c", "shard": 0, "node": node, "barrier_offset": offset, "index": 1, "verdict": word, "basis": basis,
+        "differences": [], "differing_slots": 0, "evidence": None, "reason": "", "decided_at_ms": offset, "log": "om.log",
+    }  # fmt: skip
+    return Verdict(**(fields | changed))
+
+
+def test_the_audit_has_come_as_far_as_it_judged_equal():
+    view = AuditView("om.log")
+    assert view.place(0) is None
+    view.take([verdict("n1", "unknown", 10**9), verdict("n1", "equal", 7, log="dn.log")])
+    assert view.place(0) is None
+    view.take([verdict("n1", "equal", 7), verdict("n2", "diverged", 9), verdict("n1", "equal", 5)])
+    assert view.place(0) == AuditPlace(offset=7, decided_at_ms=9, diverged=("n2",))
+    view.take([verdict("n2", "equal", 11)])
+    assert view.place(0) == AuditPlace(offset=11, decided_at_ms=11)
+
+
+def test_a_scan_that_differed_holds_until_a_scan_is_equal():
+    view = AuditView("om.log")
+    view.take([verdict("n1", "diverged", 5, "scrubbed"), verdict("n1", "equal", 6)])
+    assert view.place(0) == AuditPlace(offset=6, decided_at_ms=6, diverged=("n1",))
+    view.take([verdict("n1", "equal", 8, "scrubbed")])
+    assert view.place(0) == AuditPlace(offset=8, decided_at_ms=8)
+
+
+def test_strangers_verdicts_are_bounded():
+    view = AuditView("om.log")
+    view.take([verdict(f"x{number}", "diverged", 1) for number in range(3 * MAX_NODES)])
+    place_ = view.place(0)
+    assert place_ is not None
+    assert len(place_.diverged) == MAX_NODES
+    view.take([verdict("n1", "equal", 1, shard=number) for number in range(MAX_SHARDS + 5)])
+    assert view.place(MAX_SHARDS + 2) is None
