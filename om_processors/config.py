@@ -11,6 +11,9 @@ from pathlib import Path
 from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
 
+DEFAULT_TRIM_LOG_AFTER_MS = 7 * 86_400_000
+"""For how long the log keeps its records, unless the settings say otherwise: as long as Kafka keeps those of a topic."""
+
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -60,6 +63,10 @@ class NodeConfig:
     """Interval of barriers with a full scan; 0 = only the one at start."""
     late_flush_interval_ms: int
     """How long late validation lets rows gather in the table cache before it writes them."""
+    node_addresses: tuple[tuple[str, str], ...] = ()
+    """Name and ``host:port`` of the HTTP server of each node of the cluster."""
+    trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS
+    """For how long a leader keeps the records of its log before it trims them; 0 = until an operator trims."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
     http_hosts: frozenset[str]

@@ -39,6 +39,7 @@ from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.trimming_api import TrimmingApi
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
@@ -91,7 +92,9 @@ class OMNode:
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
-        self.duties = LeaderDuties(config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal)
+        self.duties = LeaderDuties(
+            config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal
+        )
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
 
@@ -164,6 +167,7 @@ class OMNode:
         OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
+        TrimmingApi(self.duties.trimming, self.config.shards, fatal).attach(app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
         app.on_before_shutdown.connect(self._hand_over)

@@ -16,7 +16,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
 
     Raises UsageError for an unknown name, and without the cluster's secret.
     """
-    from om_processors.config import NodeConfig
+    from om_processors.config import DEFAULT_TRIM_LOG_AFTER_MS, NodeConfig
 
     own = settings.node(name)
     return NodeConfig(
@@ -40,6 +40,10 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         barrier_interval_ms=settings.barrier_interval_ms,
         scrub_interval_ms=settings.scrub_interval_ms,
         late_flush_interval_ms=settings.late_flush_interval_ms,
+        node_addresses=tuple((node.name, node.address) for node in settings.nodes),
+        trim_log_after_ms=(
+            DEFAULT_TRIM_LOG_AFTER_MS if settings.trim_log_after_ms is None else settings.trim_log_after_ms
+        ),
         secret=settings.secret(),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,

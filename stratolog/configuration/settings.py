@@ -128,6 +128,11 @@ class Settings:
     """Interval at which replicas check their digests by a full scan; 0 = only at start."""
     late_flush_interval_ms: int = _setting(values.integer(0, 3_600_000), default=10)
     """How long late validation gathers rows in a replica's table cache before it writes them; 0 = at once."""
+    trim_log_after_ms: int | None = _setting(values.integer(0, 3650 * DAY_MS), default=None)
+    """For how long leaders keep the records of om.log before they trim them; 0 = until an operator trims.
+
+    Unset: seven days.
+    """
     request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)

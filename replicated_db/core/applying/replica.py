@@ -389,6 +389,11 @@ class Replica:
         while len(self._barrier_digests) > MAX_DIGESTS:
             del self._barrier_digests[next(iter(self._barrier_digests))]
 
+    @property
+    def bases(self) -> tuple[Base, ...]:
+        """The last records at which this log can begin, in order."""
+        return self._bases.whole
+
     def durable_place(self, holds: Iterable[int] = ()) -> MemberPlace:
         """Return where this replica stands, with everything up to there on the disk (``core/trimming``).
 

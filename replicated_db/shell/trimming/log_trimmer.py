@@ -6,10 +6,11 @@ move on, so an answer stays good. A member that joins meanwhile begins with a pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from replicated_db.core.ports import Clock
+from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, members_of
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
@@ -72,22 +73,34 @@ class LogTrimmer:
             return f"{', '.join(others)} has another digest at index {index} than {', '.join(names)}: repair it first"
         return None
 
+    def base_ages_ms(self, partition: int, bases: Sequence[Base]) -> list[int]:
+        """Return how long ago bases were logged that lie behind the log's beginning. Raises LogUnavailable."""
+        with self._lock:
+            now_ms = self._clock.wall_ms()
+            first = self._of(partition).bounds().first
+            return [max(0, now_ms - time_ms) for time_ms in self._times(partition, first, bases).values()]
+
     def _look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
         answers = self._ask(partition, own, addresses)
         audit = self._verdicts.place(partition)
         records = self._of(partition)
         first, end = records.bounds()
-        known = self._logged_at_ms.get(partition, {})
+        facts = TrimFacts(
+            first=first, end=end, now_ms=self._clock.wall_ms(), answers=answers, audit=audit,
+            logged_at_ms=self._times(partition, first, own.bases),
+        )  # fmt: skip
+        return decide(facts, wish)
+
+    def _times(self, partition: int, first: int, bases: Sequence[Base]) -> dict[int, int]:
+        """Return when bases behind ``first`` were logged, by offset. Those that are not in the log are left out."""
+        known, records = self._logged_at_ms.get(partition, {}), self._of(partition)
         times = {
             base.offset: known.get(base.offset) or records.base_logged_at_ms(base.offset)
-            for base in own.bases if base.offset > first
+            for base in bases if base.offset > first
         }  # fmt: skip
-        logged_at_ms = {offset: time_ms for offset, time_ms in times.items() if time_ms is not None}
-        self._logged_at_ms[partition] = logged_at_ms
-        facts = TrimFacts(
-            first=first, end=end, now_ms=self._clock.wall_ms(), answers=answers, audit=audit, logged_at_ms=logged_at_ms
-        )
-        return decide(facts, wish)
+        found = {offset: time_ms for offset, time_ms in times.items() if time_ms is not None}
+        self._logged_at_ms[partition] = found
+        return found
 
     def _ask(self, partition: int, own: MemberPlace, addresses: Addresses) -> dict[str, MemberPlace | str]:
         """Ask every member, and those whom a member names that has read further."""

@@ -38,6 +38,7 @@ ANOTHER = {
     "barrier_interval_ms": "50",
     "scrub_interval_ms": "0",
     "late_flush_interval_ms": "250",
+    "trim_log_after_ms": "3600000",
     "request_timeout_ms": "99",
     "max_in_flight": "17",
     "audit": "false",
