@@ -100,6 +100,10 @@ class OMLogTrimming:
         """Return how long ago the bases were logged to which the log could be trimmed. Raises LogUnavailable."""
         return self._trimmer.base_ages_ms(shard, self._loops[shard].replica.bases)
 
+    def age_ms(self, shard: int) -> int:
+        """Return how long ago the log's first record was appended. Raises LogUnavailable."""
+        return self._trimmer.age_ms(shard)
+
     def _addresses(self, others: Mapping[str, str]) -> Mapping[str, str]:
         """Return all known addresses: the brokers know the leaders' group, and the settings win over both."""
         return {**_group_addresses(self._config.bootstrap_servers), **others, **dict(self._config.node_addresses)}
@@ -146,7 +150,8 @@ class LogTrimLoop(Background):
         """Log a base if one is due, and trim to one that is old enough."""
         try:
             ages_ms = self._trimming.base_ages_ms(shard)
-            if min(ages_ms, default=self._interval_ms) >= self._interval_ms:
+            newest_ms = min(ages_ms) if ages_ms else self._trimming.age_ms(shard)
+            if newest_ms >= self._interval_ms:
                 asked = self._trimming.log_base(shard, {})
                 if asked.why:
                     self._tell(shard, f"no base is logged: {asked.why}")

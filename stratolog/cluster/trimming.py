@@ -74,7 +74,7 @@ def trim(
     base = log_base(settings, shard, wish)
     if base["why"]:
         report(f"shard {shard}: no base is logged: {base['why']}")
-    begun_s = time.monotonic()
+    begun_s, told = time.monotonic(), ""
     patience_s = wait_s if not (base["why"] or wish.keep_records or wish.keep_ms) else 0.0
     while (waited_s := time.monotonic() - begun_s) < patience_s:
         found = look(settings, shard, wish)
@@ -82,8 +82,9 @@ def trim(
         held_by = next(rule for rule in found["rules"] if rule["rule"] == found["held_by"])
         if at_base and (waited_s > AUDIT_WORD_S or not base["asked"] or not has_audit or wish.without_audit):
             break
-        if not at_base:
-            report(f"shard {shard}: {held_by['rule']}: {held_by['why']}")
+        if not at_base and held_by["rule"] != told:
+            told = held_by["rule"]
+            report(f"shard {shard}: waiting: {held_by['rule']}: {held_by['why']}")
         time.sleep(POLL_S)
     return _ask(settings, shard, wish, "trim")
 

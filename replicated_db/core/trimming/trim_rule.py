@@ -78,23 +78,22 @@ class RuleFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimDecision:
-    """The log is trimmed to ``offset``: that record is the first one kept. ``base`` is None if nothing is deleted."""
+    """The log is trimmed to ``offset``: that record is the first one kept. ``base`` is None if nothing is deleted.
+
+    ``held_by``: the rule that keeps the log from being trimmed further.
+    """
 
     first: int
     end: int
     offset: int
     base: Base | None
     findings: tuple[RuleFinding, ...]
+    held_by: RuleFinding
 
     @property
     def records(self) -> int:
         """How many records are deleted."""
         return self.offset - self.first
-
-    @property
-    def held_by(self) -> RuleFinding:
-        """Return the rule that allows least."""
-        return min(self.findings, key=lambda finding: finding.allows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as plain values."""
@@ -129,10 +128,13 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
     audit = _audit(facts, wish, below)
     usable = [base for base in below if base.offset <= audit.allows]
     base = usable[-1] if usable and usable[-1].offset > facts.first else None
-    findings = (*limits, audit, _base_finding(facts, wish, held, old, usable))
+    by_base = _base_finding(facts, wish, held, old, usable)
+    others = (*limits, audit)
+    lowest = min(others, key=lambda finding: finding.allows)
+    is_held = any(base.offset > lowest.allows for base in old)
     return TrimDecision(
         first=facts.first, end=facts.end, offset=facts.first if base is None else base.offset, base=base,
-        findings=findings,
+        findings=(*others, by_base), held_by=lowest if is_held or lowest.allows <= facts.first else by_base,
     )  # fmt: skip
 
 
@@ -224,7 +226,7 @@ def _audit(facts: TrimFacts, wish: TrimWish, bases: Sequence[Base]) -> RuleFindi
         why = f"silent for {seconds:,} s, longer than it may hold the log: it begins anew at the base"
         return RuleFinding(rule="audit", allows=overdue[-1], why=why)
     judged = f"up to offset {audit.offset}" if audit.offset >= 0 else "no barrier equal"
-    why = f"it has judged {judged}, {seconds:,} s ago; if it does not run any more, give --without-audit"
+    why = f"it has judged {judged}, {seconds:,} s ago"
     return RuleFinding(rule="audit", allows=audit.offset + 1, why=why)
 
 
@@ -243,7 +245,7 @@ def _base_finding(
 ) -> RuleFinding:
     if usable:
         base = usable[-1]
-        why = f"the log can begin at the base of index {base.index}, the newest that the other rules allow"
+        why = f"the log can begin at the base of index {base.index}"
         return RuleFinding(rule="base", allows=max(base.offset, facts.first), why=why)
     if not held:
         why = "a majority of the members has read no base behind the log's beginning: the leader must log one"

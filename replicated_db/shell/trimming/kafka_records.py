@@ -40,6 +40,15 @@ class KafkaRecords:
             return None
         return None
 
+    def first_logged_at_ms(self) -> int | None:
+        """Return when the log's first record was appended, None if there is none; raises LogUnavailable."""
+        first, end = self._log.bounds()
+        try:
+            entries = self._log.read(first, 1, READ_WAIT_S) if first < end else ()
+        except (OffsetOutOfRange, StopProcess):
+            return None
+        return entries[0].timestamp_ms if entries else None
+
     def delete_before(self, offset: int) -> int:
         """Delete the records before ``offset``; return the log's first offset from then on. Raises LogUnavailable.
 

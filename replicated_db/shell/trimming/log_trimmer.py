@@ -80,6 +80,12 @@ class LogTrimmer:
             first = self._of(partition).bounds().first
             return [max(0, now_ms - time_ms) for time_ms in self._times(partition, first, bases).values()]
 
+    def age_ms(self, partition: int) -> int:
+        """Return how long ago the log's first record was appended; 0 if there is none. Raises LogUnavailable."""
+        with self._lock:
+            first_ms = self._of(partition).first_logged_at_ms()
+            return 0 if first_ms is None else max(0, self._clock.wall_ms() - first_ms)
+
     def _look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
         answers = self._ask(partition, own, addresses)
         audit = self._verdicts.place(partition)

@@ -104,4 +104,6 @@ def _print(one: dict[str, Any], *, explain: bool) -> None:
         )
     else:
         text = f"shard {one['shard']}: nothing is deleted. {held['rule']}: {held['why']}"
+        if held["rule"] == "audit":
+            text += "; if the audit does not run any more, give --without-audit"
     console.print(text, highlight=False, soft_wrap=True)
