@@ -82,6 +82,8 @@ def trim(
         held_by = next(rule for rule in found["rules"] if rule["rule"] == found["held_by"])
         if at_base and (waited_s > AUDIT_WORD_S or not base["asked"] or not has_audit or wish.without_audit):
             break
+        if not base["asked"] and held_by["rule"] == "base":
+            break
         if not at_base and held_by["rule"] != told:
             told = held_by["rule"]
             report(f"shard {shard}: waiting: {held_by['rule']}: {held_by['why']}")

@@ -35,6 +35,11 @@ class LogPartition:
     entries: list[Entry] = field(default_factory=list)
     appenders: list[Appender] = field(default_factory=list)
     orphans: list[bytes] = field(default_factory=list)
+    first: int = 0
+    """The first offset that readers may have. ``entries`` keeps what was trimmed, for the judge alone."""
+
+    def trim(self, first: int) -> None:
+        self.first = max(self.first, first)
 
     def append(self, value: bytes) -> int:
         entry = Entry(offset=len(self.entries), timestamp_ms=self.clock(), value=value)
@@ -124,12 +129,12 @@ class LogView:
 
     def bounds(self) -> LogBounds:
         self.partition.scheduler.wait()
-        return LogBounds(0, self._end())
+        return LogBounds(self.partition.first, self._end())
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:
         self.partition.scheduler.wait(lambda: self._end() > offset, wait_s * 1000)
-        if offset > self._end():
-            raise OffsetOutOfRange(f"offset {offset} is not in 0..{self._end()}")
+        if not self.partition.first <= offset <= self._end():
+            raise OffsetOutOfRange(f"offset {offset} is not in {self.partition.first}..{self._end()}")
         entries = self.partition.entries[offset : min(offset + limit, self._end())]
         if entries:
             self.read_to = max(self.read_to, entries[-1].offset)

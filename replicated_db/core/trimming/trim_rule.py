@@ -122,13 +122,14 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
         _agreement(facts, wish),
     ]
     limit = min(finding.allows for finding in limits)
-    held = [base for base in _bases_of_majority(members, places) if base.offset in facts.logged_at_ms]
+    known = _bases_of_majority(members, places)
+    held = [base for base in known if base.offset in facts.logged_at_ms]
     old = [base for base in held if facts.age_ms(base) >= wish.keep_ms]
     below = [base for base in old if base.offset <= limit]
     audit = _audit(facts, wish, below)
     usable = [base for base in below if base.offset <= audit.allows]
     base = usable[-1] if usable and usable[-1].offset > facts.first else None
-    by_base = _base_finding(facts, wish, held, old, usable)
+    by_base = _base_finding(facts, wish, known, held, old, usable)
     others = (*limits, audit)
     lowest = min(others, key=lambda finding: finding.allows)
     is_held = any(base.offset > lowest.allows for base in old)
@@ -241,13 +242,16 @@ def _bases_of_majority(members: Sequence[str], places: Sequence[MemberPlace]) ->
 
 
 def _base_finding(
-    facts: TrimFacts, wish: TrimWish, held: Sequence[Base], old: Sequence[Base], usable: Sequence[Base]
-) -> RuleFinding:
+    facts: TrimFacts, wish: TrimWish, known: Sequence[Base], held: Sequence[Base], old: Sequence[Base],
+    usable: Sequence[Base],
+) -> RuleFinding:  # fmt: skip
     if usable:
         base = usable[-1]
         why = f"the log can begin at the base of index {base.index}"
         return RuleFinding(rule="base", allows=max(base.offset, facts.first), why=why)
-    if not held:
+    if not held and any(base.offset == facts.first for base in known):
+        why = "the log begins at the newest base already"
+    elif not held:
         why = "a majority of the members has read no base behind the log's beginning: the leader must log one"
     elif not old:
         why = f"the oldest base is younger than the {wish.keep_ms // 1000:,} s that are kept"

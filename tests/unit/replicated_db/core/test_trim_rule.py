@@ -109,8 +109,10 @@ def test_a_base_of_a_minority_is_none():
 
 
 def test_a_log_that_begins_at_the_base_is_left_alone():
-    done = decide(replace(known(), first=30), TrimWish())
-    assert (done.offset, done.base, done.records) == (30, None, 0)
+    facts = replace(known(), first=30, logged_at_ms={})
+    done = decide(facts, TrimWish())
+    assert (done.offset, done.base, done.records, done.held_by.rule) == (30, None, 0, "base")
+    assert why(facts, "base") == "the log begins at the newest base already"
 
 
 def test_a_base_that_is_not_found_in_the_log_is_not_used():
