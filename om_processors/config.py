@@ -13,6 +13,8 @@ from schemas.sharding import MAX_PIPELINES
 
 DEFAULT_BOOTSTRAP_RECORDS = 100_000
 """Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
+DEFAULT_TRIM_LOG_AFTER_MS = 0
+"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone for good."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -69,6 +71,10 @@ class NodeConfig:
     """How long a log must be before an empty replica takes a peer's checkpoint instead of reading the log."""
     bootstrap_bytes_per_s: int = 0
     """How many bytes of checkpoints the node sends in a second at most; 0 = no bound."""
+    node_addresses: tuple[tuple[str, str], ...] = ()
+    """Name and ``host:port`` of the HTTP server of each node of the cluster."""
+    trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS
+    """For how long a leader keeps the records of its log before it trims them; 0 = until an operator trims."""
     secret: ClusterSecret
     """The cluster's secret, by which members and operators prove themselves."""
     http_hosts: frozenset[str]

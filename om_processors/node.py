@@ -43,6 +43,7 @@ from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
 from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
 from om_processors.serving.snapshot_reads import SnapshotReads
+from om_processors.serving.trimming_api import TrimmingApi
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
@@ -103,21 +104,27 @@ class OMNode:
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
         databases = {shard: self._database(shard) for shard in range(config.shards)}
         self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
+        self.transfers = TransferDesk(
+            config.node, self.replicas, lambda shard: self.loops[shard].leading,
+            bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info,
+        )  # fmt: skip
         self.duties = LeaderDuties(
-            config, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal, self._checkpoint_removed
-        )
+            config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal,
+            self._checkpoint_removed, self._holds,
+        )  # fmt: skip
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
-        self.transfers = TransferDesk(
-            config.node, self.replicas, lambda shard: self.loops[shard].leading,
-            bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info,
-        )  # fmt: skip
 
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
+
+    def _holds(self, shard: int) -> tuple[int, ...]:
+        """Return the offsets from which transfers of this node still need a shard's log."""
+        held = self.transfers.holds(shard)
+        return () if held is None else (held,)
 
     def _checkpoint_removed(self, shard: int, name: str) -> None:
         """Close the checkpoint if it is open: an open file keeps its place on the disk."""
@@ -208,6 +215,7 @@ class OMNode:
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         server: Any = app.web
         TransferPages(self.transfers).attach(server.web_app)
+        TrimmingApi(self.duties.trimming, self.config.shards, fatal).attach(app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
         app.on_before_shutdown.connect(self._hand_over)

@@ -21,6 +21,7 @@ from schemas import features
 from schemas import result_codes as codes
 from schemas.records.log import FORCED, LATE_MODE, REQUEST_MODES, FeatureLevel, Members, Mode, Prepared
 from schemas.records.messages import (
+    OWN_DIGESTS,
     AddNode,
     CancelPrepare,
     Finalize,
@@ -66,14 +67,23 @@ def _carry_out(body: object, transaction: Transaction) -> None:  # noqa: ARG001 
 
 @_carry_out.register
 def _(body: LogDigestBase, transaction: Transaction) -> None:
-    if body.index != transaction.index - 1:
+    is_own = body.index == OWN_DIGESTS
+    if is_own:
+        # The Members record that belongs to a base needs this level.
+        require_level(transaction.feature_level, features.OPERATIONS, "a base of the log")
+        if body.slots or body.sums:
+            raise OMError(codes.INVALID_REQUEST, "a base of the leader's own digests is asked for without sums")
+    elif body.index != transaction.index - 1:
         raise OMError(
             codes.INDEX_MOVED, f"the digests are of index {body.index}, the shard is at {transaction.index - 1}"
         )
     if len(body.basis) > MAX_BASIS_CHARACTERS:
         raise OMError(codes.INVALID_REQUEST, f"the basis has {len(body.basis)} characters, over {MAX_BASIS_CHARACTERS}")
     try:
-        transaction.digest_base(body.slots, body.sums, body.basis, forced=body.basis.startswith(FORCED))
+        if is_own:
+            transaction.base(body.basis)
+        else:
+            transaction.digest_base(body.slots, body.sums, body.basis, forced=body.basis.startswith(FORCED))
     except NotSettled as error:
         raise OMError(codes.INDEX_MOVED, f"{error}: ask again") from error
     except DigestsDiffer as error:

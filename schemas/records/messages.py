@@ -108,9 +108,15 @@ class RenameKey:
     to_key: str
 
 
+OWN_DIGESTS = -1
+"""As the index of a LogDigestBase without sums: the leader logs its own digests, and a base of the log with them
+(``replicated_db/core/trimming/bases.py``). Leaders of older software refuse it with INDEX_MOVED.
+"""
+
+
 @record
 class LogDigestBase:
-    """Operator's command: restart the log's digest sums after a repair."""
+    """Operator's command: restart the log's digest sums after a repair, or log a base to trim the log to."""
 
     shard: int
     index: int

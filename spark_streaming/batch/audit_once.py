@@ -70,7 +70,8 @@ def _log_results(session: SparkSession, config: AuditConfig, view: LogView, gath
         partition.shard: LogPoint(barrier.offset, barrier.index)
         for partition, barrier in gathered.barriers.items()
         if partition.log == view.log.name
-        and not view.facts.get(partition.shard, PartitionFacts()).is_late(barrier.offset)
+        and (fact := view.facts.get(partition.shard, PartitionFacts())).base is None
+        and not fact.is_late(barrier.offset)
     }
     computed, counters = oracle.check(view.records, view.log.column_families, view.effective, until)
     blocks = judge_blocks(session, config.bootstrap_servers, view)

@@ -17,18 +17,25 @@ from spark_streaming.records.transforms import BLOCK_REPORT, without_fields
 
 
 def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -> dict[int, Json]:
-    """Compare the members' reports of stored bytes with the log's rows; a pipeline without a report has no entry."""
+    """Compare the members' reports of stored bytes with the log's rows; a pipeline without a report has no entry.
+
+    A trimmed log does not give the rows: there the members are compared with each other.
+    """
     if BLOCK_TABLE not in view.log.column_families:
         return {}
     records = sources.bounded(session, sources.reports_source(bootstrap_servers, [view.log]))
     reports = newest_reports(records, {shard: set(fact.replicas) for shard, fact in view.facts.items()})
     until = {shard: max(report.log_offset for report in found) for shard, found in reports.items()}
     indexes = counting.indexes_at(view.effective, until)
-    expected = oracle.container_digests(view.records, view.log.column_families, view.effective, until)
+    whole = {shard: offset for shard, offset in until.items() if view.facts[shard].base is None}
+    expected = oracle.container_digests(view.records, view.log.column_families, view.effective, whole)
     return {
-        shard: blocks_result(view.facts[shard].replicas, until[shard], indexes.get(shard, 0), found, expected[shard])
+        shard: blocks_result(
+            view.facts[shard].replicas, until[shard], indexes.get(shard, 0), found,
+            expected[shard] if shard in whole else None,
+        )
         for shard, found in reports.items()
-    }
+    }  # fmt: skip
 
 
 def newest_reports(records: DataFrame, members: dict[int, set[str]]) -> dict[int, list[BlockReport]]:

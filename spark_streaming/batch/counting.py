@@ -13,12 +13,23 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
 from spark_streaming.batch.core.computed import LogPoint
-from spark_streaming.records.core.reading import BARRIER, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
+from spark_streaming.records.core.reading import BARRIER, BASE, REQUEST_BATCH, AuditPosition, LogBroken, Ruling, read
 from spark_streaming.records.transforms import header_rows
 from spark_streaming.verdicts.audit import log_row
 
 EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, replicas array<string>, broken string"
-"""``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken."""
+"""``shards``: of Genesis. ``replicas``: of Genesis and Members. ``broken``: why a log is broken. A row of kind BASE
+stands for the base of a trimmed log.
+"""
+
+PUT, DELETE, MERGE = 1, 2, 3
+ORDINAL_BITS = 23
+"""Bits of an operation's position in its batch: a record of 8 MiB holds fewer; 40 bits remain for the offset."""
+
+COUNTER_BYTES = 8
+BLOCK_ROW = "BlockRow"
+_ID_BYTES = _LENGTH_BYTES = 8
+_UNSIGNED = 1 << 64
 
 
 def effective_records(records: DataFrame) -> DataFrame:
@@ -37,14 +48,21 @@ def _effective_of_shard(headers: pd.DataFrame) -> pd.DataFrame:
 
 def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
     position = AuditPosition()
+    shard, offset = 0, -1
     for row in headers.itertuples(index=False):
+        shard, offset, sought = row.shard, row.offset, position.seeks_base
         try:
             position, outcome = read(position, log_row(row).header)
         except LogBroken as broken:
             yield row.shard, row.offset, None, position.last_index, 0, None, broken.reason
             return
+        if sought and position.has_begun:
+            yield row.shard, position.base_offset, BASE, position.base_index, 0, None, None
         if outcome is Ruling.COUNTS:
             yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
+    if position.seeks_base:
+        reason = f"the log begins at offset {position.trimmed_to}, and no base follows from which it could be judged"
+        yield shard, offset, None, position.last_index, 0, None, reason
 
 
 def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
@@ -55,6 +73,12 @@ def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:
     counting = effective.where(F.col("kind") == BARRIER if at == "barrier" else F.col("kind").isNotNull())
     rows = counting.groupBy("shard").agg(F.max("offset").alias("at"), F.max("last_index").alias("last")).collect()
     return {row.shard: LogPoint(row.at, row["last"]) for row in rows}
+
+
+def first_bases(effective: DataFrame) -> dict[int, LogPoint]:
+    """Return the base of each shard whose log was trimmed: the oracle cannot compute its rows."""
+    rows = effective.where(F.col("kind") == BASE).collect()
+    return {row.shard: LogPoint(row.offset, row.last_index) for row in rows}
 
 
 def indexes_at(effective: DataFrame, until: Mapping[int, int]) -> dict[int, int]:

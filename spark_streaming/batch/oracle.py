@@ -9,6 +9,9 @@ everything else, so Spark manages the state per key.
 The oracle also checks merges: the row that the operands give must have the hash that its last Merge claims (``next``),
 else the log claims another row. The stream does not check this, because a sum per key would be state per key.
 
+Of a trimmed log the oracle computes nothing: most rows were last changed before the log's first record. The log's own
+sums since the base are all there is then, and the result says so.
+
 The rows of blockTable carry the checksums of all cells. So they say what each container's stored bytes must be
 (:func:`container_digests`).
 

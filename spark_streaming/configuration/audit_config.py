@@ -30,7 +30,7 @@ class AuditConfig:
     ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
     whether all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of
-    throughput.
+    throughput. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been trimmed away.
     """
 
     bootstrap_servers: str
@@ -51,11 +51,17 @@ class AuditConfig:
     windows: bool = False
     window_seconds: int = 10
     windows_trigger_ms: int = 5_000
+    cluster: str = ""
 
     @property
     def checkpoint_dir(self) -> Path:
         """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
         return self.work_dir / "checkpoint-2"
+
+    @property
+    def windows_checkpoint_dir(self) -> Path:
+        """Where the query of windows keeps its own."""
+        return self.work_dir / "windows-checkpoint-2"
 
     @property
     def output_dir(self) -> Path:

@@ -8,7 +8,8 @@ majority of the members has reported, and compares their reports with them.
 Progress goes to stderr; the last line of stdout is one JSON object::
 
     {"ok": bool, "shards": [{"shard", "barrier_offset", "index", "log_digest" (hex16), "log_chain" (hex),
-      "oracle_digest", "oracle_rows", "oracle_agrees" (null if "late"), "late", "broken" (reason or null),
+      "oracle_digest", "oracle_rows", "oracle_agrees" (null if "late" or "base"), "late",
+      "base" (null or {"offset", "index"}), "broken" (reason or null),
       "false_counters": [...],
       "replicas": [{"node", "verdict", "basis", "differing_slots", "differences", "evidence", "reason"}]}],
      "pipelines": [as shards, and "blocks": {"log_offset", "index", "containers", "members": [{"node", "verdict",
@@ -16,6 +17,9 @@ Progress goes to stderr; the last line of stdout is one JSON object::
 
 "late": the log holds requests that each replica executes (late validation), so the log alone does not give the rows.
 ``log_digest`` is then null until a DigestBase, and a verdict's ``basis`` says that it rests on the replicas alone.
+
+"base": the log was trimmed. It is judged from this base on, with the base's sums; the oracle has nothing to compute
+from, and stored bytes are compared among the members alone.
 
 Exit status 0 needs all of this: every shard of the cluster and every pipeline has a barrier; all its replicas are
 ``equal`` there (a replica that has not reported is ``unknown``); the oracle agrees with the log's sums; no log is

@@ -2,7 +2,8 @@
 
 Reads om.log and om.audit from their beginnings or from the checkpoint, writes verdicts to om.verdicts and Parquet.
 On SIGTERM or SIGINT it ends after the current micro-batch, with status 0. If a query fails it ends with status 1.
-After SIGKILL a new start continues from the checkpoint. ``health.json`` in the work directory holds the job's state.
+After SIGKILL a new start continues from the checkpoint. If a log was trimmed past the checkpoint, it is set aside, and
+the audit begins at the log's base. ``health.json`` in the work directory holds the job's state.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from confluent_kafka import KafkaException
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -22,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.records.checkpoints import begin_anew_if_trimmed
 from spark_streaming.records.session import build_session
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.query import start
@@ -47,6 +50,12 @@ def run(config: AuditConfig) -> int:
     """Audit until a signal arrives; return the exit status."""
     stop = _Stop()
     health = JobHealth(config.health_file)
+    try:
+        _leave_trimmed_checkpoints(config)
+    except KafkaException as error:
+        health.update(status="failed", error=str(error))
+        print(f"audit failed: {error}", file=sys.stderr)
+        return 1
     session = build_session(config.spark())
 
     def on_written(batch_id: int, verdicts: list[Verdict], _barriers: list[LogBarrier]) -> None:
@@ -84,6 +93,20 @@ def run_queries(
         session.stop()
     health.update(status="stopped")
     return 0
+
+
+def _leave_trimmed_checkpoints(config: AuditConfig) -> None:
+    """Set aside what belongs to a part of the logs that has been trimmed away."""
+    logs = [log.topic for log in config.logs]
+    output = config.output_dir
+    queries = (
+        (config.checkpoint_dir, (output / "verdicts", output / "barriers")),
+        (config.windows_checkpoint_dir, (output / "windows", output / "lags")),
+    )
+    for checkpoint, folders in queries:
+        lost = begin_anew_if_trimmed(config.bootstrap_servers, checkpoint, logs, folders)
+        if lost is not None:
+            print(f"{lost}: {checkpoint.name} is set aside, and begins anew at the log's base", file=sys.stderr)
 
 
 def _watch(queries: list[StreamingQuery], health: JobHealth, is_asked_to_stop: Callable[[], bool]) -> None:

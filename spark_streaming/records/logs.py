@@ -42,6 +42,13 @@ PIPELINES = AuditedLog(
 KNOWN_LOGS = (OBJECT_MANAGER, PIPELINES)
 
 
+def partitions_of(bootstrap_servers: str, log: AuditedLog) -> int:
+    """Return the number of partitions of a log's topic; raises KafkaException if no broker answers."""
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
+    found = admin.list_topics(log.topic, timeout=METADATA_SECONDS).topics.get(log.topic)
+    return 0 if found is None else len(found.partitions)
+
+
 def existing(bootstrap_servers: str, logs: tuple[AuditedLog, ...]) -> tuple[AuditedLog, ...]:
     """Return those of ``logs`` whose topics both exist. The first is always returned: a cluster may have no datanodes.
 

@@ -69,14 +69,17 @@ TIMER_GRAIN_MS = 500
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
 
-def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True) -> DataFrame:
+def audit(
+    rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = ""
+) -> DataFrame:
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
+    ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away.
     Without ``timers`` no missing report is judged. Use that for a query that must end with its input: Spark runs
     micro-batch after micro-batch for a query that has processing-time timers.
     """
     return rows.groupBy("log", "shard").transformWithStateInPandas(
-        AuditProcessor(logs, limits, timers=timers),
+        AuditProcessor(logs, limits, timers=timers, cluster=cluster),
         outputStructType=FINDING_SCHEMA,
         outputMode="Update",
         timeMode="ProcessingTime" if timers else "None",
@@ -86,10 +89,11 @@ def audit(rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *
 class AuditProcessor(StatefulProcessor):
     """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
 
-    def __init__(self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool) -> None:
+    def __init__(self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "") -> None:
         self._families = {log.name: log.column_families for log in logs}
         self._limits = limits
         self._timers = timers
+        self._cluster = cluster
 
     def init(self, handle: Any) -> None:
         """Name the state variables."""
@@ -140,7 +144,10 @@ class AuditProcessor(StatefulProcessor):
         families = self._families[log]
         state = state_from(self._core.get(), len(families))
         store = SparkStore(shard, self._barriers, self._reports, self._blocks)
-        return ShardAudit(log=log, shard=shard, families=families, limits=self._limits, state=state, store=store)
+        return ShardAudit(
+            log=log, shard=shard, families=families, limits=self._limits, state=state, store=store,
+            cluster=self._cluster,
+        )  # fmt: skip
 
     def _close(self, shard: ShardAudit) -> None:
         self._core.update(state_row(shard.state))

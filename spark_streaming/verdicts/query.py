@@ -22,7 +22,7 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> Dat
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
         logs,
     )
-    return audit(rows, logs, config.limits, timers=timers)
+    return audit(rows, logs, config.limits, timers=timers, cluster=config.cluster)
 
 
 def start(session: SparkSession, config: AuditConfig, sink: FindingSink, *, once: bool) -> StreamingQuery:

@@ -43,5 +43,5 @@ def start_windows(session: SparkSession, config: AuditConfig) -> StreamingQuery:
     )
     writer = windowed(found, seconds=config.window_seconds).writeStream.queryName("windows").outputMode("append")
     writer = writer.foreachBatch(WindowSink(output_dir=config.output_dir))
-    writer = writer.option("checkpointLocation", str((config.work_dir / "windows-checkpoint-2").resolve()))
+    writer = writer.option("checkpointLocation", str(config.windows_checkpoint_dir.resolve()))
     return writer.trigger(processingTime=f"{config.windows_trigger_ms} milliseconds").start()

@@ -1,4 +1,7 @@
-"""A shard's log from its first record on, judged by the reading rule: for the commands and the drills."""
+"""A shard's log from its first record on, judged by the reading rule: for the commands and the drills.
+
+A log that was trimmed begins with a base (``replicated_db/core/trimming/bases.py``), and is judged from there.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,14 @@ from confluent_kafka.admin import AdminClient
 
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.position import Position
-from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.log.reading import Reading, advance, judge, position_before
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from schemas.codecs.codec import Undecodable, decode
-from schemas.records.log import LogRecord
+from schemas.records.log import DigestBase, LogRecord
 from schemas.topics import OM_LOG
 from stratolog.configuration.settings import Settings
-from stratolog.errors import Unavailable
+from stratolog.errors import Unavailable, UserError
 
 READ_LIMIT = 500
 WAIT_S = 5.0
@@ -33,12 +36,25 @@ class JudgedRecord(NamedTuple):
     verdict: Reading | StopProcess
 
 
+def first_offset(settings: Settings, shard: int) -> int:
+    """Return the first offset of a shard's log: 0 unless it was trimmed. Raises Unavailable."""
+    source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
+    try:
+        return source.bounds().first
+    except LogUnavailable as error:
+        raise Unavailable(f"{OM_LOG}/{shard}: {error}") from error
+    finally:
+        source.close()
+
+
 def read_entries(settings: Settings, shard: int, start: int = 0, until: int | None = None) -> Iterator[Entry]:
     """Read a shard's log from offset ``start`` up to and with ``until`` (None: its present end); raises Unavailable."""
     source = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, "")
     silent = 0
     try:
-        _, end = source.bounds()
+        first, end = source.bounds()
+        if start < first:
+            raise UserError(f"the log of shard {shard} was trimmed: it begins at offset {first}, not at {start}")
         if until is not None:
             end = min(end, until + 1)
         offset = start
@@ -59,12 +75,18 @@ def read_judged(settings: Settings, shard: int, until: int | None = None) -> Ite
     """Read a shard's log from its first record up to and with offset ``until`` (None: its present end).
 
     The first record is the only place to begin, because earlier records decide which later ones are void. A record that
-    breaks the log's contract is the last one. Raises Unavailable if the brokers do not answer.
+    breaks the log's contract is the last one. Raises Unavailable if the brokers do not answer, UserError for a trimmed
+    log that does not begin with a base.
     """
     position = Position()
-    for entry in read_entries(settings, shard, 0, until):
+    first = first_offset(settings, shard)
+    if until is not None and until < first:
+        raise UserError(f"the log of shard {shard} was trimmed: it begins at offset {first}, behind {until}")
+    for entry in read_entries(settings, shard, first, until):
         try:
             record: LogRecord = decode(entry.value)
+            if entry.offset == first > 0:
+                position = _position_at_start(shard, first, record)
             reading = judge(position, record)
         except Undecodable as error:
             yield JudgedRecord(entry, None, StopProcess(str(error)))
@@ -75,6 +97,15 @@ def read_judged(settings: Settings, shard: int, until: int | None = None) -> Ite
         if reading.takes_effect:
             position = advance(position, record, entry.offset, entry.value)
         yield JudgedRecord(entry, record, reading)
+
+
+def _position_at_start(shard: int, first: int, record: LogRecord) -> Position:
+    if not isinstance(record, DigestBase):
+        raise UserError(
+            f"the log of shard {shard} begins at offset {first} with a {type(record).__name__}, and what is void there "
+            "follows from what was deleted: it was not trimmed by 'stratolog admin trim'"
+        )
+    return position_before(record)
 
 
 def topic_id(settings: Settings) -> str:

@@ -55,6 +55,12 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
                     raise UserError(
                         f"the log of shard {shard} is broken at offset {broken[0].offset}: {broken[0].broken}"
                     )
+                if (base := counting.first_bases(effective).get(shard)) is not None:
+                    raise UserError(
+                        f"the log of shard {shard} was trimmed, and is known from index {base.index} on (offset "
+                        f"{base.offset}): it does not say what all rows are. A base can be taken from the replicas: "
+                        f"stratolog admin digest-base {shard} --from-replicas"
+                    )
                 if (late_from := counting.first_logged_requests(effective).get(shard)) is not None:
                     raise UserError(
                         f"shard {shard} has requests under late validation from offset {late_from} on: the log does "

@@ -106,6 +106,7 @@ def audit_once(settings: Settings, *, report_timeout_ms: int, require_blocks: bo
             "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
             "report_timeout_ms": report_timeout_ms,
             "require_blocks": require_blocks,
+            "cluster": settings.cluster,
         }
         path = folder / "audit.json"
         path.write_text(json.dumps(config))
@@ -166,13 +167,20 @@ def _print_partitions(entries: Sequence[Json], kind: str) -> None:
     partitions = [
         (
             entry["shard"], entry["index"], entry["log_digest"], entry["oracle_digest"], entry["oracle_rows"],
-            {True: "yes", None: "n/a (late validation)"}.get(entry["oracle_agrees"], "NO"), entry["broken"],
+            _agreement(entry), entry["broken"],
         )
         for entry in entries
     ]  # fmt: skip
     columns = (kind, "index", "digest of the log", "digest of the oracle", "rows", "agree", "broken")
     less = ("index", "rows", "digest of the log", "digest of the oracle")
     print_table("The log's sums, and the rows recomputed the long way", columns, partitions, less)
+
+
+def _agreement(entry: Json) -> str:
+    """Say whether the oracle agrees, or why it cannot."""
+    if entry["oracle_agrees"] is None:
+        return f"n/a (from base at index {entry['base']['index']})" if entry.get("base") else "n/a (late validation)"
+    return "yes" if entry["oracle_agrees"] else "NO"
 
 
 def _print_blocks(entries: Sequence[Json]) -> None:

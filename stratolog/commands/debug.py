@@ -20,12 +20,12 @@ from schemas.result_codes import OK
 from schemas.topics import OM_LOG
 from stratolog.cluster.leadership import check_shard
 from stratolog.cluster.reach import check_brokers, check_nodes
-from stratolog.cluster.shard_log import read_judged
+from stratolog.cluster.shard_log import first_offset, read_judged
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.names import node_names
 from stratolog.commands.common.output import print_json, print_table
 from stratolog.configuration.settings import Settings
-from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
+from stratolog.errors import EXIT_FAILED, Unavailable, UsageError, UserError
 
 if TYPE_CHECKING:
     from stratolog.commands.late_replay import Replay
@@ -60,7 +60,8 @@ def log(
 ) -> None:
     """Print a range of a shard's log, decoded; void records are marked with the reason.
 
-    The log is read from its first record whatever the range, for what is void follows from what came before. With
+    The log is read from its first record whatever the range, for what is void follows from what came before. A trimmed
+    log begins with a base; --from before it is told. With
     --json each record is one line and whole, bytes in hexadecimal. Exit status 1 if the log breaks its contract.
     """
     settings = connected_settings_of(context)
@@ -68,6 +69,13 @@ def log(
     check_brokers(settings)
     printed: list[Json] = []
     broken = None
+    first = first_offset(settings, shard)
+    if execute and first > 0:
+        raise UserError(
+            f"--execute needs the whole log, and that of shard {shard} was trimmed: it begins at offset {first}"
+        )
+    if start < first:
+        typer.echo(f"the log was trimmed: it begins at offset {first}", err=True)
     replay = _replay(settings, shard) if execute else None
     for entry, record, verdict in read_judged(settings, shard):
         statuses = None

@@ -16,7 +16,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
 
     Raises UsageError for an unknown name, and without the cluster's secret.
     """
-    from om_processors.config import DEFAULT_BOOTSTRAP_RECORDS, NodeConfig
+    from om_processors.config import DEFAULT_BOOTSTRAP_RECORDS, DEFAULT_TRIM_LOG_AFTER_MS, NodeConfig
 
     own = settings.node(name)
     return NodeConfig(
@@ -43,6 +43,10 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         peers=_peers(settings, own.name),
         bootstrap_records=settings.bootstrap_records or DEFAULT_BOOTSTRAP_RECORDS,
         bootstrap_bytes_per_s=settings.bootstrap_bytes_per_s or 0,
+        node_addresses=tuple((node.name, node.address) for node in settings.nodes),
+        trim_log_after_ms=(
+            DEFAULT_TRIM_LOG_AFTER_MS if settings.trim_log_after_ms is None else settings.trim_log_after_ms
+        ),
         secret=settings.secret(),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,

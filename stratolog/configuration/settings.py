@@ -137,6 +137,11 @@ class Settings:
     """How many bytes of checkpoints a node sends to its peers in a second at most. Unset: no bound."""
     bootstrap_peers: tuple[str, ...] = _setting(values.peers, default=())
     """Nodes to take checkpoints from, as ``name=host:port``. Unset: all other ``nodes``."""
+    trim_log_after_ms: int | None = _setting(values.integer(0, 3650 * DAY_MS), default=None)
+    """For how long leaders keep the records of om.log before they trim them; 0 = until an operator trims.
+
+    Unset: 0.
+    """
     request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
     """How long a client tries one request; below the 5 minutes after which it would expire."""
     max_in_flight: int = _setting(values.integer(1, 100_000), default=4_000)

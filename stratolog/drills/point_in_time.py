@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.records.log import Batch, RequestBatch
+from spark_streaming.records.core.reading import AuditPosition
 from stratolog.configuration import state_directory
 from stratolog.configuration.state_directory import ShardPosition
 from stratolog.drills.core import digest_findings
@@ -108,6 +109,7 @@ def _goal(session: Session, cluster: Cluster, shard: int, moment: Moment) -> tup
     """Return the log's digest after a shard's last record of the moment, and the checkpoints up to that record."""
     with session.step(f"find {moment} in the log of shard {shard}, and add up its claims") as found:
         seen = survey(cluster.settings, shard, stop=moment.is_past)
+        _check_kept(shard, seen.digest.position, moment)
         goal = seen.digest_here()
         found(f"offset {goal.offset}, index {goal.index}")
     if moment.index is not None and goal.index < moment.index and not _reaches(cluster, shard, moment.index):
@@ -115,6 +117,25 @@ def _goal(session: Session, cluster: Cluster, shard: int, moment: Moment) -> tup
     if goal.offset < 0:
         raise CouldNotRun(f"shard {shard} has no record before {moment}")
     return goal, seen.checkpoints
+
+
+def _check_kept(shard: int, read: AuditPosition, moment: Moment) -> None:
+    """Raise CouldNotRun if a moment lies before the records that a trimmed log still has.
+
+    ``read`` is the position after the log's last record of the moment. A time needs a batch of the log that is not
+    later: when the last one before the base was written is not known.
+    """
+    if read.trimmed_to < 0:
+        return
+    if moment.time_ms is None:
+        is_kept = read.has_begun and (moment.index or 0) >= read.base_index
+    else:
+        is_kept = read.timestamp_ms > 0
+    if not is_kept:
+        raise CouldNotRun(
+            f"{moment} lies before what the log of shard {shard} still has: it was trimmed, and begins at offset "
+            f"{read.trimmed_to}, with index {max(read.base_index, 0)}"
+        )
 
 
 def _reaches(cluster: Cluster, shard: int, index: int) -> bool:

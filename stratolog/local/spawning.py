@@ -63,6 +63,7 @@ def audit_command(settings: Settings) -> list[str]:
         "bootstrap_servers": settings.bootstrap_servers,
         "work_dir": str(folder),
         "jars": [str(jar) for jar in spark_jars(settings.cache_dir)],
+        "cluster": settings.cluster,
     }
     path = folder / "audit.json"
     path.write_text(json.dumps(config, indent=2) + "\n")

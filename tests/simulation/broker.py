@@ -36,7 +36,10 @@ class LogPartition:
     appenders: list[Appender] = field(default_factory=list)
     orphans: list[bytes] = field(default_factory=list)
     first: int = 0
-    """Nobody can read what lies before it: it was trimmed."""
+    """The first offset that readers may have. ``entries`` keeps what was trimmed, for the judge alone."""
+
+    def trim(self, first: int) -> None:
+        self.first = max(self.first, first)
 
     def append(self, value: bytes) -> int:
         entry = Entry(offset=len(self.entries), timestamp_ms=self.clock(), value=value)

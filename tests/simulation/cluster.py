@@ -27,9 +27,10 @@ from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import LeaderLimits, Proposal, Reply
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.ports import Entry, LogUnavailable, OffsetOutOfRange, Write
-from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.core.tables.column_families import LOCAL_FAMILIES, TRANSACTION_INFO
 from replicated_db.core.tables.digests import Digests
 from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.core.trimming.places import MemberPlace
 from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.kafka.faust_transport import BEYOND_END_WAIT_S
 from replicated_db.shell.leader_loop import LeaderLoop
@@ -279,11 +280,21 @@ class Node:
         stored = self.store.get(TRANSACTION_INFO, POSITION_KEY)
         return Position() if stored is None else Position.decode(stored)
 
-    def rebuild(self) -> None:
-        """Start with an empty disk."""
+    def rebuild(self, peer: Node | None = None) -> None:
+        """Start with an empty disk, or with a copy of a peer's."""
         self.crash()
         self.store = Store()
+        if peer is not None:
+            names = (*OM_FAMILIES.names, *LOCAL_FAMILIES)
+            self.store.write([(cf, key, value) for cf in names for key, value in peer.store.iterate(cf, b"")])
+            self.store.sync()
         self.boot()
+
+    def durable_place(self) -> MemberPlace | str:
+        """Answer the trimmer."""
+        if not self.up or not self.running or self.store.crash:
+            return "it does not answer"
+        return self.replica.durable_place()
 
     def _start(self, name: str, body: Callable[[], None]) -> Task:
         task = self.scheduler.start(self, f"{self.name} {name}", body)

@@ -12,6 +12,7 @@ from typing import Any
 
 from om_processors.execution.requests import LATE_REQUEST_TYPES
 from replicated_db.core.tables.merge import decode_int64, encode_int64
+from replicated_db.core.trimming.trim_rule import TrimFacts, TrimWish, decide
 from schemas.codecs.codec import decode, encode, encode_at
 from schemas.column_families import (
     DELETED_TABLE,
@@ -23,6 +24,7 @@ from schemas.column_families import (
 )
 from schemas.records.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
 from schemas.records.messages import (
+    OWN_DIGESTS,
     AddNode,
     CancelPrepare,
     CommitKey,
@@ -82,6 +84,9 @@ FAULTS = {
     "set_mode": 10, "operate": 3,
 }  # fmt: skip
 
+TRIMS = 12
+"""How often a base is logged, and as often the log is trimmed, in a seed that has trimming at all: half of the seeds."""
+
 
 def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
     """Return the actions of a seed."""
@@ -97,7 +102,16 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
     prelude = [("begin_at_level", level)] if level < HIGHEST_LEVEL else []
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
-    return prelude + [(name, rng.getrandbits(24)) for name in names]
+    return prelude + with_trims(seed, [(name, rng.getrandbits(24)) for name in names])
+
+
+def with_trims(seed: int, actions: list[Action]) -> list[Action]:
+    """Add trimming to half of the seeds, at any moments. It is drawn apart, so that the others stay what they were."""
+    rng = random.Random(f"trimming {seed}")
+    if rng.random() < 0.5:
+        for name in ("log_base", "trim_log") * TRIMS:
+            actions.insert(rng.randrange(len(actions)), (name, rng.getrandbits(24)))
+    return actions
 
 
 class Faults:
@@ -169,6 +183,26 @@ class Faults:
         self.world.note("digest base asked for")
         slots, sums = self.world.truth.slots()
         return LogDigestBase(shard=0, index=self.world.truth.index, slots=slots, sums=sums, basis="oracle")
+
+    def log_base(self, number: int) -> None:
+        """A base of the leader's own digests is asked for."""
+        self._operate(number, LogDigestBase(shard=0, index=OWN_DIGESTS, slots=[], sums=[], basis="trim"))
+
+    def trim_log(self, number: int) -> None:
+        """The log is trimmed as far as the rule allows at this moment."""
+        world = self.world
+        answers = {name: node.durable_place() for name, node in world.nodes.items()}
+        logged_at_ms = {entry.offset: entry.timestamp_ms for entry in world.log.entries}
+        facts = TrimFacts(
+            first=world.log.first, end=len(world.log.entries), now_ms=world.broker_ms(), answers=answers,
+            logged_at_ms=logged_at_ms,
+        )  # fmt: skip
+        done = decide(facts, TrimWish(keep_records=number % 7))
+        if done.records:
+            world.log.trim(done.offset)
+            self._done("log trimmed", f"to {done.offset}")
+        else:
+            world.note(f"not trimmed: {done.held_by.rule}")
 
     def begin_at_level(self, level: int) -> None:
         """The log was created by older software, which knew neither the tables nor the requests of later levels."""
@@ -480,7 +514,10 @@ class Faults:
         world = self.world
         entries = world.log.entries
         end = len(entries) - 1 - number % 4
-        if end < 4 or world.truth.halted is not None:
+        if end < max(4, world.log.first + 2) or world.truth.halted is not None:
+            return
+        # With its beginning trimmed away, a log cannot rebuild a replica, and all have read what is lost: nobody is left.
+        if world.log.first and all(self._has_read(node, end) for node in world.nodes.values()):
             return
         if world.seen[
             "digest base asked for"
@@ -499,12 +536,15 @@ class Faults:
             if appender.out_of_sequence:
                 invariants.diverged[appender.node] = "will apply what was lost"
         for node in world.nodes.values():
-            if max(node.log.read_to, node.stored_position().offset) >= end:
+            if self._has_read(node, end):
                 self._survive_loss(node, number)
             elif node.ready and node.fetch_offset > end:
                 invariants.may_stop[node.name] = "its consumer has a place that is lost"
             if node.log.end is not None:
                 node.log.end = min(node.log.end, end)
+
+    def _has_read(self, node: Node, end: int) -> bool:
+        return max(node.log.read_to, node.stored_position().offset) >= end
 
     def _survive_loss(self, node: Node, number: int) -> None:
         """A node has read what is lost: its consumer is told so (out of range) and the process ends, unless it was paused too long for that."""
@@ -548,7 +588,7 @@ class Faults:
         """A node's consumer gets records again."""
         node = self.world.node(number)
         if node.ready:
-            node.fetch_offset = max(0, node.fetch_offset - 1 - (number >> 4) % 6)
+            node.fetch_offset = max(self.world.log.first, node.fetch_offset - 1 - (number >> 4) % 6)
             self._done("records again", node.name)
 
     def miss_records(self, number: int) -> None:

@@ -48,6 +48,7 @@ from schemas.records.log import (
     Result,
 )
 from schemas.records.messages import (
+    OWN_DIGESTS,
     SHARD_COMMANDS,
     AddNode,
     AllocatedBlock,
@@ -141,6 +142,8 @@ class Truth:
         self.prepared = False
         self.base: tuple[int, list[int], list[int]] | None = None
         """The last DigestBase: its index, slots and sums."""
+        self.base_is_true = False
+        """Whether it gives the sums of the rows as the log has them."""
         self.expiry: dict[Row, bytes] = {}
         self._executor = OMExecutor(Contexts(shard=0, shards=1, pipelines=pipelines))
         self.seen = seen
@@ -261,6 +264,7 @@ class Truth:
     def _control(self, record: Any) -> None:
         if isinstance(record, DigestBase):
             self.base = (record.index, record.slots, record.sums)
+            self.base_is_true = self.slots() == (record.slots, record.sums)
         if isinstance(record, Genesis | Members):
             self.members = record.replicas
         if isinstance(record, Genesis):
@@ -487,17 +491,22 @@ class Truth:
                 CancelPrepare: lambda: not self.prepared,
                 SetRequestMode: lambda: (body.mode == LATE_MODE) == (body.request_type in self.late),
                 Finalize: lambda: body.level == self.model.level,
-                LogDigestBase: lambda: self.base == (body.index, body.slots, body.sums),
+                LogDigestBase: lambda: self._is_based(body, response.index),
             }[type(body)]()
         )
         if response.status != expected or not holds:
             raise Violation(f"{body}: answered {response.status}, should be {expected}; what was asked for is {holds}")
         self.seen["command"] += 1
 
+    def _is_based(self, body: LogDigestBase, index: int) -> bool:
+        if body.index == OWN_DIGESTS:
+            return self.base is not None and self.base[0] == index - 1 and self.base_is_true
+        return self.base == (body.index, body.slots, body.sums)
+
     def _refusal_of_command(self, body: Any, index: int) -> str:
         if isinstance(body, Finalize):
             return "OK" if self.model.level <= body.level <= HIGHEST_LEVEL else "INVALID_REQUEST"
-        if isinstance(body, LogDigestBase):
+        if isinstance(body, LogDigestBase) and body.index != OWN_DIGESTS:
             return "OK" if body.index == index - 1 else "INDEX_MOVED"
         needed = OPERATORS_LEVEL
         if isinstance(body, SetRequestMode):

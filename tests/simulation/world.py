@@ -244,7 +244,19 @@ class World:
     def rebuild(self, node: Node) -> None:
         self.invariants.tainted.pop(node.name, None)
         self.invariants.restore(node)
-        node.rebuild()
+        node.rebuild(self._peer_of(node) if self.log.first else None)
+
+    def _peer_of(self, node: Node) -> Node:
+        """Return whose checkpoint a node installs: the log has no beginning to replay any more."""
+        invariants = self.invariants
+        healthy = [
+            peer for name, peer in self.nodes.items()
+            if peer is not node and name not in invariants.diverged and name not in invariants.tainted
+            and peer.stored_position().offset >= self.log.first
+        ]  # fmt: skip
+        if not healthy:
+            raise Violation(f"{node.name} has no peer to take a checkpoint from")
+        return max(healthy, key=lambda peer: peer.stored_position().offset)
 
     def _round(self) -> None:
         """What happens while nothing goes wrong."""

@@ -33,6 +33,7 @@ from replicated_db.core.errors import AheadOfLog, BrokenLog
 from replicated_db.core.execution.shard_state import state_after
 from replicated_db.core.log.position import (
     ANCHOR_KEY,
+    BASES_KEY,
     DIGEST_PREFIX,
     FLAG_KEY,
     GENESIS_KEY,
@@ -48,6 +49,8 @@ from replicated_db.core.log.reading import Reading, advance, judge
 from replicated_db.core.ports import Store, StoreSnapshot, StoreView, Write
 from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
 from replicated_db.core.tables.digests import Digests, digest_of_rows
+from replicated_db.core.trimming.bases import Base, Bases
+from replicated_db.core.trimming.places import MAX_DIGESTS, MemberPlace
 from schemas.codecs.codec import Undecodable, decode, decode_as, encode
 from schemas.records.log import (
     Barrier,
@@ -57,6 +60,7 @@ from schemas.records.log import (
     Genesis,
     LeaderClaim,
     LogRecord,
+    Members,
     RequestBatch,
 )
 from schemas.records.messages import AuditReport, Evidence
@@ -145,6 +149,8 @@ class Replica:
         """Who the members were, in order: at this process's start and since then; the last MAX_KNOWN_MEMBERS."""
         stored_hint = store.get(TRANSACTION_INFO, REQUEST_KEY)
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
+        self._bases = Bases(store.get(TRANSACTION_INFO, BASES_KEY), self.position.offset)
+        self._barrier_digests: dict[int, str] = {}
         self._pruning = ExpiryPruning()
         self._counted = CountedRecords()
         self.records_applied = 0
@@ -230,6 +236,7 @@ class Replica:
 
     def _take(self, reading: Reading, record: LogRecord, offset: int, value: bytes, chain: bytes | None) -> Offered:
         position = advance(self.position, record, offset, value, chain)
+        bases = None if isinstance(record, DigestBase) else self._bases.on_other(is_members=isinstance(record, Members))
         if isinstance(record, RequestBatch):
             self._apply_requests(record, position)
             return Offered(reading=reading, record=record, position=position)
@@ -238,7 +245,7 @@ class Replica:
         if isinstance(record, Batch):
             evidence = self._apply_batch(record, position)
             return Offered(reading=reading, record=record, position=position, evidence=evidence)
-        writes: list[Write] = []
+        writes: list[Write] = [] if bases is None else [(TRANSACTION_INFO, BASES_KEY, bases)]
         evidence = None
         if isinstance(record, LeaderClaim):
             writes.append((TRANSACTION_INFO, ANCHOR_KEY, self.anchor.encode()))
@@ -258,6 +265,7 @@ class Replica:
         if isinstance(record, Genesis):
             self.genesis = record
         if isinstance(record, Barrier):
+            self._remember_digest()
             snapshot = self.store.snapshot() if record.scrub else None
             return Offered(
                 reading=reading, record=record, position=position, digests=self.digests.copy(), snapshot=snapshot
@@ -338,8 +346,11 @@ class Replica:
     def _judge_base(self, base: DigestBase, position: Position, writes: list[Write]) -> Evidence | None:
         if (base.slots, base.sums) == self.digests.slots():
             writes.append((TRANSACTION_INFO, FLAG_KEY, None))
+            row = self._bases.on_digest_base(Base(position.offset, position.index))
+            writes.append((TRANSACTION_INFO, BASES_KEY, row))
             self.evidence = None
             return None
+        self._bases.on_other(is_members=False)
         claim = FalseClaim(operation=0, cf="", key=b"", claim="base", claimed=None, own=None)
         evidence = evidence_of(claim, position, base.index)
         if self.evidence is None:
@@ -370,6 +381,37 @@ class Replica:
 
     def _flag_row(self, evidence: Evidence) -> bytes:
         return encode(audit_report(self.identity, "evidence", -1, self.position, Digests(self.families), evidence, 0))
+
+    # -- trimming --------------------------------------------------------------------------------------------------
+
+    def _remember_digest(self) -> None:
+        self._barrier_digests[self.position.index] = f"{self.digests.total():016x}"
+        while len(self._barrier_digests) > MAX_DIGESTS:
+            del self._barrier_digests[next(iter(self._barrier_digests))]
+
+    @property
+    def bases(self) -> tuple[Base, ...]:
+        """The last records at which this log can begin, in order."""
+        return self._bases.whole
+
+    def durable_place(self, holds: Iterable[int] = ()) -> MemberPlace:
+        """Return where this replica stands, with everything up to there on the disk (``core/trimming``).
+
+        The position is taken before the store is synced: what is applied meanwhile may be lost with the power.
+        ``holds``: offsets from which transfers still need the log. Raises StoreFailure.
+        """
+        with self.lock:
+            self.flush()
+            position, anchor = self.position, self.anchor
+            digests = {**self._barrier_digests, position.index: f"{self.digests.total():016x}"}
+            place = MemberPlace(
+                node=self.identity.node, cluster=self.identity.cluster, shard=self.identity.shard,
+                offset=position.offset, keeps_from=max(min(position.offset, anchor.offset), 0), index=position.index,
+                flagged=self.evidence is not None, members=self.state.replicas, bases=self._bases.whole,
+                digests=tuple(digests.items()), holds=tuple(holds),
+            )  # fmt: skip
+        self.store.sync()
+        return place
 
     # -- reads -----------------------------------------------------------------------------------------------------
 

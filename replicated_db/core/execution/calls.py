@@ -157,8 +157,9 @@ def run_call(
         executed = runner.execute(request, transaction, timestamp_ms)
         refused = unloggable(executed, transaction, limits, first)
         if refused is None:
-            if executed.keep and (control := transaction.control_operation) is not None:
-                transaction.state = control.effect_on(transaction.state)
+            if executed.keep:
+                for control in transaction.control_operations:
+                    transaction.state = control.effect_on(transaction.state)
             return executed
     except StopProcess:
         raise
@@ -181,6 +182,6 @@ def unloggable(executed: Executed, transaction: Transaction, limits: RunLimits, 
     size_bytes = transaction.size_bytes + len(response)
     if size_bytes > limits.kept_bytes:
         return RunRefusal(Refusal.TOO_LARGE, f"its operations take {size_bytes} bytes; at most {limits.kept_bytes}")
-    if not first and (transaction.control_operation is not None or transaction.checkpoint_name is not None):
+    if not first and (transaction.control_operations or transaction.checkpoint_name is not None):
         return RunRefusal(Refusal.FAILED, "it may only begin a batch")
     return None

@@ -20,7 +20,7 @@ from replicated_db.core.tables.column_families import Families
 from replicated_db.core.tables.digests import SIGN, DigestSlots
 from replicated_db.core.tables.overlay import Overlay, merge_ordered
 from schemas.column_families import BUCKETS
-from schemas.records.log import Checkpoint, ControlRecord, Delete, DigestBase, Merge, Operation, Put
+from schemas.records.log import Checkpoint, ControlRecord, Delete, DigestBase, Members, Merge, Operation, Put
 
 CHECKPOINT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_KEY_BYTES = 16 * 1024
@@ -39,7 +39,7 @@ class Transaction:
     """
 
     __slots__ = (
-        "_families", "_overlay", "_rows", "checkpoint_name", "control_operation", "index", "operations", "settled",
+        "_families", "_overlay", "_rows", "checkpoint_name", "control_operations", "index", "operations", "settled",
         "size_bytes",
         "state",
     )  # fmt: skip
@@ -50,7 +50,7 @@ class Transaction:
         self.operations: list[Put | Delete | Merge] = []
         self.size_bytes = 0
         self.checkpoint_name: str | None = None
-        self.control_operation: ControlOperation | None = None
+        self.control_operations: tuple[ControlOperation, ...] = ()
         self.settled: Settled = None
         self._families = families
         self._overlay = overlay
@@ -134,6 +134,20 @@ class Transaction:
             raise DigestsDiffer(_difference(self._families, own, DigestSlots(slots, sums)))
         self._control(DigestBase, slots=slots, sums=sums, basis=basis)
 
+    def base(self, basis: str) -> None:
+        """Ask for a base of the log right before this batch (``core/trimming/bases.py``): the leader's own digests.
+
+        This request must be the batch's first. Raises NotSettled while earlier batches are in flight.
+        """
+        own = self.settled() if self.settled is not None else None
+        if own is None:
+            raise NotSettled("requests before it are on their way")
+        if not self.state.replicas:
+            raise Refused("the log does not name the shard's members")
+        self._control(DigestBase, slots=own.numbers, sums=own.sums, basis=basis)
+        members = ControlOperation(record=Members, fields={"replicas": list(self.state.replicas)})
+        self.control_operations = (*self.control_operations, members)
+
     def control(self, record: type[ControlRecord], **fields: Any) -> None:
         """Ask for a control record right before this batch; ``fields`` are the record's, after its index.
 
@@ -142,9 +156,9 @@ class Transaction:
         self._control(record, **fields)
 
     def _control(self, record: type[Any], **fields: Any) -> None:
-        if self.control_operation is not None:
+        if self.control_operations:
             raise Refused(f"a second control record, {record.__name__}, in one transaction")
-        self.control_operation = ControlOperation(record=record, fields=fields)
+        self.control_operations = (ControlOperation(record=record, fields=fields),)
 
     def submit(self, operation: Operation) -> None:
         """Execute an operation given as a record. Its hashes are computed afresh, whatever the record claims."""

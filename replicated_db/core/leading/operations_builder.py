@@ -34,13 +34,13 @@ OVERHEAD_BYTES = 100
 
 @dataclass(slots=True, kw_only=True)
 class OperationsBatch:
-    """A batch and, if one was asked for, the control record to append before it. Its rows are in ``layer``."""
+    """A batch, and the control records to append before it. Its rows are in ``layer``."""
 
     layer: int
     first_index: int
     timestamp_ms: int
     operations: BatchOperations
-    control: ControlOperation | None = None
+    control: tuple[ControlOperation, ...] = ()
     results: list[Result] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     position: RequestPosition | None = None
@@ -67,11 +67,9 @@ class OperationsBatch:
         )  # fmt: skip
         self.size_bytes += len(response) + OVERHEAD_BYTES
 
-    def control_record(self, header: Header) -> CountingRecord:
-        """Return the control record."""
-        if self.control is None:
-            raise ValueError("no control record was asked for")
-        record: CountingRecord = self.control.with_header(**header, index=self.first_index - 1)
+    def control_record(self, control: ControlOperation, header: Header) -> CountingRecord:
+        """Return one of the control records."""
+        record: CountingRecord = control.with_header(**header, index=self.first_index - 1)
         return record
 
     def record(self, header: Header) -> Batch:
@@ -151,7 +149,7 @@ class OperationsBuilder:
         return None
 
     def seal(self) -> list[SealedRecord]:
-        """Close the batch; return the batch, after the control record if one was asked for."""
+        """Close the batch; return the batch, after the control records that were asked for."""
         batch, self.batch, self.get = self.batch, None, self._read
         if batch is None:
             return []
@@ -159,7 +157,7 @@ class OperationsBuilder:
             self._overlay.close_empty_layer()
             return []
         self._in_flight[batch.layer] = batch
-        before = [] if batch.control is None else [SealedRecord(batch.control_record)]
+        before = [SealedRecord(partial(batch.control_record, control)) for control in batch.control]
         return [*before, SealedRecord(batch.record, partial(self._on_applied, batch))]
 
     def _on_applied(self, batch: OperationsBatch, _offset: int) -> list[Reply]:
@@ -199,9 +197,9 @@ class OperationsBuilder:
         transaction.settled = self._own_slots
         executed = run_call(self._service, proposal, transaction, batch.timestamp_ms, self._limits, not batch.requests)
         if executed.keep:
-            if transaction.control_operation is not None:
-                # The rest of the batch follows the control record and sees its effect.
-                batch.control = transaction.control_operation
+            if transaction.control_operations:
+                # The rest of the batch follows the control records and sees their effect.
+                batch.control = transaction.control_operations
                 self._on_state(transaction.state)
             if transaction.checkpoint_name is not None:  # it precedes even the batch's own removals of old retry rows
                 batch.operations.begin_with(Checkpoint(name=transaction.checkpoint_name))

@@ -86,6 +86,14 @@ def _check_continuity(position: Position, record: CountingRecord) -> None:
         raise BrokenLog(f"{name}: index {record.index} where {position.index} is the last")
 
 
+def position_before(base: DigestBase) -> Position:
+    """Return the position from which a trimmed log can be read, whose first record is this base.
+
+    It holds what the base says of what lies before; the names of the topic and of the leader are not in it.
+    """
+    return Position(term=base.term, nonce=base.nonce, seq=base.seq - 1, chain=base.prev_chain, index=base.index)
+
+
 def advance(position: Position, record: LogRecord, offset: int, value: bytes, chain: bytes | None = None) -> Position:
     """Return the position after ``record`` (value bytes ``value``, at ``offset``) took effect.
 

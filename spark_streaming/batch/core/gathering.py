@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from schemas.records.messages import Verdict
-from spark_streaming.records.core.reading import GENESIS
+from spark_streaming.batch.core.computed import LogPoint
+from spark_streaming.records.core.reading import BASE, GENESIS
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import BLOCKS, DIVERGED, EQUAL, LOG, SCRUBBED, UNKNOWN
 
@@ -28,7 +29,10 @@ class VerdictKey(NamedTuple):
 
 
 class FactRow(NamedTuple):
-    """A Genesis or Members record that counts, or where and why a log is ``broken``; only Genesis has ``shards``."""
+    """A Genesis or Members record that counts, a base, or where and why a log is ``broken``.
+
+    Only Genesis has ``shards``.
+    """
 
     shard: int
     offset: int
@@ -47,13 +51,17 @@ class PartitionFacts:
     broken: str | None = None
     late_from: int | None = None
     """Offset of the partition's first RequestBatch: from there on the oracle cannot compute the rows."""
+    base: LogPoint | None = None
+    """The base from which a trimmed log is judged: the oracle cannot compute its rows."""
 
     def is_late(self, offset: int) -> bool:
         """Say whether a RequestBatch lies before ``offset``."""
         return self.late_from is not None and self.late_from < offset
 
 
-def facts_from(rows: Iterable[FactRow], late_from: Mapping[int, int]) -> dict[int, PartitionFacts]:
+def facts_from(
+    rows: Iterable[FactRow], late_from: Mapping[int, int], bases: Mapping[int, LogPoint]
+) -> dict[int, PartitionFacts]:
     """Return each partition's facts. ``rows``: in order of offsets. ``late_from``: offset of the first RequestBatch."""
     found: dict[int, PartitionFacts] = {}
     for row in rows:
@@ -61,11 +69,15 @@ def facts_from(rows: Iterable[FactRow], late_from: Mapping[int, int]) -> dict[in
         if row.broken is not None:
             fact.broken = f"offset {row.offset}: {row.broken}"
             continue
+        if row.kind == BASE:
+            continue
         fact.replicas = list(row.replicas)
         if row.kind == GENESIS:
             fact.shards = row.shards
     for shard, offset in late_from.items():
         found.setdefault(shard, PartitionFacts()).late_from = offset
+    for shard, point in bases.items():
+        found.setdefault(shard, PartitionFacts()).base = point
     return found
 
 

@@ -3,7 +3,8 @@
 One entry for each shard and each pipeline::
 
     {"shard", "barrier_offset", "index", "log_digest" (hex16), "log_chain" (hex), "oracle_digest", "oracle_rows",
-     "oracle_agrees" (null if "late"), "late", "broken" (reason or null), "false_counters": [...],
+     "oracle_agrees" (null if "late" or "base"), "late", "base" (null or {"offset", "index"}: the log was trimmed, and
+     is judged from there on), "broken" (reason or null), "false_counters": [...],
      "replicas": [{"node", "verdict", "basis", "differing_slots", "differences", "evidence", "reason"}]}
 
 A pipeline's entry also has "blocks" (:mod:`stored_bytes`).
@@ -44,8 +45,9 @@ def partition_result(
         "log_chain": barrier.chain.hex() if barrier is not None else None,
         "oracle_digest": computed.digest if computed is not None else None,
         "oracle_rows": computed.rows if computed is not None else None,
-        "oracle_agrees": None if late else agrees,
+        "oracle_agrees": None if late or fact.base is not None else agrees,
         "late": late,
+        "base": None if fact.base is None else {"offset": fact.base.offset, "index": fact.base.index},
         "broken": fact.broken,
         "replicas": [_replica_result(partition, node, gathered) for node in gathered.replicas.get(partition, [])],
         "false_counters": [_plain(asdict(one)) for one in counters if one.shard == partition.shard],

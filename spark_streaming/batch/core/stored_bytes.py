@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from schemas.records.datanode import BlockReport
-from spark_streaming.verdicts.core.scans import ScanVerdict, against_log
+from spark_streaming.verdicts.core.scans import ScanVerdict, against_log, among_members
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, UNKNOWN
 
 Json = dict[str, Any]
@@ -42,10 +42,20 @@ def newest_scans(heads: Iterable[ScanHead], members: Mapping[int, set[str]]) -> 
 
 
 def blocks_result(
-    members: Sequence[str], at: int, index: int, reports: Sequence[BlockReport], expected: Mapping[int, int]
+    members: Sequence[str], at: int, index: int, reports: Sequence[BlockReport], expected: Mapping[int, int] | None
 ) -> Json:
-    """Judge the members' reports at log offset ``at``, with managed index ``index``; the rows give ``expected``."""
+    """Judge the members' reports at log offset ``at``, with managed index ``index``; the rows give ``expected``.
+
+    Without ``expected``, because the log was trimmed, the members are compared with each other.
+    """
     found = {report.datanode: report for report in reports}
+    if expected is None:
+        # The index at that offset is not known if it lies before the base.
+        same = [report for report in reports if index in (0, report.index)]
+        judge_one: Mapping[str, ScanVerdict] = among_members(same, len(members))
+        missing = ScanVerdict(verdict=UNKNOWN, reason="no report of its stored bytes at that index")
+        judged = [_member_result(node, judge_one.get(node, missing)) for node in members]
+        return {"log_offset": at, "index": index or None, "containers": None, "members": judged}
     judged = [_member_result(node, _judge(found.get(node), index, expected)) for node in members]
     return {"log_offset": at, "index": index, "containers": len(expected), "members": judged}
 

@@ -10,7 +10,10 @@ Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
    chain before it. A batch (of results or of requests) must start at the last index + 1 and not before the last
    timestamp. The first counting record is Genesis, and there is no other. Anything else breaks the contract:
    :class:`LogBroken`.
-6. The members are Genesis' replicas until a Members record names others. An unknown feature level ends the reading,
+6. A log that does not begin at offset 0 has been trimmed. It is read from its first *base* on: a DigestBase whose next
+   record of the same claim is a Members record that follows it in seq, chain and index. What lies before is not judged,
+   and nothing there breaks the contract. Whoever trims a log cuts it right before a base.
+7. The members are Genesis' replicas until a Members record names others. An unknown feature level ends the reading,
    because the meaning of later records is unknown too.
 """
 
@@ -34,6 +37,8 @@ MODE = "Mode"
 MEMBERS = "Members"
 FEATURE_LEVEL = "FeatureLevel"
 PREPARED = "Prepared"
+BASE = "Base"
+"""No record: a DigestBase with the Members record behind it, where the judging of a trimmed log begins."""
 INDEXED = (BARRIER, DIGEST_BASE, MEMBERS, FEATURE_LEVEL, PREPARED, MODE)
 """Records that name the last index."""
 LOG_RECORD_TYPES = (CLAIM, GENESIS, TICK, BATCH, REQUEST_BATCH, *INDEXED)
@@ -54,6 +59,10 @@ class Ruling(Enum):
     CLAIM = "claim"
     COUNTS = "counts"
     VOID = "void"
+    UNJUDGED = "unjudged"
+    """It lies before the base of a trimmed log."""
+    OPENS_BASE = "opens a base"
+    """A DigestBase of a trimmed log: a base, if its Members record follows. Its sums are those to begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +108,12 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPosition:
-    """All that a reader remembers of the log before ``next_offset``."""
+    """All that a reader remembers of the log before ``next_offset``.
+
+    ``trimmed_to``: the first offset of a trimmed log, -1 for a whole one. ``opened_at``: offset of the last DigestBase
+    of a trimmed log whose Members record has not been read. ``base_offset``, ``base_index``: the base from which a
+    trimmed log is judged, -1 until it is found.
+    """
 
     next_offset: int = 0
     term: int = 0
@@ -111,6 +125,24 @@ class AuditPosition:
     timestamp_ms: int = 0
     genesis: GenesisFacts | None = None
     members: tuple[str, ...] = ()
+    trimmed_to: int = -1
+    opened_at: int = -1
+    base_offset: int = -1
+    base_index: int = -1
+
+    @property
+    def seeks_base(self) -> bool:
+        """Whether the log was trimmed, and no base has been read yet."""
+        return self.trimmed_to >= 0 and self.base_offset < 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the members are known: Genesis or a base has been read."""
+        return self.genesis is not None or self.base_offset >= 0
+
+    def is_unjudged(self, offset: int) -> bool:
+        """Whether a record at ``offset`` lies in a trimmed log before its base, as far as that is known."""
+        return offset < (self.next_offset if self.seeks_base else self.base_offset)
 
 
 def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
@@ -118,11 +150,15 @@ def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling
 
     Raises LogBroken where a reader must stop.
     """
+    if position.next_offset == 0 and header.offset > 0:
+        position = replace(position, next_offset=header.offset, trimmed_to=header.offset)
     if header.offset != position.next_offset:
         raise LogBroken(header.offset, f"offset {position.next_offset} was expected: records are missing")
+    after = replace(position, next_offset=header.offset + 1)
+    if position.seeks_base:
+        return _seek_base(after, header)
     if header.kind is None:
         raise LogBroken(header.offset, header.error or "undecodable record")
-    after = replace(position, next_offset=header.offset + 1)
     if header.kind == CLAIM:
         return _read_claim(after, header)
     if header.term > position.term:
@@ -132,6 +168,29 @@ def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling
     if header.term != position.term or header.nonce != position.nonce or header.seq != position.seq + 1:
         return after, Ruling.VOID
     return _count(after, header), Ruling.COUNTS
+
+
+def _seek_base(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
+    """Read a record of a trimmed log whose base has not been found."""
+    if header.kind == DIGEST_BASE:
+        opened = replace(
+            position, opened_at=header.offset, term=header.term, nonce=header.nonce, seq=header.seq,
+            chain=header.chain_after, last_index=header.index,
+        )  # fmt: skip
+        return opened, Ruling.OPENS_BASE
+    if position.opened_at < 0 or header.kind != MEMBERS or not _follows(position, header):
+        return position, Ruling.UNJUDGED
+    begun = replace(
+        position, seq=header.seq, chain=header.chain_after, members=header.replicas, base_offset=position.opened_at,
+        base_index=header.index,
+    )  # fmt: skip
+    return begun, Ruling.COUNTS
+
+
+def _follows(position: AuditPosition, header: Header) -> bool:
+    return (header.term, header.nonce, header.seq, header.prev_chain, header.index) == (
+        position.term, position.nonce, position.seq + 1, position.chain, position.last_index,
+    )  # fmt: skip
 
 
 def _read_claim(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
@@ -150,7 +209,7 @@ def _count(position: AuditPosition, header: Header) -> AuditPosition:
             header.offset,
             f"{header.kind} carries prev_chain {header.prev_chain.hex()[:16]}, it is {position.chain.hex()[:16]}",
         )
-    if (position.genesis is None) != (header.kind == GENESIS):
+    if position.has_begun == (header.kind == GENESIS):
         found = "a second Genesis" if header.kind == GENESIS else f"{header.kind} before Genesis"
         raise LogBroken(header.offset, found)
     counted = replace(position, seq=header.seq, chain=header.chain_after)

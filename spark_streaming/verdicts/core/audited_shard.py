@@ -12,7 +12,10 @@ from spark_streaming.verdicts.core.words import EVIDENCE, INCREMENTAL, SCRUBBED,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedShard:
-    """A partition of a log: its state, where kept barriers and reports lie, and the auditor's column families."""
+    """A partition of a log: its state, where kept barriers and reports lie, and the auditor's column families.
+
+    ``cluster`` is the cluster's name for a trimmed log, which has no Genesis any more; empty if nobody has said it.
+    """
 
     log: str
     shard: int
@@ -20,17 +23,24 @@ class AuditedShard:
     limits: MatchingLimits
     state: AuditState
     store: MatchingStore
+    cluster: str = ""
+
+    @property
+    def cluster_name(self) -> str:
+        """Name of the cluster; empty while nothing is known of it."""
+        genesis = self.state.position.genesis
+        return genesis.cluster if genesis is not None else self.cluster
 
     def why_foreign(self, report: ReplicaReport) -> str | None:
         """Return why a report is not of this shard, or None."""
-        genesis = self.state.position.genesis
+        has_begun, cluster = self.state.position.has_begun, self.cluster_name
         if report.basis not in (INCREMENTAL, SCRUBBED, EVIDENCE):
             return f"unknown basis {report.basis!r}"
         if report.shard != self.shard:
             return f"reports shard {report.shard} on partition {self.shard}"
-        if genesis is not None and report.cluster != genesis.cluster:
-            return f"reports cluster {report.cluster!r}, the log's is {genesis.cluster!r}"
-        if genesis is not None and report.node not in self.state.position.members:
+        if has_begun and cluster and report.cluster != cluster:
+            return f"reports cluster {report.cluster!r}, the log's is {cluster!r}"
+        if has_begun and report.node not in self.state.position.members:
             return f"{report.node!r} is no replica of this shard"
         return None
 
@@ -53,9 +63,11 @@ class AuditedShard:
         self, node: str, offset: int, index: int, verdict: str, basis: str, reason: str, now_ms: int
     ) -> Verdict:
         """Return a verdict on a replica at a barrier."""
-        genesis = self.state.position.genesis
+        position = self.state.position
+        if not reason and position.base_offset >= 0:
+            reason = f"judged from the base of index {position.base_index} on (offset {position.base_offset})"
         return Verdict(
-            cluster=genesis.cluster if genesis else "",
+            cluster=self.cluster_name,
             shard=self.shard,
             node=node,
             barrier_offset=offset,

@@ -13,7 +13,9 @@ from spark_streaming.verdicts.core.inputs import LogRow
 def follow(audited: AuditedShard, row: LogRow) -> Ruling:
     """Read the next record; if it counts, add what it claims to the state. Raises LogBroken."""
     audited.state.position, ruling = read(audited.state.position, row.header)
-    if ruling is Ruling.COUNTS:
+    if ruling is Ruling.OPENS_BASE:
+        _set_sums(audited, row)
+    elif ruling is Ruling.COUNTS:
         _check_genesis(audited, row)
         _apply(audited, row)
     return ruling
@@ -42,8 +44,12 @@ def _apply(audited: AuditedShard, row: LogRow) -> None:
             raise LogBroken(header.offset, f"unknown column families: {', '.join(row.unknown_families)}")
         digests.add_changes(state.sums, row.slot, row.next, row.prev)
     elif header.kind == DIGEST_BASE:
-        try:
-            state.sums = digests.from_sparse(len(audited.families), row.base_slots, row.base_sums)
-        except ValueError as error:
-            raise LogBroken(header.offset, f"malformed DigestBase: {error}") from error
+        _set_sums(audited, row)
     state.pass_record(header.kind or "")
+
+
+def _set_sums(audited: AuditedShard, row: LogRow) -> None:
+    try:
+        audited.state.sums = digests.from_sparse(len(audited.families), row.base_slots, row.base_sums)
+    except ValueError as error:
+        raise LogBroken(row.header.offset, f"malformed DigestBase: {error}") from error

@@ -19,7 +19,9 @@ alone. Rules:
 7. The first report of stored bytes at a barrier opens a *scan*, which waits for all members. When all have reported, or
    at its deadline, they are compared with each other (:mod:`scans`); a member without a report is ``unknown``. Only the
    batch job compares stored bytes with the log, because that needs the log's rows.
-8. The column families of a log that older software began are the first of those that the auditor knows.
+8. Of a trimmed log nothing is judged before its base (``records/core/reading.py``, rule 6), no report on it either.
+   Verdicts say from which index on they judge.
+9. The column families of a log that older software began are the first of those that the auditor knows.
 The parts: ``shard_state`` (what is remembered), ``log_following`` (the log), ``report_matching`` and ``judging``
 (digests), ``scan_matching`` (stored bytes).
 """
@@ -53,11 +55,14 @@ class ShardAudit:
         state: AuditState,
         store: MatchingStore,
         log: str = OM_LOG,
+        cluster: str = "",
     ) -> None:
+        """``cluster`` is the cluster's name, for a log whose Genesis has been trimmed away."""
         self.state = state
         self._audited = AuditedShard(
-            log=log, shard=shard, families=tuple(families), limits=limits, state=state, store=store
-        )
+            log=log, shard=shard, families=tuple(families), limits=limits, state=state, store=store,
+            cluster=cluster,
+        )  # fmt: skip
         self._reports = ReportMatching(self._audited)
         self._scans = ScanMatching(self._audited)
 

@@ -31,6 +31,8 @@ class BarrierPlace(Enum):
     """The log has been read beyond it, and no barrier is kept there."""
     AHEAD = "ahead"
     """The log has not been read so far."""
+    UNJUDGED = "unjudged"
+    """It lies before the base of a trimmed log: no verdict is given on it."""
 
 
 def place_of(state: AuditState, offset: int) -> BarrierPlace:
@@ -39,6 +41,8 @@ def place_of(state: AuditState, offset: int) -> BarrierPlace:
         return BarrierPlace.KEPT
     if state.broken_at is not None and offset >= state.broken_at:
         return BarrierPlace.BEHIND_BREAK
+    if state.position.is_unjudged(offset):
+        return BarrierPlace.UNJUDGED
     return BarrierPlace.PASSED if offset < state.position.next_offset else BarrierPlace.AHEAD
 
 
@@ -50,6 +54,7 @@ class ReportMatching:
         self._state = audited.state
         self._store = audited.store
         self._arrived: dict[ReportPlace, ReplicaReport] = {}
+        self._evidence: list[ReplicaReport] = []
 
     # Reports.
 
@@ -60,8 +65,10 @@ class ReportMatching:
             yield audited.unknown(report, wrong, now_ms)
             return
         if report.basis == EVIDENCE:
-            reason = "the replica found another row than the log claims"
-            yield audited.verdict_on(report, DIVERGED, EVIDENCE, reason, now_ms)
+            if self._state.position.has_begun:
+                yield from self._judge_evidence(report, now_ms)
+            else:  # whether it is of a time before the base of a trimmed log is known after this micro-batch's records
+                self._evidence.append(report)
             return
         match place_of(self._state, offset):
             case BarrierPlace.KEPT:
@@ -74,6 +81,14 @@ class ReportMatching:
                 yield audited.unknown(report, "no kept barrier at that offset", now_ms)
             case BarrierPlace.AHEAD:
                 self._arrived[report.place] = report
+            case BarrierPlace.UNJUDGED:
+                pass
+
+    def _judge_evidence(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
+        position = self._state.position
+        if not position.seeks_base and report.index >= position.base_index:
+            reason = "the replica found another row than the log claims"
+            yield self._audited.verdict_on(report, DIVERGED, EVIDENCE, reason, now_ms)
 
     def _match(self, barrier: KeptBarrier, waiting: Waiting, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         """Judge a report on a kept barrier, or hold it until a majority of the replicas agrees there."""
@@ -107,6 +122,12 @@ class ReportMatching:
     def keep_early(self, now_ms: int) -> Iterator[Verdict]:
         """Keep the reports of this micro-batch that preceded their barriers; judge those whose barrier cannot come."""
         audited, state = self._audited, self._state
+        for report in self._evidence:
+            yield from self._judge_evidence(report, now_ms)
+        self._evidence.clear()
+        for place in [place for place in state.early if state.position.is_unjudged(place.offset)]:
+            del state.early[place]
+            self._store.drop_report(place)
         for place, report in self._arrived.items():
             match place_of(state, place.offset):
                 case BarrierPlace.BEHIND_BREAK:
@@ -114,6 +135,8 @@ class ReportMatching:
                 case BarrierPlace.AHEAD:
                     self._store.put_report(report)
                     state.early[place] = now_ms + audited.limits.report_timeout_ms
+                case BarrierPlace.UNJUDGED:
+                    pass
                 case _:
                     yield audited.unknown(report, "no barrier at that offset", now_ms)
         self._arrived.clear()

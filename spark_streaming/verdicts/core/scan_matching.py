@@ -29,6 +29,8 @@ class ScanMatching:
 
     def take(self, report: BlockReport, now_ms: int) -> Iterator[Verdict]:
         """Keep a report of stored bytes, or judge it if it is not of this partition."""
+        if self._state.position.is_unjudged(report.log_offset):
+            return
         if wrong := self._why_foreign(report):
             yield self._audited.verdict(report.datanode, report.log_offset, report.index, UNKNOWN, BASIS, wrong, now_ms)
             return
@@ -41,10 +43,11 @@ class ScanMatching:
         position, shard = self._state.position, self._audited.shard
         if report.partition != shard:
             return f"reports blocks of partition {report.partition} on partition {shard}"
-        if position.genesis is None:
+        cluster = self._audited.cluster_name
+        if not position.has_begun:
             return "the log has no Genesis"
-        if report.cluster != position.genesis.cluster:
-            return f"reports cluster {report.cluster!r}, the log's is {position.genesis.cluster!r}"
+        if cluster and report.cluster != cluster:
+            return f"reports cluster {report.cluster!r}, the log's is {cluster!r}"
         if report.datanode not in position.members:
             return f"{report.datanode!r} is no member of this pipeline"
         waiting = self._state.waiting.get(report.log_offset)

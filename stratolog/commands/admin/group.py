@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import typer
 
-from stratolog.commands.admin import fleet, members, modes, transfer, unflag, upgrades
+from stratolog.commands.admin import fleet, members, modes, transfer, trim, unflag, upgrades
 from stratolog.commands.admin.digest_base import digest_base
 from stratolog.commands.admin.nodes import rebuild, start_node, stop_node
 from stratolog.commands.admin.secret import make_cluster_secret
@@ -18,7 +18,8 @@ from stratolog.commands.admin.secret import make_cluster_secret
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(
-        no_args_is_help=True, help="Leaders, members, datanodes, upgrades, repairs; single nodes of the local stack."
+        no_args_is_help=True,
+        help="Leaders, members, datanodes, upgrades, trimming, repairs; single nodes of the local stack.",
     )
     group.command("digest-base")(digest_base)
     group.command("rebuild")(rebuild)
@@ -30,5 +31,6 @@ def register(app: typer.Typer) -> None:
     members.register(group)
     upgrades.register(group)
     modes.register(group)
+    trim.register(group)
     fleet.register(group)
     app.add_typer(group, name="admin")

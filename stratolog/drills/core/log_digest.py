@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from xxhash import xxh64_intdigest
 
-from schemas.column_families import BUCKETS, RETRY_TABLE
+from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES, RETRY_TABLE
 from schemas.records.log import (
     Batch,
     Delete,
@@ -51,7 +51,10 @@ def differing(one: Sums, other: Sums) -> list[int]:
 
 
 class LogDigest:
-    """Follows a log by the auditor's rule; the caller offers every record from offset 0 on."""
+    """Follows a log by the auditor's rule; the caller offers every record from the log's first one on.
+
+    A trimmed log begins with a base, and names no column families: they are those that this software knows.
+    """
 
     def __init__(self) -> None:
         self.position = reading.AuditPosition()
@@ -75,13 +78,14 @@ class LogDigest:
         Raises spark_streaming.records.core.reading.LogBroken.
         """
         self.position, outcome = reading.read(self.position, header_of(offset, value, record))
+        if outcome is reading.Ruling.OPENS_BASE and isinstance(record, DigestBase):
+            self._name_families(OM_COLUMN_FAMILIES)
+            self._sums, self.known = dict(unsigned(record.slots, record.sums)), True
+            return True
         if outcome is not reading.Ruling.COUNTS:
             return outcome is reading.Ruling.CLAIM
         if isinstance(record, Genesis):
-            self.families = tuple(record.column_families)
-            self._slots = {
-                cf: (number * BUCKETS, xxh64_intdigest(cf.encode(), SEED)) for number, cf in enumerate(self.families)
-            }
+            self._name_families(tuple(record.column_families))
         elif isinstance(record, DigestBase):
             self._sums, self.known = dict(unsigned(record.slots, record.sums)), True
         elif isinstance(record, RequestBatch):
@@ -95,6 +99,10 @@ class LogDigest:
                         RETRY_TABLE, result.client_id + result.call_id, None, result.request_hash + result.response
                     )
         return True
+
+    def _name_families(self, families: tuple[str, ...]) -> None:
+        self.families = families
+        self._slots = {cf: (number * BUCKETS, xxh64_intdigest(cf.encode(), SEED)) for number, cf in enumerate(families)}
 
     def _claim(self, operation: Operation) -> None:
         if isinstance(operation, Put):

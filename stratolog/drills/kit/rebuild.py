@@ -19,7 +19,7 @@ from om_processors.namespace.context import Contexts
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StopProcess
 from replicated_db.shell.rocks import RocksStore
-from stratolog.cluster.shard_log import read_entries, topic_id
+from stratolog.cluster.shard_log import first_offset, read_entries, topic_id
 from stratolog.configuration.settings import Settings
 from stratolog.drills.core.log_digest import Sums, unsigned
 from stratolog.drills.core.report import CouldNotRun, StepFailed
@@ -131,6 +131,12 @@ def rebuild(
     """
     with _opened(settings, shard, folder) as replica:
         begun = replica.position.offset
+        if (first := first_offset(settings, shard)) > begun + 1:
+            raise CouldNotRun(
+                f"the log of shard {shard} was trimmed and begins at offset {first}: a replica at offset {begun} cannot "
+                "be rebuilt from it. It needs a checkpoint taken later: 'stratolog admin prepare', then "
+                "'stratolog admin prepare --cancel'"
+            )
         evidence = None
         try:
             _adopt(settings, shard, replica)

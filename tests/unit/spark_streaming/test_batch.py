@@ -84,7 +84,7 @@ def test_facts_of_partitions():
         FactRow(0, 5, "Members", 0, ("om1", "om2"), None),
         FactRow(1, 3, None, 0, (), "a gap"),
     ]
-    facts = facts_from(rows, {0: 7})
+    facts = facts_from(rows, {0: 7}, {})
     assert facts[0] == PartitionFacts(shards=2, replicas=NODES, late_from=7)
     assert facts[1].broken == "offset 3: a gap"
     assert (facts[0].is_late(7), facts[0].is_late(8), facts[1].is_late(8)) == (False, True, False)

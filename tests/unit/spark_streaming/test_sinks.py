@@ -67,7 +67,7 @@ def test_the_topics_of_logs_and_of_their_reports():
 
 
 def view(log: AuditedLog, facts: dict[int, PartitionFacts]) -> LogView:
-    return LogView(log=log, records=None, effective=None, facts=facts)  # type: ignore[arg-type]
+    return LogView(log=log, records=None, effective=None, facts=facts, partition_count=0)  # type: ignore[arg-type]
 
 
 def test_every_shard_is_judged_even_if_it_has_no_records():

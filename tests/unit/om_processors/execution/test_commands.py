@@ -9,6 +9,7 @@ import pytest
 
 from om_processors.errors import OMError
 from om_processors.execution.commands import MAX_MEMBERS, command
+from replicated_db.core.errors import Refused
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.column_families import families
@@ -19,6 +20,7 @@ from schemas import features
 from schemas import result_codes as codes
 from schemas.records.log import FORCED, LATE_MODE, LEADER_MODE, DigestBase, FeatureLevel, Members, Mode, Prepared
 from schemas.records.messages import (
+    OWN_DIGESTS,
     SHARD_COMMANDS,
     AddNode,
     CancelPrepare,
@@ -46,8 +48,8 @@ def run(body: ShardCommand, state: ShardState = STATE, index: int = 5, *, settle
 
 
 def logged(body: ShardCommand, state: ShardState = STATE) -> tuple[type, dict[str, Any]] | None:
-    operation = run(body, state).control_operation
-    return None if operation is None else (operation.record, operation.fields)
+    operations = run(body, state).control_operations
+    return (operations[0].record, operations[0].fields) if operations else None
 
 
 def refused(body: ShardCommand, state: ShardState = STATE, *, settled: bool = True) -> str:
@@ -74,10 +76,10 @@ def test_remove_node():
 def test_prepare_takes_its_checkpoint_each_time_and_logs_the_state_once():
     body = Prepare(shard=1, checkpoint="v2")
     first = run(body)
-    assert (first.checkpoint_name, first.control_operation.record) == ("v2", Prepared)  # type: ignore[union-attr]
+    assert (first.checkpoint_name, first.control_operations[0].record) == ("v2", Prepared)
     prepared = ShardState(replicas=("om1",), feature_level=features.LATEST, prepared="v2")
     again = run(body, prepared)
-    assert (again.checkpoint_name, again.control_operation) == ("v2", None)
+    assert (again.checkpoint_name, again.control_operations) == ("v2", ())
     assert "prepared already, with the checkpoint v2" in refused(Prepare(shard=1, checkpoint="v3"), prepared)
     assert "illegal checkpoint name '../x'" in refused(Prepare(shard=1, checkpoint="../x"))
     assert "'snapshot-' are those of snapshots" in refused(Prepare(shard=1, checkpoint="snapshot-1"))
@@ -110,6 +112,20 @@ def test_a_digest_base_that_the_leader_does_not_hold_is_logged_only_if_it_is_for
     assert "bucket 1 of retryTable: 2, not 5" in refused(replace(body, slots=[1], sums=[5]))
     forced = replace(body, basis=FORCED + "oracle")
     assert logged(forced) == (DigestBase, {"slots": [1, 256], "sums": [2, 3], "basis": "forced: oracle"})
+
+
+def test_a_base_is_of_the_leaders_own_digests_and_names_the_members():
+    body = LogDigestBase(shard=1, index=OWN_DIGESTS, slots=[], sums=[], basis="trim")
+    base, members = run(body).control_operations
+    assert (base.record, base.fields) == (DigestBase, {"slots": OWN.numbers, "sums": OWN.sums, "basis": "trim"})
+    assert (members.record, members.fields) == (Members, {"replicas": ["om1", "om2"]})
+    assert refused(body, settled=False) == "INDEX_MOVED: requests before it are on their way: ask again"
+    assert refused(replace(body, slots=[1], sums=[2])).startswith("INVALID_REQUEST: a base of the leader's own")
+    old = ShardState(replicas=("om1",), feature_level=features.INITIAL)
+    assert refused(body, old).startswith(codes.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION)
+    nobody = ShardState(feature_level=features.LATEST)
+    with pytest.raises(Refused, match="does not name the shard's members"):
+        run(body, nobody)
 
 
 def test_a_refusal_does_not_repeat_the_request():

@@ -16,6 +16,7 @@ from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import DeliveryReport
 from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain
 from replicated_db.core.tables.merge import encode_int64
+from replicated_db.core.trimming.bases import Base
 from schemas.codecs.codec import decode, encode
 from schemas.records.log import (
     Barrier,
@@ -766,6 +767,33 @@ def test_a_forced_digest_base_flags_the_replica_that_differs(shard: Shard):
     assert base.outcome.evidence is not None
     shard.catch_up()
     assert all(node.replica.evidence is not None for node in shard.nodes.values())
+
+
+def test_a_base_lies_before_its_batch_with_the_members_behind_it(shard: Shard):
+    shard.do(put(b"a", b"1"))
+    slots, sums = shard.replica.digests.slots()
+    shard.batch(propose(body=lambda transaction: transaction.base("trim") or b"based"), propose(put(b"b", b"1")))
+    base, members, batch = shard.deliver()
+    assert isinstance(base.record, DigestBase)
+    assert isinstance(members.record, Members)
+    assert (base.record.slots, base.record.sums) == (slots, sums)
+    assert members.record.seq == base.record.seq + 1
+    assert tuple(members.record.replicas) == shard.replica.state.replicas
+    assert responses([batch]) == [b"based", b"done 3"]
+    shard.catch_up()
+    for node in shard.nodes.values():
+        for replica in (node.replica, node.restart().replica):
+            place = replica.durable_place()
+            assert place.bases == (Base(base.outcome.position.offset, 1),)
+            assert (place.offset, place.index, place.flagged) == (replica.position.offset, 3, False)
+            assert (3, f"{replica.digests.total():016x}") in place.digests
+            assert_sound(replica)
+
+
+def test_a_base_waits_for_the_batches_before_it(shard: Shard):
+    shard.batch(propose(put(b"a", b"1")))
+    shard.batch(propose(body=lambda transaction: transaction.base("trim") or b"based"))
+    assert responses(shard.deliver())[1] == b"failed|NotSettled: requests before it are on their way|2"
 
 
 def test_a_digest_base_within_a_batch_is_refused(shard: Shard):

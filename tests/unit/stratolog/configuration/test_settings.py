@@ -41,6 +41,7 @@ ANOTHER = {
     "bootstrap_records": "5000",
     "bootstrap_bytes_per_s": "1048576",
     "bootstrap_peers": "om7=host-a:1,om8=host-b:2",
+    "trim_log_after_ms": "3600000",
     "request_timeout_ms": "99",
     "max_in_flight": "17",
     "audit": "false",

@@ -1,0 +1,140 @@
+"""The trimmer of one log topic: it gathers what the rule must know, and deletes what the rule allows.
+
+Only a shard's leader trims: its own position is past everything that counts. Between asking and deleting, members only
+move on, so an answer stays good. A member that joins meanwhile begins with a peer's checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+
+from replicated_db.core.ports import Clock
+from replicated_db.core.trimming.bases import Base
+from replicated_db.core.trimming.places import MemberPlace, agreeing
+from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, members_of
+from replicated_db.shell.trimming.kafka_records import KafkaRecords
+from replicated_db.shell.trimming.member_calls import MemberCalls
+from replicated_db.shell.trimming.verdict_tail import VerdictTail
+from schemas.privilege import ClusterSecret
+
+Addresses = Mapping[str, str]
+"""``host:port`` of each node's HTTP server, by its name."""
+
+
+class LogTrimmer:
+    """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time."""
+
+    def __init__(
+        self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret,
+        clock: Clock,
+    ) -> None:  # fmt: skip
+        self._clock = clock
+        self._calls = MemberCalls(cluster, secret)
+        self._verdicts = VerdictTail(bootstrap_servers, log)
+        self._servers, self._topic, self._topic_id = bootstrap_servers, topic, topic_id
+        self._records: dict[int, KafkaRecords] = {}
+        self._logged_at_ms: dict[int, dict[int, int]] = {}
+        self._lock = Lock()
+
+    def look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+        """Return how far a partition may be trimmed. Raises LogUnavailable if the brokers do not answer."""
+        with self._lock:
+            return self._look(partition, own, addresses, wish)
+
+    def trim(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+        """Trim a partition as far as the rule allows; return the decision. Raises LogUnavailable: ask again."""
+        with self._lock:
+            decision = self._look(partition, own, addresses, wish)
+            if decision.records:
+                self._of(partition).delete_before(decision.offset)
+            return decision
+
+    def agreed(self, partition: int, own: MemberPlace, addresses: Addresses) -> str | None:
+        """Say why no base may be logged now, None if one may.
+
+        A base flags every replica that differs from its leader. So a majority must have the leader's digest at an
+        index, and no unflagged member another one there.
+        """
+        with self._lock:
+            answers = self._ask(partition, own, addresses)
+        members = members_of(answers)
+        places = [place for place in answers.values() if isinstance(place, MemberPlace) and place.node in members]
+        index, names = agreeing(places)
+        if own.flagged or own.node not in names or len(names) <= len(members) // 2:
+            unknown = [f"{name}: {why}" for name, why in answers.items() if isinstance(why, str)]
+            told = f" ({'; '.join(unknown)})" if unknown else ""
+            return f"no majority of {', '.join(members) or 'the members'} has the leader's digest at one index{told}"
+        others = [
+            place.node for place in places
+            if not place.flagged and place.node not in names and index in dict(place.digests)
+        ]  # fmt: skip
+        if others:
+            return f"{', '.join(others)} has another digest at index {index} than {', '.join(names)}: repair it first"
+        return None
+
+    def base_ages_ms(self, partition: int, bases: Sequence[Base]) -> list[int]:
+        """Return how long ago bases were logged that lie behind the log's beginning. Raises LogUnavailable."""
+        with self._lock:
+            now_ms = self._clock.wall_ms()
+            first = self._of(partition).bounds().first
+            return [max(0, now_ms - time_ms) for time_ms in self._times(partition, first, bases).values()]
+
+    def age_ms(self, partition: int) -> int:
+        """Return how long ago the log's first record was appended; 0 if there is none. Raises LogUnavailable."""
+        with self._lock:
+            first_ms = self._of(partition).first_logged_at_ms()
+            return 0 if first_ms is None else max(0, self._clock.wall_ms() - first_ms)
+
+    def _look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
+        answers = self._ask(partition, own, addresses)
+        audit = self._verdicts.place(partition)
+        records = self._of(partition)
+        first, end = records.bounds()
+        facts = TrimFacts(
+            first=first, end=end, now_ms=self._clock.wall_ms(), answers=answers, audit=audit,
+            logged_at_ms=self._times(partition, first, own.bases),
+        )  # fmt: skip
+        return decide(facts, wish)
+
+    def _times(self, partition: int, first: int, bases: Sequence[Base]) -> dict[int, int]:
+        """Return when bases behind ``first`` were logged, by offset. Those that are not in the log are left out."""
+        known, records = self._logged_at_ms.get(partition, {}), self._of(partition)
+        times = {
+            base.offset: known.get(base.offset) or records.base_logged_at_ms(base.offset)
+            for base in bases if base.offset > first
+        }  # fmt: skip
+        found = {offset: time_ms for offset, time_ms in times.items() if time_ms is not None}
+        self._logged_at_ms[partition] = found
+        return found
+
+    def _ask(self, partition: int, own: MemberPlace, addresses: Addresses) -> dict[str, MemberPlace | str]:
+        """Ask every member, and those whom a member names that has read further."""
+        answers: dict[str, MemberPlace | str] = {own.node: own}
+        while missing := [name for name in members_of(answers) if name not in answers]:
+            for name in missing:
+                answers[name] = self._calls.ask(partition, name, addresses)
+        return answers
+
+    def _of(self, partition: int) -> KafkaRecords:
+        if partition not in self._records:
+            self._records[partition] = KafkaRecords(self._servers, self._topic, partition, self._topic_id)
+        return self._records[partition]
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._calls.close()
+            self._verdicts.close()
+            for records in self._records.values():
+                records.close()
+            self._records.clear()
+
+
+Holds = Callable[[int], tuple[int, ...]]
+"""Returns the offsets from which transfers of this process still need a shard's log."""
+
+
+def no_holds(_shard: int) -> tuple[int, ...]:
+    """Return no offsets: this process sends no checkpoints."""
+    return ()

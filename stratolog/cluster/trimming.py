@@ -1,0 +1,122 @@
+"""Trimming as a command does it: the shard's leader is asked to log a base, to say how far, and to trim."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from stratolog.cluster.leadership import shard_views
+from stratolog.configuration.settings import Settings
+from stratolog.errors import Unavailable, UserError
+from stratolog.nodes.core.leaders import is_leader
+
+ASK_TIMEOUT_S = 120.0
+"""How long the leader may take: it asks every member, and each syncs its disk."""
+
+LEADER_WAIT_S = 15.0
+AUDIT_WORD_S = 8.0
+"""How long a running audit may take until its first verdict on what lies behind a new base."""
+
+POLL_S = 0.5
+UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_KEEP = re.compile(r"([0-9]{1,15})([smhd]?)")
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an operator asks for: see ``replicated_db/core/trimming/trim_rule.py``."""
+
+    keep_records: int = 0
+    keep_ms: int = 0
+    leave_behind: tuple[str, ...] = ()
+    without_audit: bool = False
+
+
+def keep_from(text: str) -> tuple[int, int]:
+    """Return (records, milliseconds) of what is to be kept: a number, or a number with s, m, h or d.
+
+    >>> keep_from("1000"), keep_from("36h")
+    ((1000, 0), (0, 129600000))
+    """
+    match = _KEEP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"must be a number of records, or an age such as 90m, 36h or 7d, not {text!r}")
+    number, unit = int(match[1]), match[2]
+    return (0, number * UNITS_MS[unit]) if unit else (number, 0)
+
+
+def look(settings: Settings, shard: int, wish: Wish) -> Json:
+    """Return what the leader says about trimming: how far, and what each rule allows. Raises Unavailable, UserError."""
+    return _ask(settings, shard, wish, "look")
+
+
+def log_base(settings: Settings, shard: int, wish: Wish) -> Json:
+    """Have the leader log a base, unless the last one is of the present state. Raises Unavailable, UserError."""
+    return _ask(settings, shard, wish, "base")
+
+
+def trim(
+    settings: Settings, shard: int, wish: Wish, *, wait_s: float, has_audit: bool, report: Callable[[str], None]
+) -> Json:
+    """Log a base, wait until it can be trimmed to, and trim; return the leader's decision.
+
+    After ``wait_s`` the log is trimmed as far as the rules allow by then. ``has_audit``: whether an audit may be running
+    that has not been heard of: it gets AUDIT_WORD_S to speak. Raises Unavailable, UserError.
+    """
+    report(f"shard {shard}: the leader is asked for a base")
+    base = log_base(settings, shard, wish)
+    if base["why"]:
+        report(f"shard {shard}: no base is logged: {base['why']}")
+    begun_s, told = time.monotonic(), ""
+    patience_s = wait_s if not (base["why"] or wish.keep_records or wish.keep_ms) else 0.0
+    while (waited_s := time.monotonic() - begun_s) < patience_s:
+        found = look(settings, shard, wish)
+        at_base = found["base"] is not None and found["base"]["index"] >= base["index"]
+        held_by = next(rule for rule in found["rules"] if rule["rule"] == found["held_by"])
+        if at_base and (waited_s > AUDIT_WORD_S or not base["asked"] or not has_audit or wish.without_audit):
+            break
+        if not base["asked"] and held_by["rule"] == "base":
+            break
+        if not at_base and held_by["rule"] != told:
+            told = held_by["rule"]
+            report(f"shard {shard}: waiting: {held_by['rule']}: {held_by['why']}")
+        time.sleep(POLL_S)
+    return _ask(settings, shard, wish, "trim")
+
+
+def _ask(settings: Settings, shard: int, wish: Wish, do: str) -> Json:
+    parameters = {
+        "do": do, "keep_records": str(wish.keep_records), "keep_ms": str(wish.keep_ms),
+        "leave_behind": ",".join(wish.leave_behind), "without_audit": "true" if wish.without_audit else "false",
+        "nodes": ",".join(f"{node.name}={node.address}" for node in settings.nodes),
+    }  # fmt: skip
+    deadline_s = time.monotonic() + LEADER_WAIT_S
+    while True:
+        leader = next((name for name, view in shard_views(settings, shard).items() if is_leader(view)), None)
+        told = f"shard {shard} has no leader"
+        if leader is not None:
+            url = f"http://{settings.node(leader).address}/v1/shards/{shard}/trim"
+            try:
+                answer = httpx.post(
+                    url, params=parameters, timeout=ASK_TIMEOUT_S, trust_env=False, auth=settings.secret().sign
+                )
+                body = answer.json()
+            except (httpx.HTTPError, ValueError) as error:
+                raise Unavailable(f"{leader}, which leads shard {shard}, does not answer: {error!r}") from error
+            if answer.status_code == httpx.codes.OK:
+                return dict(body)
+            told = f"{leader}: {body.get('message', body)}"
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                raise UserError(f"{leader} runs software that cannot trim: upgrade it first")
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                raise UserError(told)
+        if time.monotonic() > deadline_s:
+            raise Unavailable(f"{told}: try again")
+        time.sleep(POLL_S)

@@ -1,0 +1,222 @@
+"""What each rule of trimming says, and what a member's answer must be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from replicated_db.core.trimming.audit_view import MAX_NODES, MAX_SHARDS, AuditView
+from replicated_db.core.trimming.bases import MAX_BASES, Base, Bases
+from replicated_db.core.trimming.places import AuditPlace, MemberPlace, agreeing
+from replicated_db.core.trimming.trim_rule import AUDIT_SILENCE_MS, TrimFacts, TrimWish, decide
+from schemas.records.messages import Verdict
+
+NOW_MS = 10 * AUDIT_SILENCE_MS
+MEMBERS = ("n1", "n2", "n3")
+OLD, NEW = Base(10, 5), Base(30, 9)
+LOGGED_AT_MS = {10: NOW_MS - AUDIT_SILENCE_MS, 30: NOW_MS - 1000}
+
+
+def place(node: str, **changed: Any) -> MemberPlace:
+    fields: dict[str, Any] = {
+        "node": node, "cluster": "c", "shard": 0, "offset": 35, "keeps_from": 34, "index": 10, "flagged": False,
+        "members": MEMBERS, "bases": (OLD, NEW), "digests": ((10, "ab"),),
+    }  # fmt: skip
+    return MemberPlace(**(fields | changed))
+
+
+def known(**answers: MemberPlace | str) -> TrimFacts:
+    places = {name: place(name) for name in MEMBERS} | answers
+    return TrimFacts(first=0, end=40, now_ms=NOW_MS, answers=places, logged_at_ms=LOGGED_AT_MS)
+
+
+def why(facts: TrimFacts, rule: str, wish: TrimWish = TrimWish()) -> str:  # noqa: B008 - frozen
+    return next(found.why for found in decide(facts, wish).findings if found.rule == rule)
+
+
+def test_the_log_is_trimmed_to_the_newest_base_that_all_are_past():
+    done = decide(known(), TrimWish())
+    assert (done.offset, done.base, done.records) == (30, NEW, 30)
+    assert decide(known(n2=place("n2", offset=20, keeps_from=20)), TrimWish()).offset == 10
+
+
+def test_a_member_that_does_not_answer_ends_it_and_is_named():
+    facts = known(n3="connection refused")
+    assert decide(facts, TrimWish()).offset == 0
+    assert why(facts, "members") == "n3 is a member and its position is not known: connection refused"
+    assert decide(facts, TrimWish(leave_behind=frozenset({"n3"}))).offset == 30
+
+
+def test_a_member_that_joined_meanwhile_is_known_from_the_member_that_read_furthest():
+    facts = known(n1=place("n1", offset=36, members=(*MEMBERS, "n4")))
+    assert decide(facts, TrimWish()).offset == 0
+    assert "n4 is a member and its position is not known" in why(facts, "members")
+
+
+def test_an_empty_member_needs_the_whole_log_unless_it_is_left_behind():
+    facts = known(n3=place("n3", offset=-1, keeps_from=0, bases=()))
+    assert decide(facts, TrimWish()).offset == 0
+    assert why(facts, "members") == "n3 has read nothing yet"
+    assert decide(facts, TrimWish(leave_behind=frozenset({"n3"}))).offset == 30
+
+
+def test_never_are_so_many_left_behind_that_a_majority_is_missing():
+    wish = TrimWish(leave_behind=frozenset({"n2", "n3"}))
+    assert decide(known(), wish).offset == 0
+    assert why(known(), "majority", wish).startswith("1 of 3 members are known, healthy and not left behind")
+
+
+def test_flagged_members_are_no_majority():
+    facts = known(n1=place("n1", flagged=True), n2=place("n2", flagged=True))
+    assert decide(facts, TrimWish()).offset == 0
+    assert "(flagged: n1, n2)" in why(facts, "majority")
+
+
+def test_a_transfer_holds_the_log():
+    assert decide(known(n1=place("n1", holds=(25, 33))), TrimWish()).offset == 10
+
+
+@pytest.mark.parametrize(
+    ("audit", "offset"),
+    [
+        (None, 30),
+        (AuditPlace(offset=29, decided_at_ms=NOW_MS), 30),
+        (AuditPlace(offset=28, decided_at_ms=NOW_MS), 10),
+        (AuditPlace(offset=3, decided_at_ms=0), 10),
+        (AuditPlace(offset=-1, decided_at_ms=0), 10),
+        (AuditPlace(offset=39, decided_at_ms=NOW_MS, diverged=("n2",)), 0),
+        ("no broker", 0),
+    ],
+)
+def test_what_the_audit_has_read(audit: AuditPlace | str | None, offset: int):
+    assert decide(replace(known(), audit=audit), TrimWish()).offset == offset
+    assert decide(replace(known(), audit=audit), TrimWish(without_audit=True)).offset == 30
+
+
+def test_an_operator_keeps_records_or_a_time():
+    assert decide(known(), TrimWish(keep_records=15)).offset == 10
+    assert decide(known(), TrimWish(keep_ms=60_000)).offset == 10
+    assert decide(known(), TrimWish(keep_ms=2 * AUDIT_SILENCE_MS)).offset == 0
+    assert "younger" in why(known(), "base", TrimWish(keep_ms=2 * AUDIT_SILENCE_MS))
+
+
+def test_a_base_of_a_minority_is_none():
+    facts = known(n1=place("n1", bases=(OLD,)), n2=place("n2", bases=(OLD,)))
+    assert decide(facts, TrimWish()).offset == 10
+    assert decide(known(n1=place("n1", bases=()), n2=place("n2", bases=())), TrimWish()).offset == 0
+
+
+def test_a_log_that_begins_at_the_base_is_left_alone():
+    facts = replace(known(), first=30, logged_at_ms={})
+    done = decide(facts, TrimWish())
+    assert (done.offset, done.base, done.records, done.held_by.rule) == (30, None, 0, "base")
+    assert why(facts, "base") == "the log begins at the newest base already"
+
+
+def test_a_base_that_is_not_found_in_the_log_is_not_used():
+    assert decide(replace(known(), logged_at_ms={10: NOW_MS}), TrimWish()).offset == 10
+    assert decide(replace(known(), logged_at_ms={}), TrimWish()).offset == 0
+
+
+def test_members_agree_at_an_index():
+    ahead = place("n1", digests=((10, "ab"), (11, "cd")))
+    assert agreeing([ahead, place("n2"), place("n3", digests=((10, "xy"),))]) == (10, ("n1", "n2"))
+    assert agreeing([place("n1", flagged=True), place("n2", digests=())]) == (-1, ())
+
+
+def test_an_answer_is_restored():
+    answer = place("n1", holds=(3,))
+    assert MemberPlace.from_json(answer.to_json()) == answer
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"offset": "35"}, {"offset": -2}, {"offset": True}, {"keeps_from": 36}, {"keeps_from": -1}, {"flagged": 0},
+        {"members": "n1"}, {"members": [1]}, {"bases": [[1, 2, 3]]}, {"bases": [[0, 0]] * (MAX_BASES + 1)},
+        {"digests": [[1, 2]]}, {"holds": [-1]}, {"node": None}, {"cluster": 5}, {"shard": -1}, {"index": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_foreign_answer_is_refused(changed: dict[str, Any]):
+    with pytest.raises(ValueError, match=r".+"):
+        MemberPlace.from_json(place("n1").to_json() | changed)
+
+
+@pytest.mark.parametrize("answer", [None, [], "x", {}])
+def test_what_is_no_answer_at_all(answer: Any):
+    with pytest.raises(ValueError, match=r".+"):
+        MemberPlace.from_json(answer)
+
+
+def test_a_base_counts_once_its_members_are_read():
+    bases = Bases(None, -1)
+    row = bases.on_digest_base(OLD)
+    assert not bases.whole
+    assert Bases(row, OLD.offset).whole == ()
+    written = bases.on_other(is_members=True)
+    assert bases.whole == (OLD,)
+    assert written is not None
+    assert Bases(written, 99).whole == (OLD,)
+    assert bases.on_other(is_members=True) is None
+
+
+def test_a_base_without_members_is_dropped():
+    bases = Bases(None, -1)
+    row = bases.on_digest_base(OLD)
+    assert bases.on_other(is_members=False) is None
+    assert bases.on_other(is_members=True) is None
+    assert not bases.whole
+    after_a_crash, elsewhere = Bases(row, OLD.offset), Bases(row, OLD.offset + 1)
+    assert after_a_crash.on_other(is_members=True) is not None
+    assert after_a_crash.whole == (OLD,)
+    assert elsewhere.on_other(is_members=True) is None
+
+
+def test_the_oldest_bases_are_forgotten():
+    bases = Bases(None, -1)
+    for number in range(MAX_BASES + 3):
+        bases.on_digest_base(Base(number, number))
+        row = bases.on_other(is_members=True)
+    assert row is not None
+    assert len(Bases(row, 0).whole) == MAX_BASES
+    assert bases.whole[0].offset == 3
+
+
+def verdict(node: str, word: str, offset: int, basis: str = "incremental", **changed: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "cluster": "c", "shard": 0, "node": node, "barrier_offset": offset, "index": 1, "verdict": word, "basis": basis,
+        "differences": [], "differing_slots": 0, "evidence": None, "reason": "", "decided_at_ms": offset, "log": "om.log",
+    }  # fmt: skip
+    return Verdict(**(fields | changed))
+
+
+def test_the_audit_has_come_as_far_as_it_judged_equal():
+    view = AuditView("om.log")
+    assert view.place(0) is None
+    view.take([verdict("n1", "unknown", 10**9), verdict("n1", "equal", 7, log="dn.log")])
+    assert view.place(0) is None
+    view.take([verdict("n1", "equal", 7), verdict("n2", "diverged", 9), verdict("n1", "equal", 5)])
+    assert view.place(0) == AuditPlace(offset=7, decided_at_ms=9, diverged=("n2",))
+    view.take([verdict("n2", "equal", 11)])
+    assert view.place(0) == AuditPlace(offset=11, decided_at_ms=11)
+
+
+def test_a_scan_that_differed_holds_until_a_scan_is_equal():
+    view = AuditView("om.log")
+    view.take([verdict("n1", "diverged", 5, "scrubbed"), verdict("n1", "equal", 6)])
+    assert view.place(0) == AuditPlace(offset=6, decided_at_ms=6, diverged=("n1",))
+    view.take([verdict("n1", "equal", 8, "scrubbed")])
+    assert view.place(0) == AuditPlace(offset=8, decided_at_ms=8)
+
+
+def test_strangers_verdicts_are_bounded():
+    view = AuditView("om.log")
+    view.take([verdict(f"x{number}", "diverged", 1) for number in range(3 * MAX_NODES)])
+    place_ = view.place(0)
+    assert place_ is not None
+    assert len(place_.diverged) == MAX_NODES
+    view.take([verdict("n1", "equal", 1, shard=number) for number in range(MAX_SHARDS + 5)])
+    assert view.place(MAX_SHARDS + 2) is None
