@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -47,7 +48,7 @@ from replicated_db.core.bootstrap.listing import (
 from replicated_db.core.bootstrap.peer_choice import PeerView, ServingPeer, Wanted, choose
 from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.position import ANCHOR_KEY, FLAG_KEY, POSITION_KEY, UNFLAGGED_KEY, Position
-from replicated_db.core.ports import LogUnavailable, OffsetOutOfRange
+from replicated_db.core.ports import LogUnavailable, OffsetOutOfRange, StoreView
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES, TRANSACTION_INFO
 from replicated_db.shell.bootstrap.bootstrap import NoPeerServes
 from replicated_db.shell.bootstrap.candidate_check import CandidateRefused, _check
@@ -122,8 +123,11 @@ class InstallingNode(Node):
         name: str, store: Store, position: Position, request: TransferRequest, transfer: str,
         transfers: dict[str, Transfer],
     ) -> Listing:  # fmt: skip
-        files = {f"db/{cf}.sst": pickle.dumps(list(store.iterate(cf, b""))) for cf in ALL_FAMILIES}
+        files = {f"db/{cf}.sst": _rows_of(store, cf) for cf in ALL_FAMILIES}
         files["db/CURRENT"] = transfer.encode()
+        for checkpoint in store.checkpoint_names():
+            view = store.checkpoints[checkpoint]
+            files |= {f"checkpoints/{checkpoint}/{cf}.sst": _rows_of(view, cf) for cf in ALL_FAMILIES}
         found = [
             CarriedFile(file=ListedFile(path, content_of(data)), inode=(1, number))
             for number, (path, data) in enumerate(files.items())
@@ -233,12 +237,17 @@ class InstallingNode(Node):
         return Fetched(content)
 
     def _built(self, listing: Listing) -> Store:
-        store = Store()
+        stores: dict[str, Store] = defaultdict(Store)
         for placed in placement(listing):
-            family = placed.paths[0].removeprefix("db/").removesuffix(".sst")
-            if family in ALL_FAMILIES:
-                rows = pickle.loads(self.pool[placed.content])
-                store.write([(family, key, value) for key, value in rows])
+            for path in placed.paths:
+                folder, _, name = path.rpartition("/")
+                if (family := name.removesuffix(".sst")) in ALL_FAMILIES:
+                    rows = pickle.loads(self.pool[placed.content])
+                    stores[folder].write([(family, key, value) for key, value in rows])
+        store = stores.pop("db")
+        for folder, kept in stores.items():
+            store.checkpoints[folder.removeprefix("checkpoints/")] = kept.snapshot()
+            self.seen["checkpoint installed"] += 1
         store.sync()
         return store
 
@@ -265,6 +274,10 @@ class InstallingNode(Node):
             return position.offset
         stored = durable(self.store, ANCHOR_KEY)
         return position.offset if stored is None else Position.decode(stored).offset
+
+
+def _rows_of(view: StoreView, cf: str) -> bytes:
+    return pickle.dumps(list(view.iterate(cf, b"")))
 
 
 def content_of(data: bytes) -> Content:
