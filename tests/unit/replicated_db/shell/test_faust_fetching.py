@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiokafka.errors import CorruptRecordException, IllegalStateError, OffsetOutOfRangeError
@@ -54,7 +54,7 @@ class Fetch:
             fatal=self.errors.append, **more,
         )  # fmt: skip
         self.transport: Any = self.app.transport
-        self.consumer: Any = self.transport.create_consumer(
+        self.consumer: Any = cast("Any", self.transport).create_consumer(
             callback=self._nothing, on_partitions_assigned=self._on_assigned, on_partitions_revoked=self._nothing
         )
         self.thread: Any = self.consumer._thread
