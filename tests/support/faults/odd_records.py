@@ -32,6 +32,15 @@ def append_with_bad_header(bootstrap_servers: str, topic: str, partition: int, v
     asyncio.run(_send(bootstrap_servers, topic, partition, bytes(builder.build())))
 
 
+def append_broken(bootstrap_servers: str, topic: str, partition: int, value: bytes) -> None:
+    """Append a batch of one value whose checksum is not its own. Only the broker in memory takes it."""
+    builder: Any = _DefaultRecordBatchBuilderPy(2, 0, False, -1, -1, -1, BATCH_BYTES)
+    builder.append(0, 1, None, value, [])
+    batch = bytearray(builder.build())
+    batch[-2] ^= 1
+    asyncio.run(_send(bootstrap_servers, topic, partition, bytes(batch)))
+
+
 async def _send(bootstrap_servers: str, topic: str, partition: int, batch: bytes) -> None:
     producer: Any = AIOKafkaProducer(bootstrap_servers=bootstrap_servers)
     await producer.start()

@@ -77,6 +77,17 @@ def test_a_call_below_the_floor_that_never_came_is_not_executed_either(shard: Sh
     assert ask(shard, 3).startswith(b"expired")
 
 
+def test_a_late_call_in_the_batch_that_raises_the_floor_is_not_executed(shard: Shard):
+    """When it arrived, the floor was below it: it is judged again once the batch has removed rows."""
+    for call in (1, 2, 4):
+        ask(shard, call)
+    ask(shard, 5, answered_below=5)
+    assert floor(shard) == 0, "heard of, not done"
+    assert ask(shard, 3).startswith(b"expired")
+    assert floor(shard) == 5
+    assert executed(shard) == 4
+
+
 def test_other_clients_keep_their_rows(shard: Shard):
     ask(shard, 1, client=OTHER)
     for call in range(1, 6):

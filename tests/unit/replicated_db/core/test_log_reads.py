@@ -69,6 +69,14 @@ def test_a_position_before_the_first_record_is_none(log: CutOff):
         read_log(log, 1, 10, 0)
 
 
+def test_the_first_record_that_there_is_needs_no_checkpoint(log: CutOff):
+    """A broker that says so of the first record it keeps does not know its end: another one may."""
+    log.first, log.known = 3, 2
+    assert log.bounds().first == 3
+    with pytest.raises(EndBehind):
+        read_log(log, 3, 10, 0)
+
+
 def test_patience_ends():
     patience = EndPatience()
     patience.on_failure(EndBehind("old end"), 100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import MAX_CHECKPOINTS, Clock, Ids, RowPage
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
+from replicated_db.shell import rocks
 from replicated_db.shell.rocks import MAX_SKIPPED_KEYS, WORK_FOLDER, RocksReader, RocksStore
 from replicated_db.shell.system import SystemClock, SystemIds
 from stratolog.local.processes import wait_until
@@ -181,6 +183,26 @@ def test_a_page_does_not_go_past_many_removed_rows_and_has_them_compacted(path: 
     assert store.page("things", b"", 10) == RowPage(rows=[], more=True)
     found = RowPage(rows=[(b"z", b"1")], more=False)
     assert wait_until(lambda: store.page("things", b"", 10) == found, 60, interval_s=0.05)
+    store.close()
+
+
+def test_one_family_is_compacted_at_a_time_and_again_when_that_has_ended(path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun, go_on = queue.SimpleQueue[object](), threading.Event()
+
+    def compact(table: object) -> None:
+        begun.put(table)
+        go_on.wait(60)
+
+    monkeypatch.setattr(rocks, "_compact", compact)
+    store = RocksStore(path, FAMILIES.names)
+    for table in ("first", "second"):
+        store._have_compacted("things", table)
+    assert begun.get(timeout=60) == "first"
+    go_on.set()
+    assert store._compaction is not None
+    store._compaction.join(60)
+    store._have_compacted("things", "third")
+    assert begun.get(timeout=60) == "third", "the second was not begun meanwhile"
     store.close()
 
 

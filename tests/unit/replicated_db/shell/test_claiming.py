@@ -1,16 +1,20 @@
-"""What a leader reads again where others have appended behind its own last record."""
+"""How a shard is claimed, and what a leader reads again where others have appended behind its own last record."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Event
 
 import pytest
 
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.errors import AheadOfLog
-from replicated_db.core.leading.leader import claim_for
+from replicated_db.core.leading.leader import Leader, claim_for
 from replicated_db.core.log.reading import Reading
-from replicated_db.shell.claiming import Claimer
+from replicated_db.core.ports import ANSWER_WAIT_S, DeliveryReport, LogUnavailable
+from replicated_db.core.tables.memory import ManualClock, MemoryAppender
+from replicated_db.shell.claiming import CLAIM_WAIT_S, MAX_CLOCK_SKEW_MS, READ_STEP_S, Claimer, UnfitToLead
 from schemas.codecs.codec import encode
 from schemas.records.log import Tick
 from tests.support.replicated.kit import CHAIN, LIMITS, Kit, Shard, put
@@ -94,3 +98,114 @@ def test_a_claimer_knows_its_own_claims(foreign: Foreign):
     own = (foreign.shard.ids.seed << 64 | before + 1).to_bytes(16, "big")
     assert foreign.claimer.has_claimed(own)
     assert not foreign.claimer.has_claimed(b"?" * 16)
+
+
+class Claiming:
+    """A claimer of n1 with a clock of its own, which goes on by a second with each turn of waiting."""
+
+    def __init__(self, ahead_ms: int = 0) -> None:
+        self.shard = Shard()
+        self.shard.catch_up()
+        self.clock = ManualClock(now_ms=self.shard.clock.wall_ms() + ahead_ms)
+        self.turns: list[float] = []
+        self.claimer = Claimer(
+            self.shard.replica, self.shard.log, Kit(), LIMITS, clock=self.clock, ids=self.shard.ids,
+            address="", on_turn=self.on_turn, on_offered=lambda _: None,
+        )  # fmt: skip
+        self.appender = Held(self.shard.log, auto=False)
+
+    def on_turn(self, wait_s: float) -> None:
+        self.turns.append(wait_s)
+        self.clock.elapsed += 1_000
+
+    def claim(self, stop: Event | None = None) -> Leader | None:
+        return self.claimer.claim(self.appender, stop or Event())
+
+
+class Held(MemoryAppender):
+    """Reports a claim as ``becomes`` says at a poll."""
+
+    becomes: Callable[[MemoryAppender], None] = staticmethod(lambda _: None)
+
+    def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
+        if self.in_flight:
+            self.becomes(self)
+        return MemoryAppender.poll(self, wait_s)
+
+
+@pytest.mark.parametrize("ahead_ms", [MAX_CLOCK_SKEW_MS, -MAX_CLOCK_SKEW_MS])
+def test_a_candidate_whose_clock_is_near_the_brokers_leads(ahead_ms: int):
+    claiming = Claiming(ahead_ms)
+    claiming.appender.becomes = MemoryAppender.deliver
+    leader = claiming.claim()
+    assert leader is not None
+    assert claiming.claimer.has_claimed(leader.nonce)
+    assert claiming.shard.replica.position.nonce == leader.nonce
+    assert READ_STEP_S + ANSWER_WAIT_S in claiming.turns, "it says how long it may be silent"
+    assert claiming.turns[-1] == 0.0
+
+
+@pytest.mark.parametrize("ahead_ms", [MAX_CLOCK_SKEW_MS + 1, -MAX_CLOCK_SKEW_MS - 1])
+def test_a_candidate_whose_clock_is_far_from_the_brokers_does_not_lead(ahead_ms: int):
+    claiming = Claiming(ahead_ms)
+    claiming.appender.becomes = MemoryAppender.deliver
+    with pytest.raises(UnfitToLead, match="this node's clock is over 60000 ms from the broker's"):
+        claiming.claim()
+
+
+def test_a_claim_without_a_report_is_given_up():
+    claiming = Claiming()
+    began_ms = claiming.clock.elapsed_ms()
+    with pytest.raises(LogUnavailable, match="claim of term 2: no report in time"):
+        claiming.claim()
+    assert claiming.clock.elapsed_ms() - began_ms >= CLAIM_WAIT_S * 1000
+
+
+def test_a_claim_that_the_broker_refuses_is_given_up():
+    claiming = Claiming()
+    claiming.appender.becomes = lambda appender: appender.fail(appended=True)
+    with pytest.raises(LogUnavailable, match="claim of term 2: timed out"):
+        claiming.claim()
+
+
+def test_a_candidate_that_is_to_stop_does_not_wait_for_its_claim():
+    claiming = Claiming()
+    claiming.appender.becomes = MemoryAppender.deliver
+    stop = Event()
+    stop.set()
+    with pytest.raises(LogUnavailable, match="no report in time"):
+        claiming.claim(stop)
+
+
+def test_a_candidate_that_another_overtakes_does_not_lead():
+    claiming = Claiming()
+
+    def overtaken(appender: MemoryAppender) -> None:
+        node = claiming.shard.nodes["n2"]
+        claiming.shard.log.append(encode(claim_for(node.replica, b"2" * 16, "", claiming.shard.clock.wall_ms())))
+        appender.deliver()
+
+    claiming.appender.becomes = overtaken
+    assert claiming.claim() is None
+    assert claiming.shard.replica.position.nonce == b"2" * 16
+
+
+def test_a_claim_below_what_was_read_stops_the_replica():
+    claiming = Claiming()
+
+    def lose(appender: MemoryAppender) -> None:
+        del claiming.shard.log.entries[-1:]
+        appender.deliver()
+
+    claiming.appender.becomes = lose
+    with pytest.raises(AheadOfLog, match="the claim lies at 1, but this replica has read up to 1"):
+        claiming.claim()
+
+
+def test_another_record_than_the_one_applied_stops_the_candidate():
+    claiming = Claiming()
+    entries = claiming.shard.log.entries
+    entries[-1] = replace(entries[-1], value=entries[0].value)
+    with pytest.raises(AheadOfLog, match="shard 0, offset 1: the log holds another record than the one applied"):
+        claiming.claim()
+    assert claiming.appender.in_flight == [], "nothing was claimed"

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.errors import AheadOfLog, NeedsCheckpoint
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Entry, LogBounds, LogUnavailable, OffsetOutOfRange
 from replicated_db.shell import startup
-from replicated_db.shell.startup import check_replica, check_topics
+from replicated_db.shell.startup import WrongSetting, check_beginning, check_replica, check_topics
+from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
 from tests.support.replicated.kit import Node, Shard, put
 
 
@@ -121,6 +122,48 @@ def test_a_record_that_cannot_be_read_is_no_proof(case: Case, error: Exception |
     del case.shard.log.entries[offset:]
     with pytest.raises(LogUnavailable, match=f"shard 0: offset {offset} could not be read"):
         case.check()
+
+
+@pytest.mark.parametrize(
+    ("replication", "in_sync", "refused"),
+    [
+        (1, "1", False),
+        (2, "1", False),
+        (3, "1", True),
+        (3, None, True),
+        (5, "1", True),
+        (3, "2", False),
+        (3, "3", False),
+    ],
+)
+def test_with_three_replicas_two_must_be_in_sync(replication: int, in_sync: str | None, refused: bool):
+    config = {} if in_sync is None else {"min.insync.replicas": in_sync}
+    if not refused:
+        startup._check_in_sync("log", config, replication)
+        return
+    wanted = f"topic log: min.insync.replicas must be at least 2 with {replication} replicas"
+    with pytest.raises(WrongSetting, match=wanted):
+        startup._check_in_sync("log", config, replication)
+
+
+@pytest.mark.parametrize("setting", LOG_SETTINGS)
+def test_a_wrong_setting_is_named_with_its_right_value(setting: str):
+    startup._check("topic log", LOG_SETTINGS, LOG_SETTINGS)
+    for wrong in ("another", None):
+        with pytest.raises(WrongSetting) as refusal:
+            startup._check("topic log", {**LOG_SETTINGS, setting: wrong}, LOG_SETTINGS)  # type: ignore[dict-item]
+        assert f"topic log: {setting} must be {LOG_SETTINGS[setting]}, not {wrong}" in str(refusal.value)
+        assert ("'stratolog topics ensure' sets it" in str(refusal.value)) is (setting in UNCOMPRESSED)
+
+
+def test_an_empty_replica_needs_the_logs_first_record(case: Case):
+    log: object = case.log
+    empty = Node(log=case.shard.log, name="n3").replica
+    check_beginning(empty, log)  # type: ignore[arg-type]
+    case.log.low = 1
+    with pytest.raises(NeedsCheckpoint, match="shard 0: this replica is empty, and the log's first record is 1"):
+        check_beginning(empty, log)  # type: ignore[arg-type]
+    check_beginning(case.node.replica, log)  # type: ignore[arg-type]
 
 
 def test_without_brokers_nothing_is_checked(monkeypatch: pytest.MonkeyPatch):

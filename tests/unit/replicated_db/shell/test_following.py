@@ -1,0 +1,348 @@
+"""What a follower does with the log and with the members' reports, and where its group begins."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from faust.types import TP
+
+from replicated_db.core.applying.evidence import audit_report
+from replicated_db.core.applying.replica import Offered
+from replicated_db.core.errors import StopProcess
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.core.tables.memory import SequenceIds
+from replicated_db.shell import follower as follower_module
+from replicated_db.shell.follower import Feed, Follower, make_app, place_group, rest_while_leading
+from replicated_db.shell.leader_loop import LeaderLoop
+from schemas.codecs.codec import encode
+from schemas.records.log import Tick
+from schemas.records.messages import AuditReport, Evidence
+from stratolog.local.processes import free_ports, wait_until
+from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
+from tests.support.replicated.kit import CHAIN, LIMITS, NODES, Kit, Shard, put
+
+DEADLINE_S = 60.0
+EVIDENCE = Evidence(
+    index=1, offset=1, term=1, leader="n1", operation=0, cf="things", key=b"k", claim="prev", claimed=None, own=1
+)  # fmt: skip
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[MemoryBroker]:
+    with memory_broker() as broker:
+        yield broker
+
+
+class Following:
+    """A follower of one node of a shard; the shard's leader is n1."""
+
+    def __init__(self, node: str = "n2", shard: Shard | None = None) -> None:
+        self.shard = shard or Shard()
+        self.replica = self.shard.nodes[node].replica
+        self.notes: list[tuple[str, dict[str, int]]] = []
+        self.errors: list[BaseException] = []
+        self.published: list[tuple[Any, Offered]] = []
+        outbox: Any = self
+        self.loop = LeaderLoop(
+            self.replica, self.shard.log, Kit(), LIMITS, clock=self.shard.clock, ids=SequenceIds(seed=9), address="",
+            outbox=outbox, intake=self._no_intake, cluster="test", replicas=NODES, hint=lambda: None,
+        )  # fmt: skip
+        self.follower = Follower(
+            Feed(node=node, log_topic="log", audit_topic="audit", members=frozenset(NODES)),
+            {0: self.replica}, {0: self.loop}, {0: self.shard.log}, outbox,
+            lambda text, **at: self.notes.append((text, at)), self.errors.append,
+        )  # fmt: skip
+
+    def _no_intake(self, _: Any) -> Any:
+        raise AssertionError("this node does not lead")
+
+    def publish(self, replica: Any, outcome: Offered) -> None:
+        self.published.append((replica, outcome))
+
+    def take(self, offset: int) -> None:
+        asyncio.run(self.follower.take(0, offset, self.shard.log.entries[offset].value))
+
+    def hear(self, node: str, evidence: Evidence | None, **headers: bytes) -> None:
+        """Hear a report, with the headers of one that has evidence unless others are given."""
+        identity = type(self.replica.identity)(cluster="test", shard=0, shards=1, node=node)
+        report = audit_report(identity, "evidence", -1, self.replica.position, self.replica.digests, evidence, 0)
+        self.follower.on_report(b"0/" + node.encode(), headers, encode(report))
+
+
+@pytest.fixture
+def following() -> Following:
+    return Following()
+
+
+# -- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_record_is_applied_and_published(following: Following):
+    following.shard.do(put(b"a", b"1"))
+    end = len(following.shard.log.entries)
+    for offset in range(following.replica.read_offset + 1, end):
+        following.take(offset)
+    assert following.replica.position == following.shard.replica.position
+    assert [outcome.reading for _, outcome in following.published] == [Reading.COUNTS] * len(following.published)
+    assert [replica for replica, _ in following.published] == [following.replica] * len(following.published)
+    assert following.published[-1][1].position.offset == end - 1
+    assert (following.notes, following.errors) == ([], [])
+    following.take(end - 1)
+    assert following.replica.read_offset == end - 1, "a record that comes twice changes nothing"
+    assert (following.notes, following.errors) == ([], [])
+
+
+def test_a_record_that_does_not_count_is_noted_and_not_published(following: Following):
+    following.shard.catch_up()
+    void = following.shard.log.append(encode(Tick(term=1, nonce=b"?" * 16, seq=1, prev_chain=CHAIN)))
+    following.take(void)
+    assert following.replica.read_offset == void
+    assert following.notes == [(f"shard 0, offset {void}: {Reading.TWIN.value}", {"shard": 0, "offset": void})]
+    assert (following.published, following.errors) == ([], [])
+
+
+def test_a_claim_is_neither_noted_nor_published():
+    following = Following(shard=Shard(genesis=False))
+    following.replica.read_offset = -1
+    claim = following.shard.log.entries[0]
+    following.take(0)
+    assert following.replica.position.offset == claim.offset
+    assert (following.notes, following.published, following.errors) == ([], [], [])
+
+
+def test_a_gap_before_a_record_is_filled_from_the_log(following: Following):
+    for number in range(3):
+        following.shard.do(put(b"a", b"%d" % number))
+    end = len(following.shard.log.entries)
+    first = following.replica.read_offset + 1
+    assert not following.follower.has_gap(0, first)
+    assert following.follower.has_gap(0, first + 1)
+    following.take(end - 1)
+    assert following.errors == []
+    assert following.replica.position == following.shard.replica.position
+    assert following.published[-1][1].position.offset == end - 1
+
+
+def test_records_of_this_nodes_leader_are_left_to_it(following: Following):
+    following.shard.catch_up()
+    following.shard.do(put(b"a", b"1"))
+    last = len(following.shard.log.entries) - 1
+    before = following.replica.read_offset
+    following.loop.leading, following.loop._nonce = True, following.shard.leader.nonce
+    following.take(last)
+    assert following.replica.read_offset == before
+    following.loop._nonce = b"another's claim."
+    following.take(last)
+    assert following.replica.read_offset == last
+
+
+def test_a_record_that_cannot_be_applied_ends_the_process(following: Following):
+    following.shard.catch_up()
+    asyncio.run(following.follower.take(0, following.replica.read_offset + 1, b"\xc3\x01 of nobody's schema"))
+    [error] = following.errors
+    assert isinstance(error, StopProcess)
+
+
+def test_a_gap_that_cannot_be_filled_ends_the_process(following: Following):
+    following.shard.log.trim(len(following.shard.log.entries))
+    following.shard.do(put(b"a", b"1"))
+    asyncio.run(following.follower.take(0, len(following.shard.log.entries) - 1, b""))
+    assert isinstance(following.errors[0], StopProcess)
+
+
+def test_a_false_claim_is_published_and_noted(following: Following):
+    outcome = Offered(reading=Reading.COUNTS, position=following.replica.position, evidence=EVIDENCE)
+    following.follower._publish(0, 7, outcome)
+    assert following.published == [(following.replica, outcome)]
+    assert following.notes == [(f"shard 0: false claim found: {EVIDENCE}", {"shard": 0})]
+
+
+# -- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_a_majority_contradicts_flags_itself():
+    following = Following("n1")
+    following.hear("n2", EVIDENCE)
+    assert following.replica.evidence is None, "one is no majority of three"
+    following.hear("n3", EVIDENCE)
+    assert following.replica.evidence == EVIDENCE
+    assert following.notes == [(f"shard 0: a majority contradicts this node's batch: {EVIDENCE}", {"shard": 0})]
+
+
+def test_a_flag_that_a_majority_shares_is_taken_away(following: Following):
+    following.shard.catch_up()
+    following.replica.flag(EVIDENCE)
+    following.hear("n1", None)
+    assert following.replica.evidence == EVIDENCE
+    assert following.notes == []
+    following.hear("n3", EVIDENCE)
+    assert following.replica.evidence is None
+    [(text, at)] = following.notes
+    assert text == "shard 0: a majority has the same row: the leader was wrong; flag taken away"
+    assert at == {"shard": 0}
+
+
+def test_a_member_that_is_healthy_again_takes_its_evidence_back():
+    following = Following("n1")
+    following.hear("n2", EVIDENCE)
+    following.hear("n2", None, flagged=b"0")
+    following.hear("n3", EVIDENCE)
+    assert following.replica.evidence is None
+    following.hear("n2", EVIDENCE, flagged=b"1")
+    assert following.replica.evidence == EVIDENCE
+
+
+def test_a_healthy_report_of_a_shard_that_nobody_spoke_of_is_nothing(following: Following):
+    following.hear("n2", None, flagged=b"0")
+    assert (following.notes, following.follower.unreadable_reports) == ([], 0)
+
+
+def test_reports_of_blocks_say_nothing_about_rows():
+    following = Following("n1")
+    following.hear("n2", EVIDENCE)
+    following.hear("n3", EVIDENCE, kind=b"blocks")
+    assert following.replica.evidence is None
+    following.hear("n3", EVIDENCE, kind=b"rows")
+    assert following.replica.evidence == EVIDENCE
+
+
+def test_a_strangers_report_has_no_weight():
+    following = Following("n1")
+    for stranger in ("n8", "n9"):
+        following.hear(stranger, EVIDENCE)
+    assert following.replica.evidence is None
+
+
+@pytest.mark.parametrize("genesis", [True, False])
+def test_the_members_are_the_logs_or_those_of_the_feed_until_it_names_some(genesis: bool):
+    following = Following("n1", Shard(genesis=genesis))
+    following.shard.catch_up()
+    assert tuple(following.replica.state.replicas) == (tuple(NODES) if genesis else ())
+    following.follower._feed = Feed(node="n1", log_topic="log", audit_topic="audit", members=frozenset({"n1", "m2"}))
+    for node in ("n2", "n3", "m2"):
+        following.hear(node, EVIDENCE)
+    assert following.follower._quorums[0].members == (frozenset(NODES) if genesis else {"n1", "m2"})
+    assert (following.replica.evidence is not None) is genesis
+
+
+# -- the app ----------------------------------------------------------------------------------------------------------
+
+
+def app_of(folder: Path, name: str = "app", servers: str = "127.0.0.1:1", **more: Any) -> Any:
+    [port] = free_ports(1)
+    return make_app(name, bootstrap_servers=servers, host="127.0.0.1", port=port, data_dir=folder, **more)
+
+
+def test_a_log_is_wanted_after_what_its_replica_has_read(following: Following, tmp_path: Path):
+    app = app_of(tmp_path, fatal=following.errors.append)
+    following.follower.attach(app)
+    following.replica.read_offset = 41
+    assert [app.transport.next_offset(tp) for tp in (TP("log", 0), TP("log", 1), TP("audit", 0))] == [42, None, None]
+
+
+def test_the_follower_rests_while_its_leader_appends(following: Following, tmp_path: Path):
+    app = app_of(tmp_path, fatal=following.errors.append)
+    rest_while_leading(app, "log", following.loop)
+    following.loop.on_rest(True)
+    assert [app.transport.rests(tp) for tp in (TP("log", 0), TP("log", 1), TP("audit", 0))] == [True, False, False]
+    following.loop.on_rest(False)
+    assert not app.transport.rests(TP("log", 0))
+
+
+def committed(broker: MemoryBroker, group: str, topic: str) -> list[int]:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": group, "log_level": 0})
+    try:
+        places = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        return [place.offset for place in consumer.committed(places, timeout=DEADLINE_S)]
+    finally:
+        consumer.close()
+
+
+def test_a_group_begins_after_what_its_replicas_have_read(broker: MemoryBroker, following: Following):
+    number = next(_numbers)
+    log, audit, group = f"log-{number}", f"audit-{number}", f"group-{number}"
+    broker.append(log, b"a", b"b")
+    broker.append(audit, b"a", b"b", b"c", partition=2)
+    broker.create(audit)
+    following.replica.read_offset = 6
+    place_group(
+        broker.bootstrap_servers, group, log_topic=log, audit_topic=audit, replicas={1: following.replica},
+        partitions=PARTITIONS,
+    )  # fmt: skip
+    assert committed(broker, group, log) == [0, 7, 0, 0]
+    assert committed(broker, group, audit) == [0, 0, 3, 0]
+
+
+def test_a_group_is_not_placed_on_partitions_that_no_broker_knows(broker: MemoryBroker):
+    broker.create("known")
+    with pytest.raises(LogUnavailable, match="group lost: "):
+        place_group(
+            broker.bootstrap_servers, "lost", log_topic="known", audit_topic="known", replicas={},
+            partitions=PARTITIONS + 1,
+        )  # fmt: skip
+
+
+def test_a_group_is_not_placed_without_brokers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(follower_module, "ADMIN_TIMEOUT_S", 0.1)
+    with pytest.raises(LogUnavailable, match="group alone: "):
+        place_group("127.0.0.1:1", "alone", log_topic="log", audit_topic="audit", replicas={}, partitions=1)
+
+
+class Running:
+    """The app of a follower, on a thread of its own."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="follower", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self.app.start())
+        self._loop.run_forever()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.app.stop(), self._loop).result(DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+
+
+def test_a_follower_applies_its_log_and_hears_reports(broker: MemoryBroker, tmp_path: Path):
+    following = Following()
+    number = next(_numbers)
+    log, audit, group = f"log-{number}", f"audit-{number}", f"group-{number}"
+    broker.create(log, audit)
+    following.follower._feed = Feed(node="n2", log_topic=log, audit_topic=audit, members=frozenset(NODES))
+    app = app_of(tmp_path, group, broker.bootstrap_servers, fatal=following.errors.append, follows=[(log, 0)] + [
+        (audit, one) for one in range(PARTITIONS)
+    ])  # fmt: skip
+    following.follower.attach(app)
+    following.shard.do(put(b"a", b"1"))
+    place_group(
+        broker.bootstrap_servers, group, log_topic=log, audit_topic=audit, replicas={0: following.replica},
+        partitions=PARTITIONS,
+    )  # fmt: skip
+    broker.append(log, *(entry.value for entry in following.shard.log.entries))
+    broker.append(log, b"of a partition without a replica", partition=1)
+    running = Running(app)
+    try:
+        assert wait_until(lambda: following.replica.position == following.shard.replica.position, DEADLINE_S)
+        report = AuditReport(
+            cluster="", node="n1", shard=9, basis="", barrier_offset=0, index=0, chain=bytes(32), slots=[], sums=[],
+            flagged=True, evidence=EVIDENCE, reported_at_ms=0,
+        )  # fmt: skip
+        broker.append(audit, encode(report), b"unreadable", partition=3)
+        assert wait_until(lambda: following.follower.unreadable_reports == 1, DEADLINE_S)
+    finally:
+        running.stop()
+    assert following.errors == []

@@ -1,0 +1,307 @@
+"""What a leader's loop does turn by turn: what it takes, seals, appends, waits for and answers.
+
+The loop runs on the test's thread. Its intake is the script: each time it is asked, the next step of the story runs.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from threading import Event
+from typing import Any
+
+import pytest
+
+from replicated_db.core.applying.replica import Offered
+from replicated_db.core.leading.leader import Effective, LeaderLimits, Proposal, Reply, claim_for
+from replicated_db.core.log.reading import Reading
+from replicated_db.core.ports import ANSWER_WAIT_S, AppendRefused, DeliveryReport
+from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, SequenceIds
+from replicated_db.shell.leader_loop import (
+    IDLE_WAIT_S,
+    PIPELINE_BATCH,
+    REPORT_WAIT_S,
+    LeaderLoop,
+    take_queued,
+)
+from replicated_db.shell.read_index import NotLeading
+from schemas.codecs.codec import decode, encode
+from schemas.records.messages import Evidence
+from tests.support.replicated.kit import NODES, START_MS, Kit, Node, propose, put
+
+LIMITS = LeaderLimits(scrub_interval_ms=0)
+EVIDENCE = Evidence(
+    index=1, offset=1, term=1, leader="n1", operation=0, cf="things", key=b"k", claim="prev", claimed=None, own=1
+)  # fmt: skip
+
+
+class HeldAppender(MemoryAppender):
+    """Reports what is in flight unless the story holds it back; takes ``room`` records."""
+
+    room = 1_000
+    waits: list[float]
+    on_poll: Callable[[], None] = staticmethod(lambda: None)
+
+    def append(self, token: int, value: bytes) -> None:
+        if len(self.in_flight) >= self.room:
+            raise AppendRefused("the queue is full")
+        MemoryAppender.append(self, token, value)
+
+    def poll(self, wait_s: float) -> Sequence[DeliveryReport]:
+        self.waits.append(wait_s)
+        self.on_poll()
+        while self.in_flight and not self.log.holds:  # type: ignore[attr-defined]
+            self.deliver()
+        return MemoryAppender.poll(self, wait_s)
+
+
+class HeldLog(MemoryLog):
+    """A log whose appenders report only while ``holds`` is not set."""
+
+    holds = False
+
+    def appender(self) -> MemoryAppender:
+        self.last = HeldAppender(self, auto=False)
+        self.last.waits = []
+        return self.last
+
+
+class Story:
+    """A loop of n1, and the steps that its intake runs."""
+
+    def __init__(self, limits: LeaderLimits = LIMITS) -> None:
+        self.clock = ManualClock(now_ms=START_MS)
+        self.log = HeldLog(self.clock)
+        self.node = Node(log=self.log)
+        self.node.open()
+        self.stop = Event()
+        self.steps: list[Callable[[], Sequence[Proposal]]] = []
+        self.asked: list[tuple[int, float]] = []
+        self.replies: list[Reply] = []
+        self.published: list[Offered] = []
+        self.settled: list[Effective] = []
+        self.opened_for: list[Any] = []
+        self.beaten_ms = 0
+        self.closed = 0
+        script: Any = self
+        self.loop = LeaderLoop(
+            self.node.replica, self.log, Kit(), limits, clock=self.clock, ids=SequenceIds(seed=3), address="n1:1",
+            outbox=script, intake=self.open, cluster="test", replicas=NODES, hint=lambda: None,
+            on_settled=self.settled.append,
+        )  # fmt: skip
+
+    # what the loop asks for
+
+    def open(self, hint: Any) -> Any:
+        self.opened_for.append(hint)
+        self.beaten_ms = self.loop._turned_ms - self.clock.elapsed_ms()
+        return self
+
+    def take(self, limit: int, wait_s: float) -> Sequence[Proposal]:
+        self.asked.append((limit, wait_s))
+        assert len(self.asked) < 100, "the story does not end"
+        if self.steps:
+            return self.steps.pop(0)()
+        self.log.holds = False
+        self.stop.set()
+        return []
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def reply(self, replies: Sequence[Reply]) -> None:
+        self.replies += replies
+
+    def publish(self, replica: Any, outcome: Offered) -> None:
+        assert replica is self.node.replica
+        self.published.append(outcome)
+
+    # what the story says
+
+    def lead(self, *steps: Callable[[], Sequence[Proposal]]) -> str:
+        self.steps = list(steps)
+        return self.loop.lead(self.stop)
+
+    def hold(self) -> Sequence[Proposal]:
+        self.log.holds = True
+        return []
+
+    def release(self) -> Sequence[Proposal]:
+        self.log.holds = False
+        return []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.log.last.in_flight)
+
+    def kinds(self) -> list[str]:
+        return [type(decode(entry.value)).__name__ for entry in self.log.entries]
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def some(count: int) -> list[Proposal]:
+    return [propose(put(b"k", b"v")) for _ in range(count)]
+
+
+def test_a_request_is_appended_settled_and_answered(story: Story):
+    [wanted] = some(1)
+    assert story.lead(lambda: [wanted]) == "stopped"
+    assert story.kinds()[:2] == ["LeaderClaim", "Genesis"]
+    assert story.kinds().count("Batch") == 1
+    assert [(reply.proposal, reply.response[:4]) for reply in story.replies] == [(wanted, b"done")]
+    assert [one.replies for one in story.settled] == [story.replies]
+    assert (story.loop.times_led, story.loop.batches, story.loop.requests) == (1, 1, 1)
+    assert {outcome.reading for outcome in story.published} == {Reading.COUNTS}
+    assert (story.opened_for, story.closed, story.loop.leading) == ([None], 1, False)
+
+
+def test_the_loop_may_be_silent_while_the_intake_is_opened(story: Story):
+    story.lead()
+    assert story.beaten_ms == ANSWER_WAIT_S * 1000
+
+
+def test_an_idle_leader_waits_for_requests_and_a_busy_one_does_not(story: Story):
+    story.lead(list, story.hold, lambda: some(1), lambda: some(2), list, story.release)
+    room = LIMITS.max_batch_requests
+    assert story.asked[:2] == [(room, 0), (room, IDLE_WAIT_S)], "genesis was in flight at first"
+    assert (room - 2, 0) in story.asked, "two requests are in the batch already"
+
+
+def test_while_a_batch_is_in_flight_the_next_waits_until_it_is_worth_it(story: Story):
+    seen: list[int] = []
+
+    def see(count: int) -> Callable[[], Sequence[Proposal]]:
+        def step() -> Sequence[Proposal]:
+            seen.append(story.in_flight)
+            return some(count)
+
+        return step
+
+    story.lead(story.hold, see(PIPELINE_BATCH - 1), see(1), see(1), see(0))
+    assert seen == [1, 1, 2, 2], "genesis is in flight; the hundredth request seals"
+    assert story.loop.requests == PIPELINE_BATCH + 1
+    assert story.loop.batches == 2
+    assert len(story.replies) == PIPELINE_BATCH + 1
+
+
+def test_a_leader_with_nothing_to_take_waits_for_reports(story: Story):
+    story.lead(story.hold, lambda: some(1), list)
+    waits = story.log.last.waits
+    assert REPORT_WAIT_S in waits
+    assert set(waits) <= {0, 0.1, REPORT_WAIT_S}
+
+
+def test_no_more_is_taken_while_as_much_is_in_flight_as_may_be():
+    story = Story(LeaderLimits(scrub_interval_ms=0, max_in_flight=1))
+    held: list[int] = []
+
+    def polled() -> None:
+        if story.in_flight:
+            held.append(len(story.asked))
+            if len(held) == 5:
+                story.log.holds = False
+
+    def begin() -> Sequence[Proposal]:
+        story.log.last.on_poll = polled
+        story.log.holds = True
+        return some(1)
+
+    story.lead(begin, list)
+    assert len(set(held)) == 1, "nothing is taken meanwhile"
+    assert story.log.last.waits[-4:].count(REPORT_WAIT_S) >= 1
+
+
+def test_a_call_that_comes_again_is_answered_at_once(story: Story):
+    [wanted] = some(1)
+    story.lead(lambda: [wanted], lambda: [wanted])
+    assert len(story.replies) == 2
+    assert story.replies[0].response == story.replies[1].response
+    assert story.kinds().count("Batch") == 1
+
+
+def test_what_was_taken_before_the_stop_is_answered(story: Story):
+    def last() -> Sequence[Proposal]:
+        story.stop.set()
+        return some(3)
+
+    assert story.lead(list, last) == "stopped"
+    assert len(story.replies) == 3
+
+
+def test_a_reader_is_answered_by_a_record_that_is_appended_after_its_question(story: Story):
+    asked: list[Any] = []
+
+    def ask() -> Sequence[Proposal]:
+        asked.append((len(story.log.entries), story.loop.read_index()))
+        return []
+
+    story.lead(list, ask, list)
+    end, future = asked[0]
+    assert future.result(0).offset >= end
+    assert story.kinds()[future.result(0).offset] == "Tick"
+    assert isinstance(story.loop.read_index().exception(0), NotLeading)
+
+
+def test_a_reader_shares_the_batch_that_is_open(story: Story):
+    futures: list[Any] = []
+
+    def ask() -> Sequence[Proposal]:
+        futures.append(story.loop.read_index())
+        return some(1)
+
+    story.lead(story.hold, lambda: some(1), ask, story.release)
+    assert story.kinds()[futures[0].result(0).offset] == "Batch"
+    assert "Tick" not in story.kinds()
+
+
+def test_a_flagged_leader_steps_down(story: Story):
+    def flag() -> Sequence[Proposal]:
+        story.node.replica.flag(EVIDENCE)
+        return []
+
+    assert story.lead(list, flag, list).startswith("shard 0 is flagged: ")
+    assert (story.closed, story.loop.leading) == (1, False)
+
+
+def test_a_leader_that_finds_anothers_claim_has_read_it(story: Story):
+    def usurp() -> Sequence[Proposal]:
+        other = Node(log=story.log, name="n2")
+        other.open()
+        other.catch_up()
+        story.log.append(encode(claim_for(other.replica, b"2" * 16, "n2:1", story.clock.wall_ms())))
+        return some(1)
+
+    assert story.lead(list, usurp, list, list) != "stopped"
+    assert story.node.replica.position.nonce == b"2" * 16
+    assert story.replies == []
+    assert story.node.replica.read_offset == len(story.log.entries) - 1, "the loop leaves nothing unread"
+
+
+def test_a_full_queue_ends_the_claim(story: Story):
+    def full() -> Sequence[Proposal]:
+        story.log.last.room = 0
+        return some(1)
+
+    assert story.lead(list, full) == "append refused: the queue is full"
+    assert (story.closed, story.loop.leading) == (1, False)
+
+
+def test_what_is_held_back_by_one_claim_is_not_offered_by_the_next(story: Story):
+    story.loop._held = some(1)
+    story.lead(list)
+    assert story.replies == []
+
+
+def test_a_queue_gives_what_it_has_up_to_the_limit():
+    waiting: queue.SimpleQueue[Proposal] = queue.SimpleQueue()
+    assert take_queued(waiting, 5, 0) == []
+    assert take_queued(waiting, 5, 0.001) == []
+    wanted = some(3)
+    for one in wanted:
+        waiting.put(one)
+    assert take_queued(waiting, 2, 0) == wanted[:2]
+    assert take_queued(waiting, 2, 0.001) == wanted[2:]
