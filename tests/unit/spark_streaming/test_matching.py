@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
 from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
@@ -19,6 +19,8 @@ from spark_streaming.verdicts.state import state_from, state_row
 from tests.support.audit.auditmodel import log_rows, report
 from tests.support.audit.shard_auditor import LIMITS, Auditor, simple_log, told
 from tests.support.logs.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
+
+SLOTS = len(OM_COLUMN_FAMILIES) * BUCKETS
 
 
 def test_the_logs_own_sums_are_the_models_at_every_barrier():
@@ -133,7 +135,7 @@ def test_replicas_that_are_wrong_alike_are_diverged():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"chain": b"c" * 32}, "chain"), ({"index": 99}, "index 99"), ({"slots": [1, 1], "sums": [1, 1]}, "twice"),
-     ({"slots": [5]}, "slots with"), ({"slots": [9 * 256], "sums": [1]}, "not in 0..2303"),
+     ({"slots": [5]}, "slots with"), ({"slots": [SLOTS], "sums": [1]}, f"not in 0..{SLOTS - 1}"),
      ({"flagged": True}, "flagged")],
 )  # fmt: skip
 def test_reports_that_differ_in_anything_are_diverged(changed, reason):
