@@ -146,6 +146,16 @@ def test_reports_that_differ_in_anything_are_diverged(changed, reason):
     assert reason in verdict.reason
 
 
+def test_chains_and_indexes_that_differ_are_told_with_the_logs():
+    """A chain by its first 16 digits."""
+    log = simple_log()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, chain=b"\xab" * 32, index=99)])
+    assert verdict.reason == (
+        f"chain {'ab' * 8}, the log's is {at.chain.hex()[:16]}; index 99, the log's is {at.index}"
+    )
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"cluster": "other"}, "cluster"), ({"node": "om9"}, "no replica"), ({"shard": 3}, "shard 3"),
@@ -165,6 +175,19 @@ def test_reports_that_belong_to_nothing_here_are_unknown(changed, reason, early)
     verdicts = verdicts or auditor.expire(10**6)
     assert {v.verdict for v in verdicts if v.node == strange.node} == {"unknown"}
     assert any(reason in v.reason for v in verdicts)
+
+
+def test_an_early_report_is_judged_once_and_not_before_its_deadline():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    assert auditor.take(log.values[:2], [log.report(at, "om1")], now_ms=1) == []
+    assert auditor.expire(1000) == []
+    (verdict,) = auditor.expire(1001)
+    assert (verdict.node, verdict.verdict, verdict.barrier_offset) == ("om1", "unknown", at.offset)
+    assert verdict.reason == "no barrier in the log at that offset yet"
+    assert auditor.expire(10**6) == []
+    assert told(auditor.take(log.values)) == {("om1", "equal", "incremental"): 1}
 
 
 def test_a_report_whose_barrier_never_comes_is_unknown():
