@@ -163,7 +163,7 @@ def test_the_view_ends_on_ctrl_c_with_what_it_has(broker: MemoryBroker):
     assert [verdict.node for verdict in latest] == ["om1"]
 
 
-class Terminal(StringIO):
+class WatchedTerminal(StringIO):
     """A terminal that calls ``on_shown`` when it shows ``word`` for the first time."""
 
     def __init__(self, on_shown: dict[str, Callable[[], None]]) -> None:
@@ -184,7 +184,7 @@ def test_the_view_goes_on_until_it_is_told_to_end(broker: MemoryBroker):
         raise KeyboardInterrupt
 
     broker.append(OM_VERDICTS, *values("om1"))
-    terminal = Terminal({"om1": lambda: broker.append(OM_VERDICTS, *values("om2")), "om2": pressed})
+    terminal = WatchedTerminal({"om1": lambda: broker.append(OM_VERDICTS, *values("om2")), "om2": pressed})
     latest = follow(broker.bootstrap_servers, console=Console(file=terminal, width=160, force_terminal=True))
     assert [verdict.node for verdict in latest] == ["om1", "om2"]
 
