@@ -86,8 +86,10 @@ def test_other_barriers_do_not_count_but_a_broken_log_does():
 
 
 def test_verdicts_past_the_barrier_and_on_stored_bytes_are_left_out():
-    found = gathered(verdict("om1", "diverged", offset=20), verdict("om1", "diverged", basis="replicas:blocks"))
-    assert found.judged(SHARD, "om1") is None
+    left_out = verdict("om1", "diverged", offset=20), verdict("om1", "diverged", basis="replicas:blocks")
+    assert gathered(*left_out).judged(SHARD, "om1") is None
+    assert (judged := gathered(*left_out, *ALL_EQUAL).judged(SHARD, "om1")) is not None
+    assert judged.verdict == "equal"
 
 
 def test_facts_of_partitions():

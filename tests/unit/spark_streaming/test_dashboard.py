@@ -88,6 +88,10 @@ def test_a_narrow_terminal_has_fewer_columns(name: str, least: int):
     assert [name in one for one in names] == [True, False]
 
 
+def test_a_table_without_a_width_has_all_columns():
+    assert [column.header for column in table_of([EQUAL], 0).columns] == shown([EQUAL])[0]
+
+
 def test_the_object_managers_log_comes_first():
     latest = LatestVerdicts()
     for changed in ({"log": DN_LOG}, {"shard": 1}, {"node": "om2"}, {"basis": "scrubbed"}, {}):
