@@ -283,6 +283,24 @@ def test_a_broken_log_makes_every_replica_diverged_on_the_log(how):
     assert told(later) == {("om3", "diverged", "log"): 1, ("om3", "equal", "incremental"): 1}
 
 
+@pytest.mark.parametrize("expired", [False, True])
+def test_early_reports_behind_a_break_are_diverged_as_if_they_had_come_with_it(*, expired: bool):
+    """Also if they have been judged unknown before; a report on what lies before the break stays as it is."""
+    log = simple_log()
+    before = log.barrier()
+    broken_at = log.append_value(b"garbage")
+    at_break = log.report(before, "om2", barrier_offset=broken_at)
+    behind = [at_break, log.report(log.barrier(), "om1")]
+    no_barrier = log.report(before, "om3", barrier_offset=before.offset - 1)
+    auditor = Auditor()
+    assert auditor.take([], [*behind, no_barrier]) == []
+    if expired:
+        assert {verdict.verdict for verdict in auditor.expire(10**6)} == {"unknown"}
+    together = Auditor().take(log.values, behind)
+    assert [v for v in auditor.take(log.values) if v.basis == "log"] == [v for v in together if v.basis == "log"]
+    assert [place.node for place in auditor.store.reports] == ["om3"]
+
+
 def test_a_log_broken_before_genesis_names_no_replica():
     (verdict,) = Auditor().take([b"garbage"])
     assert (verdict.node, verdict.verdict, verdict.basis) == ("", "diverged", "log")
