@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from spark_streaming.verdicts.audit import log_row, report
 from spark_streaming.windows.samples import LOGGED, samples
 from spark_streaming.windows.sums import lags, windowed
 from tests.support.audit import auditmodel
-from tests.support.audit.spark import APPENDED_AT, raw_records
+from tests.support.audit.spark import APPENDED_AT, raw_records, spark
 from tests.support.logs.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
 from tests.support.logs.pipelinelog import PipelineLog, ordinary_pipeline
 
@@ -149,6 +150,22 @@ def test_reports():
     for offset in range(len(sent), len(values)):
         assert rows[offset].error
         assert rows[offset].node == "om7"
+        assert rows[offset].barrier_offset == -1
+
+
+def test_a_report_keeps_its_value_only_if_evidence_or_blocks_are_read_from_it():
+    log = ordinary_log()
+    plain, evidence = log.report(log.barriers[0]), log.evidence_report("om2", "keyTable", b"k")
+    pipeline = ordinary_pipeline()
+    blocks = pipeline.block_report(pipeline.barriers[-1], "dn2")
+    rows = report_rows(raw_records({0: list(map(encode, (plain, evidence, blocks)))})).orderBy("offset").collect()
+    assert [row.value and bytes(row.value) for row in rows] == [None, encode(evidence), encode(blocks)]
+
+
+@pytest.mark.parametrize(("key", "node"), [(None, ""), (b"0/om7", "om7"), (b"0/om/7", "om/7"), (b"om7", "om7")])
+def test_a_damaged_report_is_of_the_node_that_its_key_names(key: bytes | None, node: str):
+    (row,) = report_rows(raw_records({0: [None]}, key=key)).collect()
+    assert (row.node, row.error, row.kind) == (node, "no value", None)
 
 
 def random_log(shard: int, seed: int) -> LogBuilder:
@@ -254,6 +271,78 @@ def test_a_merge_that_cannot_be_computed_is_an_error():
         oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
 
 
+def false_counters(log: LogBuilder) -> list[tuple[bytes, int]]:
+    records = raw_records({log.shard: log.values})
+    effective = counting.effective_records(records)
+    _, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
+    return [(one.key, one.value) for one in false]
+
+
+def test_false_counters_are_bounded_and_come_by_key(monkeypatch: pytest.MonkeyPatch):
+    """Also those of one slot; a negative one is named as such."""
+    monkeypatch.setattr(oracle, "MAX_COUNTER_DIFFERENCES", 2)
+    log = LogBuilder().start()
+    keys = [b"/v/%d" % n for n in (3, 1, 2)]
+    log.batch(*(replace(log.merge(key, -5), next=1) for key in keys))
+    assert false_counters(log) == [(b"/v/1", -5), (b"/v/2", -5)]
+
+
+@pytest.mark.parametrize("length", [0, 7, 9])
+def test_counters_of_another_size_are_an_error(length: int):
+    """A merge adds 8 bytes to 8 bytes: neither the row below nor an operand may have another length."""
+    for odd in (
+        Put(cf="usageTable", key=b"\xabk", value=bytes(length), prev=None),
+        Merge(cf="usageTable", key=b"\xabk", operator="add_int64", operand=bytes(length), prev=None, next=1),
+    ):
+        log = LogBuilder().start()
+        log.batch(odd, log.merge(b"\xabk", 1))
+        with pytest.raises(Exception, match="cannot compute the merges of usageTable AB6B"):
+            false_counters(log)
+
+
+def test_what_lies_below_the_last_put_or_delete_does_not_matter():
+    log = LogBuilder().start()
+    for below in (log.put("usageTable", b"/v/deleted", b"odd"), log.put("usageTable", b"/v/put", b"odd")):
+        log.batch(below)
+    log.batch(log.delete("usageTable", b"/v/deleted"), log.put("usageTable", b"/v/put", counter(7)))
+    log.batch(log.merge(b"/v/deleted", 1), log.merge(b"/v/put", 1))
+    assert false_counters(log) == []
+    assert log.rows["usageTable", b"/v/put"] == counter(8)
+
+
+def test_rows_of_an_unknown_column_family_are_an_error():
+    log = LogBuilder().start()
+    log.batch(log.put("keyTable", b"k", b"v"))
+    records = raw_records({0: log.values})
+    effective = counting.effective_records(records)
+    with pytest.raises(oracle.OracleError, match="shard 0 has rows in a column family that is not among"):
+        oracle.check(records, ("retryTable",), effective, counting.ends(effective))
+    assert oracle.check(records, OM_COLUMN_FAMILIES, effective, {}) == ({}, [])
+    assert oracle.container_digests(records, OM_COLUMN_FAMILIES, effective, {0: 9}) == {}
+    assert counting.ends(effective, "barrier") == {}
+
+
+def test_containers_have_the_digests_of_their_live_blocks():
+    """One whose blocks are all deleted is left out; until is the last offset that counts; a damaged row is an error."""
+    log = PipelineLog().start()
+    until = log.batch(log.put_block(5, 1, b"a"), log.put_block(2**40, 1, b"b"))
+    log.batch(log.delete_block(5, 1), log.put_block(6, 2, b"c"))
+    last = log.barrier()
+    records = raw_records({0: log.values}, log=DN_LOG)
+    effective = counting.effective_records(records).persist()
+    early = oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, {0: until})
+    late = oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, {0: last.offset, 7: 3})
+    assert [sorted(early[0]), sorted(late[0]), late[7]] == [[5, 2**40], [6, 2**40], {}]
+    assert late[0] == {one.container_id: one.digest for one in log.block_report(last, "dn1").containers}
+    effective.unpersist()
+
+    log.batch(log.merge_max(b"\xabk", b"\xff" * 30))
+    records = raw_records({0: log.values}, log=DN_LOG)
+    effective = counting.effective_records(records)
+    with pytest.raises(oracle.OracleError, match="shard 0 has a row of blockTable that cannot be read: AB6B: "):
+        oracle.container_digests(records, DN_COLUMN_FAMILIES, effective, {0: len(log.values)})
+
+
 def test_the_oracle_stops_where_the_log_breaks():
     log = ordinary_log()
     good, rows = len(log.values), dict(log.rows)
@@ -293,6 +382,52 @@ def test_windows_count_what_is_in_the_log():
     assert rows["block", "commit", ""].total == rows["block", "delete", ""].total == 0
     assert {row.node: row.lag for row in lags(found).collect()} == {"om1": 7, "om2": 9}
     found.unpersist()
+
+
+def test_a_lag_is_never_negative_and_evidence_does_not_count():
+    log = LogBuilder().start()
+    log.batch(results=4)
+    at = log.barrier()
+    told = [
+        log.report(at, "om1", index=9),
+        log.report(at, "om2", index=1),
+        log.report(at, "om2", index=3, basis="scrubbed"),
+        log.evidence_report("om3", "keyTable", b"k"),
+    ]
+    reports = raw_records({0: [*map(encode, told), b"nonsense", None]})
+    found = windowed(samples(raw_records({0: log.values}), reports), seconds=10)
+    assert {row.node: row.lag for row in lags(found).collect()} == {"om1": 0, "om2": 1}
+
+
+def test_what_cannot_be_decoded_is_counted_all_the_same():
+    """A record by its bytes, a result by the mark that its code is not known."""
+    log = LogBuilder().start()
+    result = replace(log.result(), response=b"nonsense")
+    log.count(log.batch_of([], [result, log.result(status="NO_SUCH_KEY")], 2))
+    values = [*log.values, b"garbage", None]
+    found = samples(raw_records({0: values}), raw_records({0: []})).collect()
+    assert [row.amount for row in found if (row.metric, row.kind) == ("record", "undecodable")] == [7.0, 0.0]
+    assert sorted(row.status for row in found if row.metric == "request") == ["?", "NO_SUCH_KEY"]
+    assert [row.amount for row in found if row.metric == "log_index"] == [2.0]
+    assert {row.shard for row in found} == {0}
+    assert {row.time.timestamp() for row in found} == {APPENDED_AT.timestamp()}
+
+
+def test_a_window_adds_up_the_amounts_of_its_seconds():
+    rows = [
+        (OM_LOG, 3, APPENDED_AT + timedelta(seconds=second), "request", "CreateKey", "OK", float(amount))
+        for second, amount in [(0, 1), (4, 2), (9, 3), (9, 100), (10, 7)]
+    ]
+    frame = spark().createDataFrame(
+        rows, "log string, shard int, time timestamp, metric string, kind string, status string, amount double"
+    )
+    first, second = windowed(frame, seconds=10).orderBy("start").collect()
+    assert first.start.timestamp() == APPENDED_AT.timestamp()
+    assert (first.log, first.shard, first.metric, first.kind, first.status, first.seconds) == (
+        OM_LOG, 3, "request", "CreateKey", "OK", 10,
+    )  # fmt: skip
+    assert [first[name] for name in ("count", "total", "mean", "greatest", "p50", "p99")] == [4, 106, 26.5, 100, 2, 100]
+    assert (second["count"], second.total) == (1, 7)
 
 
 def test_windows_count_blocks():

@@ -141,19 +141,26 @@ class ReportMatching:
                     yield audited.unknown(report, "no barrier at that offset", now_ms)
         self._arrived.clear()
         while len(state.early) > audited.limits.early_reports:
-            yield from self._drop_early(min(state.early), "too many reports wait for their barriers", now_ms)
+            oldest, deadline_ms = self._drop_early(min(state.early))
+            if deadline_ms is not None:
+                yield audited.unknown(oldest, "too many reports wait for their barriers", now_ms)
 
     def drop_behind_break(self, offset: int, now_ms: int) -> Iterator[Verdict]:
-        """Drop the early reports on barriers that a log broken at ``offset`` will never reach."""
-        for place in [place for place in self._state.early if place.offset >= offset]:
-            yield from self._drop_early(place, self._audited.broken_reason(), now_ms)
+        """Judge and drop the early reports on barriers that a log broken at ``offset`` will never reach.
 
-    def _drop_early(self, place: ReportPlace, reason: str, now_ms: int) -> Iterator[Verdict]:
+        They are ``diverged``, as if they had come after the break; also those already judged ``unknown``.
+        """
+        audited = self._audited
+        for place in [place for place in self._state.early if place.offset >= offset]:
+            report, _ = self._drop_early(place)
+            yield audited.verdict_on(report, DIVERGED, LOG, audited.broken_reason(), now_ms)
+
+    def _drop_early(self, place: ReportPlace) -> tuple[ReplicaReport, int | None]:
+        """Forget an early report; return it, and its deadline."""
         deadline_ms = self._state.early.pop(place)
         report = self._store.get_report(place)
         self._store.drop_report(place)
-        if deadline_ms is not None:
-            yield self._audited.unknown(report, reason, now_ms)
+        return report, deadline_ms
 
     # Barriers.
 
@@ -183,11 +190,8 @@ class ReportMatching:
     def _early_of(self, offset: int) -> list[ReplicaReport]:
         """Return the reports that came before their barrier at ``offset``, and drop them from the store."""
         found = [self._arrived.pop(place) for place in list(self._arrived) if place.offset == offset]
-        for place in [place for place in self._state.early if place.offset == offset]:
-            del self._state.early[place]
-            found.append(self._store.get_report(place))
-            self._store.drop_report(place)
-        return found
+        kept = [place for place in self._state.early if place.offset == offset]
+        return found + [self._drop_early(place)[0] for place in kept]
 
     def _drop_barrier(self, offset: int, now_ms: int) -> Iterator[Verdict]:
         waiting = self._state.waiting.pop(offset)

@@ -20,7 +20,7 @@ from spark_streaming.verdicts.core.digests import Sums
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
 
 KEPT_BARRIERS = 256
-"""Barriers whose sums are kept for later reports: over four minutes at one a second, 14 KiB each."""
+"""Barriers whose sums are kept for later reports: over four minutes at one a second, 20 KiB each."""
 
 EARLY_REPORTS = 1024
 """Most reports that are kept until their barrier is read."""

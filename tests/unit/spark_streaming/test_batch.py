@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from schemas.records.datanode import BlockReport, ContainerDigest
 from schemas.records.messages import Verdict
+from spark_streaming.batch.block_reports import judge_blocks
 from spark_streaming.batch.core.computed import CounterDifference, ShardDigest
 from spark_streaming.batch.core.gathering import FactRow, GatheredVerdicts, LogPartition, PartitionFacts, facts_from
 from spark_streaming.batch.core.results import partition_result, whole_result
@@ -16,6 +19,8 @@ from spark_streaming.batch.core.stored_bytes import (
     newest_scans,
     no_blocks,
 )
+from spark_streaming.batch.log_view import LogView
+from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 
@@ -64,6 +69,13 @@ def test_what_is_judged_is_the_worst_at_the_barrier():
     assert found.is_settled()
 
 
+@pytest.mark.parametrize("bases", [("incremental", "scrubbed"), ("scrubbed", "incremental")])
+def test_of_two_verdicts_that_say_the_same_the_one_of_a_scrub_counts(bases: tuple[str, str]):
+    judged = gathered(*(verdict("om1", "equal", basis=basis) for basis in bases)).judged(SHARD, "om1")
+    assert judged is not None
+    assert judged.basis == "scrubbed"
+
+
 def test_other_barriers_do_not_count_but_a_broken_log_does():
     found = gathered(verdict("om1", "equal"), verdict("om1", "diverged", offset=5, basis="evidence"))
     assert (judged := found.judged(SHARD, "om1")) is not None
@@ -74,8 +86,10 @@ def test_other_barriers_do_not_count_but_a_broken_log_does():
 
 
 def test_verdicts_past_the_barrier_and_on_stored_bytes_are_left_out():
-    found = gathered(verdict("om1", "diverged", offset=20), verdict("om1", "diverged", basis="replicas:blocks"))
-    assert found.judged(SHARD, "om1") is None
+    left_out = verdict("om1", "diverged", offset=20), verdict("om1", "diverged", basis="replicas:blocks")
+    assert gathered(*left_out).judged(SHARD, "om1") is None
+    assert (judged := gathered(*left_out, *ALL_EQUAL).judged(SHARD, "om1")) is not None
+    assert judged.verdict == "equal"
 
 
 def test_facts_of_partitions():
@@ -115,6 +129,22 @@ def test_when_all_is_well(
     assert entry["false_counters"] == [
         {"shard": 0, "cf": "usage", "key": "05", "value": 1, "claimed": 2, "own": 3} for _ in counters
     ]
+
+
+def test_partitions_to_judge():
+    """Every shard that Genesis counts, even one without a record; of the pipelines only those that have one."""
+    facts = {1: PartitionFacts(shards=3), 5: PartitionFacts()}
+    nothing: Any = None
+    for log, wanted in ((OBJECT_MANAGER, [0, 1, 2, 5]), (PIPELINES, [1, 5])):
+        view = LogView(log=log, records=nothing, effective=nothing, facts=facts)
+        assert view.partitions() == wanted
+        assert LogView(log=log, records=nothing, effective=nothing, facts={}).partitions() == []
+
+
+def test_a_log_without_blocks_has_no_stored_bytes_to_judge():
+    nothing: Any = None
+    view = LogView(log=OBJECT_MANAGER, records=nothing, effective=nothing, facts={0: PartitionFacts(replicas=NODES)})
+    assert judge_blocks(nothing, "nowhere", view) == {}
 
 
 def test_nothing_found_is_not_well():

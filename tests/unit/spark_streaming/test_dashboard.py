@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+import re
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from io import StringIO
+from itertools import islice
 
 import pytest
 from confluent_kafka import KafkaException
@@ -86,6 +89,10 @@ def test_a_narrow_terminal_has_fewer_columns(name: str, least: int):
     assert [name in one for one in names] == [True, False]
 
 
+def test_a_table_without_a_width_has_all_columns():
+    assert [column.header for column in table_of([EQUAL], 0).columns] == shown([EQUAL])[0]
+
+
 def test_the_object_managers_log_comes_first():
     latest = LatestVerdicts()
     for changed in ({"log": DN_LOG}, {"shard": 1}, {"node": "om2"}, {"basis": "scrubbed"}, {}):
@@ -100,6 +107,9 @@ def test_the_object_managers_log_comes_first():
 
 
 # Read from a broker.
+
+MANY_POLLS = 500
+"""More polls than a record that is there needs."""
 
 
 @pytest.fixture
@@ -159,6 +169,50 @@ def test_the_view_ends_on_ctrl_c_with_what_it_has(broker: MemoryBroker):
 
     latest = follow(broker.bootstrap_servers, console=Console(file=StringIO()), until=pressed)
     assert [verdict.node for verdict in latest] == ["om1"]
+
+
+class WatchedTerminal(StringIO):
+    """A terminal that calls ``on_shown`` when it shows ``word`` for the first time."""
+
+    def __init__(self, on_shown: dict[str, Callable[[], None]]) -> None:
+        super().__init__()
+        self._on_shown = on_shown
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        for word in [word for word in self._on_shown if word in text]:
+            self._on_shown.pop(word)()
+        return written
+
+
+def test_the_view_goes_on_until_it_is_told_to_end(broker: MemoryBroker):
+    """It begins with the oldest verdict, shows those that come while it runs, and ends by nothing but Ctrl-C."""
+
+    def pressed() -> None:
+        raise KeyboardInterrupt
+
+    broker.append(OM_VERDICTS, *values("om1"))
+    terminal = WatchedTerminal({"om1": lambda: broker.append(OM_VERDICTS, *values("om2")), "om2": pressed})
+    latest = follow(broker.bootstrap_servers, console=Console(file=terminal, width=160, force_terminal=True))
+    assert [verdict.node for verdict in latest] == ["om1", "om2"]
+
+
+def test_the_view_tells_how_old_a_verdict_is(broker: MemoryBroker):
+    decided_at_ms = time.time_ns() // 10**6 - 3_600_000
+    broker.append(OM_VERDICTS, encode(replace(EQUAL, decided_at_ms=decided_at_ms)))
+    console = Console(file=StringIO(), width=160)
+    follow(broker.bootstrap_servers, console=console, until=lambda latest: latest.seen > 0)
+    ages = re.findall(r"(\d+) s\b", console.file.getvalue())  # type: ignore[attr-defined]
+    assert ages
+    assert all(3_600 <= int(age) < 2 * 3_600 for age in ages)
+
+
+def test_a_consumer_begins_at_the_oldest_verdict(broker: MemoryBroker):
+    broker.append(OM_VERDICTS, *values("om1"))
+    found = consume(broker.bootstrap_servers)
+    assert isinstance(found, Generator)
+    with closing(found):
+        assert [one.node for one in next((batch for batch in islice(found, MANY_POLLS) if batch), [])] == ["om1"]
 
 
 def test_a_batch_of_the_view_is_bounded(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
 from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
@@ -19,6 +19,8 @@ from spark_streaming.verdicts.state import state_from, state_row
 from tests.support.audit.auditmodel import log_rows, report
 from tests.support.audit.shard_auditor import LIMITS, Auditor, simple_log, told
 from tests.support.logs.logbuilder import REPLICAS, LogBuilder, digest, ordinary_log
+
+SLOTS = len(OM_COLUMN_FAMILIES) * BUCKETS
 
 
 def test_the_logs_own_sums_are_the_models_at_every_barrier():
@@ -133,7 +135,7 @@ def test_replicas_that_are_wrong_alike_are_diverged():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"chain": b"c" * 32}, "chain"), ({"index": 99}, "index 99"), ({"slots": [1, 1], "sums": [1, 1]}, "twice"),
-     ({"slots": [5]}, "slots with"), ({"slots": [10 * 256], "sums": [1]}, "not in 0..2559"),
+     ({"slots": [5]}, "slots with"), ({"slots": [SLOTS], "sums": [1]}, f"not in 0..{SLOTS - 1}"),
      ({"flagged": True}, "flagged")],
 )  # fmt: skip
 def test_reports_that_differ_in_anything_are_diverged(changed, reason):
@@ -142,6 +144,16 @@ def test_reports_that_differ_in_anything_are_diverged(changed, reason):
     (verdict,) = Auditor().take(log.values, [log.report(at, **changed)])
     assert verdict.verdict == "diverged"
     assert reason in verdict.reason
+
+
+def test_chains_and_indexes_that_differ_are_told_with_the_logs():
+    """A chain by its first 16 digits."""
+    log = simple_log()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, chain=b"\xab" * 32, index=99)])
+    assert verdict.reason == (
+        f"chain {'ab' * 8}, the log's is {at.chain.hex()[:16]}; index 99, the log's is {at.index}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,6 +175,19 @@ def test_reports_that_belong_to_nothing_here_are_unknown(changed, reason, early)
     verdicts = verdicts or auditor.expire(10**6)
     assert {v.verdict for v in verdicts if v.node == strange.node} == {"unknown"}
     assert any(reason in v.reason for v in verdicts)
+
+
+def test_an_early_report_is_judged_once_and_not_before_its_deadline():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    assert auditor.take(log.values[:2], [log.report(at, "om1")], now_ms=1) == []
+    assert auditor.expire(1000) == []
+    (verdict,) = auditor.expire(1001)
+    assert (verdict.node, verdict.verdict, verdict.barrier_offset) == ("om1", "unknown", at.offset)
+    assert verdict.reason == "no barrier in the log at that offset yet"
+    assert auditor.expire(10**6) == []
+    assert told(auditor.take(log.values)) == {("om1", "equal", "incremental"): 1}
 
 
 def test_a_report_whose_barrier_never_comes_is_unknown():
@@ -256,6 +281,24 @@ def test_a_broken_log_makes_every_replica_diverged_on_the_log(how):
     assert [v.node for v in broken if v.barrier_offset == bad.offset] in (["om1"], [*REPLICAS, "om1"])
     later = auditor.take(log.values, [log.report(bad, "om3"), log.report(good, "om3")])
     assert told(later) == {("om3", "diverged", "log"): 1, ("om3", "equal", "incremental"): 1}
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_early_reports_behind_a_break_are_diverged_as_if_they_had_come_with_it(*, expired: bool):
+    """Also if they have been judged unknown before; a report on what lies before the break stays as it is."""
+    log = simple_log()
+    before = log.barrier()
+    broken_at = log.append_value(b"garbage")
+    at_break = log.report(before, "om2", barrier_offset=broken_at)
+    behind = [at_break, log.report(log.barrier(), "om1")]
+    no_barrier = log.report(before, "om3", barrier_offset=before.offset - 1)
+    auditor = Auditor()
+    assert auditor.take([], [*behind, no_barrier]) == []
+    if expired:
+        assert {verdict.verdict for verdict in auditor.expire(10**6)} == {"unknown"}
+    together = Auditor().take(log.values, behind)
+    assert [v for v in auditor.take(log.values) if v.basis == "log"] == [v for v in together if v.basis == "log"]
+    assert [place.node for place in auditor.store.reports] == ["om3"]
 
 
 def test_a_log_broken_before_genesis_names_no_replica():

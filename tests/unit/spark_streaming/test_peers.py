@@ -163,5 +163,7 @@ def test_agreement():
     assert agreed([right, right], FAMILIES, 3) is None, "one node has one vote"
     assert agreed([right, replace(others[0], basis="scrubbed")], FAMILIES, 3) is None
     assert agreed([right, replace(others[0], slots=[-5], sums=[1])], FAMILIES, 3) is None
+    for no_vote in (replace(others[0], slots=[-5], sums=[1]), replace(others[0], flagged=True)):
+        assert agreed([no_vote, right, others[1]], FAMILIES, 3) is not None
     assert agreed([right, others[0]], FAMILIES, 4) is None
     assert agreed([right], FAMILIES, 1) is not None
