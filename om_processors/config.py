@@ -12,7 +12,7 @@ from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
 
 DEFAULT_TRIM_LOG_AFTER_MS = 7 * 86_400_000
-"""For how long the log keeps its records, unless the settings say otherwise: as long as Kafka keeps those of a topic."""
+"""For how long the log keeps its records, unless the settings say otherwise. Kafka keeps those of a topic as long."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
