@@ -15,7 +15,7 @@ from replicated_db.core.tables.merge import decode_int64, encode_int64
 from replicated_db.core.trimming.trim_rule import TrimFacts, TrimWish, decide
 from schemas.codecs.codec import decode, encode, encode_at
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, OPEN_KEY_TABLE, USAGE_TABLE
-from schemas.records.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
+from schemas.records.log import LATE_MODE, LEADER_MODE, DigestBase, Genesis, LeaderClaim, Tick
 from schemas.records.messages import (
     OWN_DIGESTS,
     AddNode,
@@ -186,8 +186,17 @@ class Faults:
     def trim_log(self, number: int) -> None:
         """The log is trimmed as far as the rule allows at this moment."""
         world = self.world
+        leader = next((node for node in world.nodes.values() if node.loop.leading), None)
+        own = None if leader is None else leader.durable_place()
+        if leader is None or isinstance(own, str | None):
+            world.note("not trimmed: no leader")
+            return
         answers = {name: node.durable_place() for name, node in world.nodes.items()}
-        logged_at_ms = {entry.offset: entry.timestamp_ms for entry in world.log.entries}
+        entries = world.log.entries
+        logged_at_ms = {
+            base: entries[base.offset].timestamp_ms for base in own.bases
+            if base.offset < len(entries) and isinstance(decode(entries[base.offset].value), DigestBase)
+        }  # fmt: skip
         facts = TrimFacts(
             first=world.log.first, end=len(world.log.entries), now_ms=world.broker_ms(), answers=answers,
             logged_at_ms=logged_at_ms,
@@ -460,8 +469,8 @@ class Faults:
         end = len(entries) - 1 - number % 4
         if end < max(4, world.log.first + 2) or world.truth.halted is not None:
             return
-        # With its beginning trimmed away, a log cannot rebuild a replica, and all have read what is lost: nobody is left.
-        if world.log.first and all(self._has_read(node, end) for node in world.nodes.values()):
+        # With its beginning trimmed away, a log cannot rebuild a replica: one must be left to take a checkpoint from.
+        if world.log.first and all(self._is_spent(node, end) for node in world.nodes.values()):
             return
         if world.seen[
             "digest base asked for"
@@ -486,6 +495,10 @@ class Faults:
                 invariants.may_stop[node.name] = "its consumer has a place that is lost"
             if node.log.end is not None:
                 node.log.end = min(node.log.end, end)
+
+    def _is_spent(self, node: Node, end: int) -> bool:
+        invariants = self.world.invariants
+        return self._has_read(node, end) or node.name in invariants.diverged or node.name in invariants.tainted
 
     def _has_read(self, node: Node, end: int) -> bool:
         return max(node.log.read_to, node.stored_position().offset) >= end
