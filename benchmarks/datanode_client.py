@@ -24,8 +24,9 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import Answer, DatanodeConnection, Datanodes
+from producers.blocks.datanode_connection import DatanodeConnection
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Answer, Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas.conversation.conversation import Event

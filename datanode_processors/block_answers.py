@@ -186,7 +186,7 @@ class BlockAnswers:
             raise BlockError(codes.NO_SUCH_BLOCK, f"{name} is not stored here")
         return Readable(length=written, bytes_per_checksum=CELL_BYTES, checksums=found)
 
-    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+    def on_corrupt_cell(self, container_id: int, local_id: int, offset: int) -> None:
         """Note that the cell at ``offset`` is missing or does not have its checksum.
 
         The cell is fetched from a peer; the block is unhealthy until then.

@@ -75,7 +75,7 @@ class DatanodeProcess:
         )  # fmt: skip
         self.notes = Notes(self.pipelines.replicas)
         self.outbox = AuditReports(
-            config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.observe
+            config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.on_record
         )
         self.pipelines.open_known(self.outbox)
         self.app = make_app(config, secrets.token_hex(4), fatal, partitions=self.partitions)

@@ -215,7 +215,7 @@ class Pipelines:
 
     # -- what is applied -------------------------------------------------------------------------------------------
 
-    def observe(self, replica: Replica, outcome: Offered) -> None:
+    def on_record(self, replica: Replica, outcome: Offered) -> None:
         """Take note of a counting record that was applied here; called on the thread that applied it."""
         pipeline = self.table.member(replica.identity.shard)
         batch = outcome.record
@@ -224,7 +224,7 @@ class Pipelines:
                 self._observe(pipeline, operation)
         elif isinstance(batch, Barrier) and batch.scrub:
             self._scanned(pipeline, outcome.position)
-        pipeline.applied()
+        pipeline.on_applied()
 
     def _observe(self, pipeline: Pipeline, operation: Operation) -> None:
         if isinstance(operation, Merge) and operation.cf == BLOCK_TABLE:
@@ -234,7 +234,7 @@ class Pipelines:
             if row.closed:
                 self.verifier.close_container(pipeline, row.container_id)
         elif isinstance(operation, Put) and operation.cf == PIPELINE_TABLE:
-            self._opening.note_row(decode_as(PipelineRow, operation.value))
+            self._opening.on_row(decode_as(PipelineRow, operation.value))
 
     def committed_blocks(self, after: Place | None) -> Iterator[tuple[int, int, int, BlockRow]]:
         """Yield (partition, container id, local id, row) of what is committed here, copies included, behind a place.
@@ -334,9 +334,9 @@ class Pipelines:
         """Return what may be read of a block (``block_answers``); raises BlockError."""
         return self._answers.readable(request)
 
-    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+    def on_corrupt_cell(self, container_id: int, local_id: int, offset: int) -> None:
         """Note that the cell at ``offset`` is missing or does not have its checksum.
 
         The cell is fetched from a peer.
         """
-        self._answers.found_corrupt(container_id, local_id, offset)
+        self._answers.on_corrupt_cell(container_id, local_id, offset)

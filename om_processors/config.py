@@ -11,8 +11,10 @@ from pathlib import Path
 from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
 
-DEFAULT_TRIM_LOG_AFTER_MS = 7 * 86_400_000
-"""For how long the log keeps its records, unless the settings say otherwise. Kafka keeps those of a topic as long."""
+DEFAULT_BOOTSTRAP_RECORDS = 100_000
+"""Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
+DEFAULT_TRIM_LOG_AFTER_MS = 0
+"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -63,6 +65,12 @@ class NodeConfig:
     """Interval of barriers with a full scan; 0 = only the one at start."""
     late_flush_interval_ms: int
     """How long late validation lets rows gather in the table cache before it writes them."""
+    peers: tuple[tuple[str, str], ...] = ()
+    """Name and ``host:port`` of the nodes from which this one may take checkpoints."""
+    bootstrap_records: int = DEFAULT_BOOTSTRAP_RECORDS
+    """How long a log must be before an empty replica takes a peer's checkpoint instead of reading the log."""
+    bootstrap_bytes_per_s: int = 0
+    """How many bytes of checkpoints the node sends in a second at most; 0 = no bound."""
     node_addresses: tuple[tuple[str, str], ...] = ()
     """Name and ``host:port`` of the HTTP server of each node of the cluster."""
     trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS

@@ -8,6 +8,7 @@ from typing import Any
 import faust
 
 from om_processors.config import NodeConfig
+from om_processors.serving.snapshot_diff_api import OPEN_POSTS
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Log
 from replicated_db.shell import follower
@@ -22,7 +23,7 @@ def make_app(config: NodeConfig, incarnation: str, fatal: Callable[[BaseExceptio
     return follower.make_app(
         f"om-follower-{config.node}-{incarnation}", bootstrap_servers=config.bootstrap_servers,
         host=config.address_host, port=config.address_port, data_dir=config.data_dir, fatal=fatal,
-        guard=HttpGuard(config.secret, config.http_hosts),
+        guard=HttpGuard(config.secret, config.http_hosts, OPEN_POSTS),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import secrets
 import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -33,27 +34,36 @@ from om_processors.leading.leadership import Leadership
 from om_processors.leading.outbox import KafkaOutbox
 from om_processors.leading.pulse import Pulse
 from om_processors.namespace.context import Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from om_processors.serving.consistency import Consistency
 from om_processors.serving.fleet_api import FleetApi
 from om_processors.serving.http_api import OMHttpApi
 from om_processors.serving.leadership_api import LeadershipApi
 from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
+from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
+from om_processors.serving.snapshot_reads import SnapshotReads
 from om_processors.serving.trimming_api import TrimmingApi
 from om_processors.serving.write_audit import WriteAudit
+from om_processors.snapdiff.diff_jobs import DiffJobs
+from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
+from om_processors.snapshots.open_snapshots import OpenSnapshots
 from om_processors.startup import allowed_session_timeout_ms, check_topics
 from replicated_db.core.applying.replica import Identity, Offered, Replica
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.leading.leader import Effective, LeaderLimits
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
+from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import rest_while_leading
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
-from replicated_db.shell.startup import check_replica
 from replicated_db.shell.system import SystemClock, SystemIds
 from schemas.codecs.reference import validate_schemas
 from schemas.records.log import Batch, RequestBatch
@@ -92,19 +102,53 @@ class OMNode:
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
+        databases = {shard: self._database(shard) for shard in range(config.shards)}
+        self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
+        self.transfers = TransferDesk(
+            config.node, self.replicas, lambda shard: self.loops[shard].leading,
+            bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info,
+        )  # fmt: skip
         self.duties = LeaderDuties(
-            config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal
-        )
+            config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal,
+            self._checkpoint_removed, self._holds,
+        )  # fmt: skip
         self.flusher = Flusher(self.replicas.values(), config.late_flush_interval_ms, fatal)
         self.consistency = Consistency(config, self.replicas, self.loops, fatal)
+        self.snapshot_diffs = DiffJobs(
+            config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
+        )
+
+    def _database(self, shard: int) -> Path:
+        return self.config.data_dir / f"shard-{shard}"
+
+    def _holds(self, shard: int) -> tuple[int, ...]:
+        """Return the offsets from which transfers of this node still need a shard's log."""
+        held = self.transfers.holds(shard)
+        return () if held is None else (held,)
+
+    def _checkpoint_removed(self, shard: int, name: str) -> None:
+        """Close the checkpoint if it is open: an open file keeps its place on the disk."""
+        self.open_snapshots.drop(CheckpointName(shard, name))
 
     def _open(self, shard: int) -> Replica:
-        store = RocksStore(self.config.data_dir / f"shard-{shard}", OM_FAMILIES.names)
-        identity = Identity(cluster=self.config.cluster, shard=shard, shards=self.config.shards, node=self.config.node)
+        config = self.config
+        database = self._database(shard)
+        identity = Identity(cluster=config.cluster, shard=shard, shards=config.shards, node=config.node)
         executor = OMExecutor(self.contexts[shard])
-        replica = Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
-        when_brokers_answer(partial(check_replica, replica, self.logs[shard], log.warning))
-        return replica
+
+        def make() -> Replica:
+            store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+            try:
+                return Replica(identity, OM_FAMILIES, store, threading.RLock(), executor, threading.Lock())
+            except BaseException:
+                store.close()
+                raise
+
+        policy = BootstrapPolicy(
+            peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
+            records=config.bootstrap_records,
+        )  # fmt: skip
+        return open_replica(database, make, self.logs[shard], policy, log.info)
 
     def _contexts_of(self, shard: int) -> Contexts:
         """Say where blocks are allocated: on the datanodes heard, or without datanodes on the settings' pipelines."""
@@ -164,9 +208,13 @@ class OMNode:
         for loop in self.loops.values():
             rest_while_leading(app, OM_LOG, loop)
         status = NodeStatus(self.config, self.replicas, self.loops, self.leadership.roles, self.metrics, self.backlogs)
-        OMHttpApi(self.replicas, self.consistency, status, fatal).attach(app)
+        snapshots = SnapshotReads(self.config.node, self.replicas, self.open_snapshots)
+        OMHttpApi(self.replicas, self.consistency, status, snapshots, fatal).attach(app)
+        SnapshotDiffApi(self.config.node, self.replicas, self.consistency, self.snapshot_diffs).attach(app)
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
+        server: Any = app.web
+        TransferPages(self.transfers).attach(server.web_app)
         TrimmingApi(self.duties.trimming, self.config.shards, fatal).attach(app)
         self.pulse.attach(app)
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
@@ -184,11 +232,14 @@ class OMNode:
             self._ending.cancel()
         self.leadership.stop()
         self.duties.close()
+        self.snapshot_diffs.close()
         closing()
+        self.transfers.close()
         self.outbox.close()
         if self.write_audit is not None:
             self.write_audit.close()
         self.flusher.stop()
+        self.open_snapshots.close()
         for replica in self.replicas.values():
             with replica.lock:
                 replica.flush()

@@ -21,16 +21,28 @@ from producers.errors import StratologError, closed_unanswered
 from producers.files.async_key_files import AsyncKeyFile
 from producers.files.key_files import KeyInput, KeyOutput, check_open
 from producers.reads.leaders_group import find_nodes
-from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, Pages, Row, VolumeView
+from producers.reads.read_views import (
+    PAGE_ENTRIES,
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    Pages,
+    Row,
+    SnapshotDiffEntry,
+    SnapshotView,
+    VolumeView,
+)
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Outcome
 from producers.requests.engine import RequestEngine, RequestSettings, make_settings
-from producers.requests.keys import block_of, session_of
+from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 FILE_WORKERS = 16
 """Threads in which the methods of open files run; more open files than threads share them."""
@@ -308,6 +320,24 @@ class AsyncClient:
         """As :meth:`producers.Client.rename_key`."""
         await self.call(bodies.rename_key(volume, bucket, from_key, to_key))
 
+    async def create_snapshot(self, volume: str, bucket: str, snapshot: str = "") -> CreatedSnapshot:
+        """As :meth:`producers.Client.create_snapshot`."""
+        return snapshot_of(await self.call(bodies.create_snapshot(volume, bucket, snapshot)))
+
+    async def delete_snapshot(self, volume: str, bucket: str, snapshot: str) -> None:
+        """As :meth:`producers.Client.delete_snapshot`."""
+        await self.call(bodies.delete_snapshot(volume, bucket, snapshot))
+
+    async def rename_snapshot(self, volume: str, bucket: str, snapshot: str, to: str) -> None:
+        """As :meth:`producers.Client.rename_snapshot`."""
+        await self.call(bodies.rename_snapshot(volume, bucket, snapshot, to))
+
+    async def set_snapshot_properties(
+        self, volume: str, bucket: str, snapshot: str, properties: Mapping[str, str]
+    ) -> None:
+        """As :meth:`producers.Client.set_snapshot_properties`."""
+        await self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
+
     async def log_digest_base(
         self, shard: int, index: int, *, slots: Sequence[int], sums: Sequence[int], basis: str, force: bool = False
     ) -> None:
@@ -330,6 +360,12 @@ class AsyncClient:
         """As :meth:`producers.Client.key_info`."""
         return await asyncio.to_thread(self.reads.key_info, volume, bucket, key, consistency=consistency)
 
+    async def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """As :meth:`producers.Client.snapshot_info`."""
+        return await asyncio.to_thread(self.reads.snapshot_info, volume, bucket, snapshot, consistency=consistency)
+
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
         consistency: Consistency = DEFAULT_CONSISTENCY,
@@ -350,6 +386,35 @@ class AsyncClient:
     ) -> AsyncIterator[KeyInfo]:  # fmt: skip
         """As :meth:`producers.Client.list_keys`, by ``async for``."""
         return _entries(self.reads.keys(volume, bucket, prefix, start_after, limit, consistency))
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[SnapshotInfo]:  # fmt: skip
+        """As :meth:`producers.Client.list_snapshots`, by ``async for``."""
+        return _entries(self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency))
+
+    def snapshot_diff(
+        self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,
+        page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> AsyncIterator[SnapshotDiffEntry]:  # fmt: skip
+        """As :meth:`producers.Client.snapshot_diff`, by ``async for``."""
+        return _entries(
+            self.reads.snapshot_diff(
+                volume,
+                bucket,
+                from_snapshot,
+                to_snapshot,
+                page_size=page_size,
+                on_progress=on_progress,
+                consistency=consistency,
+            )
+        )
+
+    async def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
+        """As :meth:`producers.Client.cancel_snapshot_diff`."""
+        return await asyncio.to_thread(self.reads.cancel_snapshot_diff, job)
 
     # Written by hand again.
 

@@ -19,16 +19,26 @@ from producers.errors import StratologError, closed_unanswered
 from producers.files.key_files import KeyInput, KeyOutput, check_open, create_file, open_file
 from producers.files.key_streams import KeyStreams
 from producers.reads.leaders_group import find_nodes
-from producers.reads.read_views import BucketView, KeyView, ListedBucket, ListedVolume, VolumeView
+from producers.reads.read_views import (
+    PAGE_ENTRIES,
+    BucketView,
+    KeyView,
+    ListedBucket,
+    ListedVolume,
+    SnapshotDiffEntry,
+    SnapshotView,
+    VolumeView,
+)
 from producers.reads.reads import DEFAULT_CONSISTENCY, Consistency, Reads
+from producers.reads.snapshot_diffs import OnProgress, SnapshotDiffProgress
 from producers.requests import arguments, bodies
 from producers.requests.core.calls import Done, Outcome
 from producers.requests.engine import RequestEngine, make_settings
-from producers.requests.keys import block_of, session_of
+from producers.requests.keys import block_of, session_of, snapshot_of
 from producers.requests.transport import common_settings
 from schemas.privilege import ClusterSecret
-from schemas.records.messages import UNLIMITED, KeySession, RequestBody, Response
-from schemas.records.rows import BlockLocation, KeyInfo
+from schemas.records.messages import UNLIMITED, CreatedSnapshot, KeySession, RequestBody, Response
+from schemas.records.rows import BlockLocation, KeyInfo, SnapshotInfo
 
 logger = logging.getLogger("stratolog.client")
 
@@ -322,6 +332,39 @@ class Client:
         """
         self.call(bodies.rename_key(volume, bucket, from_key, to_key))
 
+    # Snapshots
+
+    def create_snapshot(self, volume: str, bucket: str, snapshot: str = "") -> CreatedSnapshot:
+        """Keep a bucket as it is now under a name; without one the name is made of the time. Raises as :meth:`call`.
+
+        The answer has the snapshot's name and its id, which stays when the snapshot is renamed.
+
+        >>> client.create_snapshot("vol1", "bucket1", "monday").snapshot  # doctest: +SKIP
+        'monday'
+        """
+        return snapshot_of(self.call(bodies.create_snapshot(volume, bucket, snapshot)))
+
+    def delete_snapshot(self, volume: str, bucket: str, snapshot: str) -> None:
+        """Give up a snapshot. Its name is free at once; its space is reclaimed soon. Raises as :meth:`call`.
+
+        >>> client.delete_snapshot("vol1", "bucket1", "monday")  # doctest: +SKIP
+        """
+        self.call(bodies.delete_snapshot(volume, bucket, snapshot))
+
+    def rename_snapshot(self, volume: str, bucket: str, snapshot: str, to: str) -> None:
+        """Give a snapshot another name within its bucket. Raises as :meth:`call`.
+
+        >>> client.rename_snapshot("vol1", "bucket1", "monday", "before-the-move")  # doctest: +SKIP
+        """
+        self.call(bodies.rename_snapshot(volume, bucket, snapshot, to))
+
+    def set_snapshot_properties(self, volume: str, bucket: str, snapshot: str, properties: Mapping[str, str]) -> None:
+        """Set properties of a snapshot by name; an empty value removes one, others stay. Raises as :meth:`call`.
+
+        >>> client.set_snapshot_properties("vol1", "bucket1", "monday", {"kept-until": "2027"})  # doctest: +SKIP
+        """
+        self.call(bodies.set_snapshot_properties(volume, bucket, snapshot, properties))
+
     # Bytes
 
     @overload
@@ -405,8 +448,18 @@ class Client:
         """Read a key; as :meth:`producers.reads.reads.Reads.key_info`.
 
         >>> client.key_info("vol1", "bucket1", "a/b.txt", consistency="session").info.size  # doctest: +SKIP
+        >>> client.key_info("vol1", "bucket1", ".snapshot/snap1/a/b.txt").info.size  # doctest: +SKIP
         """
         return self.reads.key_info(volume, bucket, key, consistency=consistency)
+
+    def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """Read a snapshot; as :meth:`producers.reads.reads.Reads.snapshot_info`.
+
+        >>> client.snapshot_info("vol1", "bucket1", "snap1").usage["only_disk_bytes"]  # doctest: +SKIP
+        """
+        return self.reads.snapshot_info(volume, bucket, snapshot, consistency=consistency)
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -440,6 +493,49 @@ class Client:
         >>> [found.key for found in client.list_keys("vol1", "bucket1", prefix="a/", limit=20)]  # doctest: +SKIP
         """
         return self.reads.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotInfo]:  # fmt: skip
+        """Iterate over a bucket's snapshots by name; as :meth:`producers.reads.reads.Reads.list_snapshots`.
+
+        >>> [found.snapshot for found in client.list_snapshots("vol1", "bucket1")]  # doctest: +SKIP
+        """
+        return self.reads.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def snapshot_diff(
+        self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None = None, *,
+        page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotDiffEntry]:  # fmt: skip
+        """Iterate over what changed in a bucket between two snapshots, or between a snapshot and now (None).
+
+        Deletions come first, then renames, creations and modifications, each by name. The first entry is waited for
+        until a node has compared the snapshots; ``on_progress`` is told how far it is. Entries are fetched
+        ``page_size`` at a time. Raises one of ``producers.errors``: NotFound if a snapshot is deleted meanwhile.
+
+        >>> [(found.kind, found.key) for found in client.snapshot_diff("vol1", "bucket1", "monday")]  # doctest: +SKIP
+        """
+        return self.reads.snapshot_diff(
+            volume,
+            bucket,
+            from_snapshot,
+            to_snapshot,
+            page_size=page_size,
+            on_progress=on_progress,
+            consistency=consistency,
+        ).entries()
+
+    def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
+        """Stop a snapshot diff by its id, as ``on_progress`` is told it.
+
+        Raises NotFound if no node has it, RequestFailed if it has ended.
+
+        >>> client.cancel_snapshot_diff("5b1c0d6c3f8e4c0b8f8a9d1e2f3a4b5c").state  # doctest: +SKIP
+        'CANCELLING'
+        """
+        return self.reads.cancel_snapshot_diff(job)
 
     # Closing
 

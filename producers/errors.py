@@ -22,6 +22,7 @@ from schemas.records.messages import (
     LeaderRequest,
     LogDigestBase,
     RenameKey,
+    RenameSnapshot,
     RequestBody,
     Response,
     SetDatanodeState,
@@ -118,7 +119,8 @@ class RequestFailed(StratologError):
 
 
 class NotFound(RequestFailed):
-    """What the request names does not exist: a volume, a bucket, a key, the session of an open key.
+    """What the request names does not exist: a volume, a bucket, a key, a snapshot, the session of an open
+    key.
 
     >>> isinstance(failure("KEY_NOT_FOUND", "no key /v1/b1/'k'"), NotFound)
     True
@@ -175,7 +177,9 @@ def describe(body: RequestBody) -> str:
         return f"{kind} {body.datanode if isinstance(body, SetDatanodeState) else body.partition}"
     if isinstance(body, RenameKey):
         return f"{kind} /{body.volume}/{body.bucket}/{body.from_key} to {body.to_key}"
-    names = (getattr(body, field, None) for field in ("volume", "bucket", "key"))
+    if isinstance(body, RenameSnapshot):
+        return f"{kind} /{body.volume}/{body.bucket}/{body.snapshot} to {body.to}"
+    names = (getattr(body, field, None) for field in ("volume", "bucket", "key", "snapshot"))
     return f"{kind} /" + "/".join(str(name) for name in names if name is not None)
 
 

@@ -3,7 +3,7 @@
 The order is part of the contract (Genesis records it, ``slot = position * 256 + bucket``): append only.
 ``retryTable`` belongs to ``replicated_db`` and comes first. The others are Ozone's tables of the same names, and
 ``usageTable`` for the quota counters. ``pipelineTable`` and ``datanodeTable`` (feature level DATANODES) hold what SCM
-keeps in Ozone.
+keeps in Ozone. ``snapshotTable`` (feature level SNAPSHOTS) is Ozone's snapshotInfoTable.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ USAGE_TABLE = "usageTable"
 PIPELINE_TABLE = "pipelineTable"
 DATANODE_TABLE = "datanodeTable"
 """Both have rows only in shard 0."""
+SNAPSHOT_TABLE = "snapshotTable"
 
 OM_COLUMN_FAMILIES = (
     RETRY_TABLE,
@@ -29,6 +30,7 @@ OM_COLUMN_FAMILIES = (
     USAGE_TABLE,
     PIPELINE_TABLE,
     DATANODE_TABLE,
+    SNAPSHOT_TABLE,
 )
 
 BLOCK_TABLE = "blockTable"

@@ -20,13 +20,18 @@ from schemas.records.messages import (
     AddNode,
     CancelPrepare,
     CreatePipeline,
+    CreateSnapshot,
+    DeleteSnapshot,
     ExpireOpenKeys,
     Prepare,
     PurgeBlocks,
+    PurgeSnapshots,
     RemoveNode,
+    RenameSnapshot,
     RetirePipeline,
     SetDatanodeState,
     SetRequestMode,
+    SetSnapshotProperty,
 )
 
 INITIAL = 1
@@ -61,21 +66,30 @@ PIPELINE_GENERATIONS = 6
 ``om_processors/fleet/core/pipeline_making.py`` does it. Datanodes of older software refuse a second generation.
 """
 
-LATEST = PIPELINE_GENERATIONS
+SNAPSHOTS = 7
+"""Snapshots of buckets: requests, rows of the column family snapshotTable, and checkpoints that they name.
+
+Until a shard is at this level it takes no such request. Deletion of blocks spares what a snapshot needs
+(``om_processors/namespace/snapshots.py``).
+"""
+
+LATEST = SNAPSHOTS
 """The highest level that this software knows."""
 
 NAMES: Mapping[int, str] = {
     INITIAL: "INITIAL", OPERATIONS: "OPERATIONS", DATANODES: "DATANODES", OPEN_KEY_EXPIRY: "OPEN_KEY_EXPIRY",
     SESSION_QUOTA: "SESSION_QUOTA",
     PIPELINE_GENERATIONS: "PIPELINE_GENERATIONS",
+    SNAPSHOTS: "SNAPSHOTS",
 }  # fmt: skip
 
 VERSIONS: Mapping[str, tuple[int, ...]] = {
     "Genesis": (INITIAL, OPERATIONS),
-    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY),
+    "Request": (INITIAL, OPERATIONS, DATANODES, OPEN_KEY_EXPIRY, SNAPSHOTS),
     "KeyInfo": (INITIAL, DATANODES),
     "PreparedRequest": (INITIAL, DATANODES),
-    "Response": (INITIAL, DATANODES),
+    "Response": (INITIAL, DATANODES, SNAPSHOTS),
+    "SnapshotInfo": (SNAPSHOTS,),
     "Verdict": (INITIAL, DATANODES),
 }
 """For each schema with several versions, the level of each version, in the order of its history; others: INITIAL."""
@@ -85,6 +99,8 @@ COMMANDS: Mapping[type, int] = {
     SetRequestMode: OPERATIONS,
     CreatePipeline: DATANODES, RetirePipeline: DATANODES, SetDatanodeState: DATANODES, PurgeBlocks: DATANODES,
     ExpireOpenKeys: OPEN_KEY_EXPIRY,
+    CreateSnapshot: SNAPSHOTS, DeleteSnapshot: SNAPSHOTS, RenameSnapshot: SNAPSHOTS, SetSnapshotProperty: SNAPSHOTS,
+    PurgeSnapshots: SNAPSHOTS,
 }  # fmt: skip
 """Request types that need a level above INITIAL. Finalize needs none: it is what raises the level."""
 

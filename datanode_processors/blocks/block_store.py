@@ -80,7 +80,7 @@ class BlockStore(ContainerStore):
 
     # ----------------------------------------------------------------------------------------------- bookkeeping
 
-    def released(self, block: BlockFile) -> None:
+    def on_released(self, block: BlockFile) -> None:
         """Take note that a writer is closed; the writer calls this."""
         with self._lock:
             self._writers -= 1
@@ -126,7 +126,7 @@ class BlockStore(ContainerStore):
             with block.lock:
                 return self._take(block, offset, bytes_per_checksum, repair, alive)
         except BaseException:
-            self.released(block)
+            self.on_released(block)
             raise
 
     def _take(
@@ -144,7 +144,7 @@ class BlockStore(ContainerStore):
             raise BlockError(OUT_OF_ORDER, f"{block.path} has {block.written} bytes, not {offset}", block.written)
         block.set_cell_bytes(bytes_per_checksum)
         block.writer = writer = BlockFileWriter(
-            block, offset, self.space, repair=repair, alive=alive, released=self.released
+            block, offset, self.space, repair=repair, alive=alive, released=self.on_released
         )
         return writer
 
@@ -271,7 +271,7 @@ class BlockStore(ContainerStore):
         is back after a loss of power is garbage, which ``blocks`` lists.
         """
         with self._table.held(container_id, local_id) as block:
-            self._table.note_deletion(block.key)
+            self._table.on_deletion(block.key)
             block.delete()
         if drop:
             self.drop_if_empty(container_id)

@@ -86,7 +86,7 @@ class BlockTable:
             known = [*self._idle.values(), *self._busy.values()]
         return [block for block in known if block.key[0] == container_id]
 
-    def note_deletion(self, key: Key) -> None:
+    def on_deletion(self, key: Key) -> None:
         """A block is deleted: no stream makes it again."""
         with self._lock:
             self._deleted[key] = None

@@ -102,7 +102,7 @@ class PipelineOpening:
         """Forget a pipeline whose replica was not opened: the next request begins anew."""
         with self._lock:
             if self._registry.state_of(partition) is PipelineState.OPENING:
-                self._registry.note_failure(partition)
+                self._registry.on_failure(partition)
 
     def _do(self, step: OpenStep, request: OpenPipeline) -> None:
         match step:
@@ -119,7 +119,7 @@ class PipelineOpening:
                     listed = self._registry.opened()
                 write_registry(self._config.data_dir / REGISTRY, listed)
                 with self._lock:
-                    self._registry.note_saved(request.partition)
+                    self._registry.on_saved(request.partition)
 
     def _open_and_follow(self, request: OpenPipeline) -> None:
         try:
@@ -134,9 +134,9 @@ class PipelineOpening:
         pipeline = self._pipeline(opened)
         row = pipeline_row(pipeline.store)
         with self._lock:
-            self._registry.note_replica(opened.partition)
+            self._registry.on_replica(opened.partition)
             if row is not None:
-                self._registry.note_row(row)
+                self._registry.on_row(row)
             self.replicas[opened.partition] = pipeline.replica
             self.loops[opened.partition] = pipeline.loop
             self.follower_logs[opened.partition] = pipeline.follower_log
@@ -157,15 +157,15 @@ class PipelineOpening:
             raise
         return pipeline
 
-    def note_row(self, row: PipelineRow) -> None:
+    def on_row(self, row: PipelineRow) -> None:
         """Take note of a pipeline's row that was applied here; called on the thread that applied it."""
         with self._lock:
-            self._registry.note_row(row)
+            self._registry.on_row(row)
 
     def is_for_the_log(self, pipeline: Pipeline, request: OpenPipeline) -> bool:
         """Whether a leader is to bring the request to the log: not if its generation is closed."""
         row = pipeline_row(pipeline.store)
         with self._lock:
             if row is not None:
-                self._registry.note_row(row)
+                self._registry.on_row(row)
             return self._registry.is_for_the_log(request)

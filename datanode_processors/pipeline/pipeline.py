@@ -215,12 +215,12 @@ class Pipeline:
 
     # -- verified bytes --------------------------------------------------------------------------------------------
 
-    def applied(self) -> None:
+    def on_applied(self) -> None:
         """Tell the threads that wait that a record was applied."""
         with self.changed:
             self.changed.notify_all()
 
-    def verified(self, key: bytes, length: int) -> None:
+    def on_verified(self, key: bytes, length: int) -> None:
         """Take note that this node's bytes of a block are right and stored up to ``length``.
 
         Called when no repair of the block is planned any more (``verifier``, rule 5): an older length does not make a
@@ -233,7 +233,7 @@ class Pipeline:
             self.unhealthy.pop(key, None)
             self.changed.notify_all()
 
-    def failed(self, key: bytes, reason: str) -> None:
+    def on_failed(self, key: bytes, reason: str) -> None:
         """Take note that committed bytes of a block are missing or wrong here."""
         with self.changed:
             self._verified.pop(key, None)

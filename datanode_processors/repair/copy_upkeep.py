@@ -125,7 +125,7 @@ class CopyUpkeep:
     def deleted(self, blocks: Sequence[BlockId]) -> None:
         """Blocks of copies were deleted, or should have been: check whether any of them still counts as damaged."""
         with self._lock:
-            self._plan.note_deletion([(block.container_id, block.local_id) for block in blocks], time.monotonic())
+            self._plan.on_deletion([(block.container_id, block.local_id) for block in blocks], time.monotonic())
             self._lock.notify_all()
 
     # -- what it says ----------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ class CopyUpkeep:
     def save(self) -> None:
         """Write whom to ask about copies. A full disk is only noted, because the file is a hint. On any thread."""
         with self._lock:
-            self._plan.note_saving(time.monotonic())
+            self._plan.on_saving(time.monotonic())
         here = set(self._actions.here())
         try:
             # The second question counts: a copy may have come since the first.
@@ -236,7 +236,7 @@ class CopyUpkeep:
         with self._lock:
             self._plan.look_soon(container_id, time.monotonic())
 
-    def left(self, container_id: int, local_id: int, reason: str) -> bool:
+    def on_left(self, container_id: int, local_id: int, reason: str) -> bool:
         """The repair of a whole copy could not repair this block: return whether it is tried again by itself."""
         with self._lock:
             said = self._plan.leave(container_id, local_id, reason, time.monotonic())

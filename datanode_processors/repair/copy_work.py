@@ -54,7 +54,7 @@ class CopyReports(Protocol):
     def look_soon(self, container_id: int) -> None:
         """Look at a copy again: its rows have come from another datanode."""
 
-    def left(self, container_id: int, local_id: int, reason: str) -> bool:
+    def on_left(self, container_id: int, local_id: int, reason: str) -> bool:
         """The repair of a whole copy could not repair this block: return whether it is tried again by itself."""
 
 
@@ -109,7 +109,7 @@ class CopyWork:
         try:
             self.repair_block(container_id, local_id, row)
         except BlockError as error:  # the other blocks may still be repaired
-            if self._stopping.is_set() or not self._reports.left(container_id, local_id, error.message):
+            if self._stopping.is_set() or not self._reports.on_left(container_id, local_id, error.message):
                 return BlockLeft(error)
         return BlockSettled()
 

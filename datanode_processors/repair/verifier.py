@@ -176,7 +176,7 @@ class Verifier:
         with self._lock:
             place = (pipeline.partition, key)
             if place not in self._repairs:
-                pipeline.verified(key, row.length)
+                pipeline.on_verified(key, row.length)
                 return
             # The repair reports the block when it ends: it may know of more damage than was compared here.
             self._repairs.hurry(place, time.monotonic())
@@ -188,7 +188,7 @@ class Verifier:
                 # The block is not forgotten: a later read or watch finds it again, and so does a look for short blocks.
                 self._queue.leave_out(pipeline.partition)
                 return
-            pipeline.failed(key, reason)
+            pipeline.on_failed(key, reason)
             self._lock.notify_all()
         self._changed()
 
@@ -243,7 +243,7 @@ class Verifier:
             elif is_deleted:
                 pipeline.forget(key)
             elif length is not None:
-                pipeline.verified(key, length)
+                pipeline.on_verified(key, length)
 
     def _fetch(self, pipeline: Pipeline, key: bytes) -> int | None:
         """Fetch a block's committed bytes and return how many there are, None for a deleted block.
@@ -306,7 +306,7 @@ class Verifier:
         finally:
             with self._lock:
                 self.fetched_bytes += bytes_of(fetched, row)
-                self._repairs.came(place, fetched)
+                self._repairs.on_cells(place, fetched)
                 if silent:
                     self._away.silent(address, time.monotonic())
                 else:

@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.core.stream import Below, StreamState
-from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello
+from datanode_processors.wire.wire import CODES, Wire, WireClosed, connect, read_error, refusal, unreadable
 from schemas import stream_errors
+from schemas.conversation.conversation import Conversation, ConversationFailed, PeerRefused, own_hello
+from schemas.conversation.limits import UnreadableRecord
+from schemas.conversation.states import ConversationRole
+from schemas.records.datanode import StreamError
 from schemas.records.packets import BadFrame, Kind
 
 
@@ -25,6 +29,10 @@ class Child:
         self.address = below.address
         self.height = below.height
         self.wire: Wire | None = None
+        self.talk: Conversation | None = None
+        """The greeting. The stream's frames are not a part of it: OPEN goes out together with HELLO, which saves a
+        round trip, and what the child acknowledges is judged by the stream's own state machine.
+        """
         self.moved_at = time.monotonic()
         """When the child last accepted bytes or acknowledged some."""
         self.left: memoryview | None = None
@@ -70,25 +78,26 @@ class StreamChildren:
         try:
             child.wire = connect(child.address, self._limits.connect_timeout_s)
             self._attach(child.wire, child.name)
-            hello = hello_frame(self._name, self._cluster)
-            child.wire.wait_send(hello, opening, timeout_s=self._limits.connect_timeout_s)
+            child.talk = child.wire.conversation(
+                ConversationRole.CLIENT, own_hello(self._name, self._cluster), datanode=child.name
+            )
+            child.wire.wait_send(child.talk.hello(), opening, timeout_s=self._limits.connect_timeout_s)
         except WireClosed as error:
             raise self._lost(child, error) from error
 
     def greet(self, child: Child) -> None:
         """Take a child's HELLO, and what it has said already; from then on the poll tells when it says more."""
+        assert child.talk is not None, child.name  # noqa: S101 - it was connected
         try:
-            hello = read_hello(child.connection.wait_hello(self._limits.connect_timeout_s), self._cluster)
+            event = child.connection.wait_event(child.talk, self._limits.connect_timeout_s)
         except WireClosed as error:
             raise self._lost(child, error) from error
-        except BadFrame as error:
-            raise self._state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
-        except BlockError as error:
-            raise self._state.child_failed(child.name, str(error), error.code) from error
-        if hello.peer != child.name:
-            raise self._state.child_failed(
-                child.name, f"at {child.address} is {hello.peer!r}", stream_errors.INVALID_REQUEST
-            )
+        except ConversationFailed as error:
+            raise self._state.child_failed(child.name, f"{child.address}: {error}", CODES[error.fault]) from error
+        except UnreadableRecord as error:
+            raise self._refused(child, unreadable(error)) from error
+        if isinstance(event, PeerRefused):
+            raise self._refused(child, event.error)
         self._poll.register(child.connection, select.POLLIN)
         self._by_fileno[child.connection.fileno()] = child
         child.moved_at = time.monotonic()
@@ -112,12 +121,17 @@ class StreamChildren:
                 if frame.header.kind is Kind.ERROR:
                     raise self._state.child_refused(child.name, read_error(frame))
                 frame.check()
-                self._state.child_said(child.name, frame.header)
+                self._state.on_child_ack(child.name, frame.header)
                 child.moved_at = time.monotonic()
         except WireClosed as error:
             raise self._lost(child, error) from error
         except BadFrame as error:
             raise self._state.child_failed(child.name, str(error), stream_errors.BAD_FRAME) from error
+
+    def _refused(self, child: Child, error: StreamError) -> BlockError:
+        """Return what to tell upwards of a child that answers HELLO with ERROR."""
+        said = refusal(error)
+        return self._state.child_failed(child.name, str(said), said.code)
 
     def _lost(self, child: Child, error: WireClosed) -> BlockError:
         code = stream_errors.TIMED_OUT if error.timed_out else stream_errors.FAILED

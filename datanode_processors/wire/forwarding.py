@@ -118,7 +118,7 @@ class Forwarding:
         for child in self._children:
             self._children.greet(child)
         self._poll.register(self._upstream, HANG_UP)
-        while not self.state.open:
+        while not self.state.is_open:
             self._wait(self._limits.open_timeout_s)
         self._poll.modify(self._upstream, select.POLLIN)
         self._reads_client = True
@@ -148,7 +148,7 @@ class Forwarding:
     def _alive(self) -> bool:
         """Return whether the client may still send. Called by the threads of other streams."""
         silent_s = time.monotonic() - self._heard_at
-        return silent_s < self._limits.takeover_silence_s and not self._upstream.hung_up()
+        return silent_s < self._limits.takeover_silence_s and not self._upstream.has_hung_up()
 
     # ---------------------------------------------------------------------------------------------- transfer
 
@@ -158,7 +158,7 @@ class Forwarding:
         while True:
             frame = upstream.frame()
             if frame is None:
-                if not upstream.receiving:
+                if not upstream.is_receiving:
                     self._acknowledge()
                 self._wait(self._limits.stall_timeout_s)
                 continue
@@ -187,7 +187,7 @@ class Forwarding:
                 if header.kind is not Kind.DATA:
                     raise BlockError(stream_errors.OUT_OF_ORDER, f"{header.kind.name} within a stream")
                 frame.check()
-                self.state.data(header)
+                self.state.on_data(header)
                 packets.append(frame)
                 frame = self._upstream.ready()
         except (BadFrame, BlockError) as error:
@@ -200,7 +200,7 @@ class Forwarding:
             self._children.offer(child, together)
         offset = packets[0].header.offset
         self._own.write_packets(offset, [(packet.payload, packet.header.crc) for packet in packets])
-        self.state.stored()
+        self.state.on_stored()
         for child in self._children:
             while child.left is not None:
                 self._wait_to_send(child, self._limits.stall_timeout_s)
@@ -230,17 +230,17 @@ class Forwarding:
 
     def _finish(self, end: Frame) -> None:
         end.check()
-        self.state.ended(end.header)
+        self.state.on_end(end.header)
         put = put_on_end(end, self._request) if self.state.place.is_root else None
         for child in self._children:
             self._children.offer(child, end.whole)
         self._own.flush()
-        self.state.flushed()
+        self.state.on_flushed()
         for child in self._children:
             child.moved_at = time.monotonic()
             while child.left is not None:
                 self._wait_to_send(child, self._limits.end_timeout_s)
-        while not self.state.complete:
+        while not self.state.is_complete:
             self._wait(self._limits.end_timeout_s)
             if (early := self._upstream.frame()) is not None:
                 raise BlockError(stream_errors.OUT_OF_ORDER, f"{early.header.kind.name} before END was acknowledged")
@@ -281,7 +281,7 @@ class Forwarding:
         """
         deadline, silent = self._next_deadline(timeout_s)
         wake_at = deadline
-        if silent is not None and self.state.open:
+        if silent is not None and self.state.is_open:
             wake_at = min(deadline, self._told_at + self._limits.alive_s)
         events = self._poll.poll(max(0.0, wake_at - time.monotonic()) * 1000)
         for fileno, _ in events:
@@ -305,8 +305,8 @@ class Forwarding:
         """Return until when to wait, and for which child (None: the client)."""
         deadline, silent = self._heard_at + self._limits.idle_timeout_s, None
         for child in self._children:
-            if child.left is not None or self.state.outstanding(child.name):
-                patience = timeout_s if self.state.open else patience_s(timeout_s, child.height)
+            if child.left is not None or self.state.is_outstanding(child.name):
+                patience = timeout_s if self.state.is_open else patience_s(timeout_s, child.height)
                 if child.moved_at + patience < deadline:
                     deadline, silent = child.moved_at + patience, child
         return deadline, silent

@@ -99,7 +99,7 @@ class PipelineRequests(Protocol):
         Only a SalvageBlock may read a block that is unhealthy.
         """
 
-    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+    def on_corrupt_cell(self, container_id: int, local_id: int, offset: int) -> None:
         """Note that the cell at ``offset`` is missing or does not have its checksum.
 
         The cell must be repaired from a peer.

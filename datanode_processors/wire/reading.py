@@ -61,7 +61,7 @@ def send_block(
             reached = offset + len(data)
     except BlockError as error:
         if error.code in _NOT_THERE:
-            node.pipelines.found_corrupt(request.container_id, request.local_id, reached)
+            node.pipelines.on_corrupt_cell(request.container_id, request.local_id, reached)
         raise
     if reached != start + length:
         raise BlockError(
@@ -98,7 +98,7 @@ def _check(
     whole = min(readable.bytes_per_checksum, readable.length - offset)
     if not within and length == whole and _CHECKSUM.unpack_from(readable.checksums, cell * _CHECKSUM.size)[0] == crc:
         return
-    node.pipelines.found_corrupt(request.container_id, request.local_id, offset)
+    node.pipelines.on_corrupt_cell(request.container_id, request.local_id, offset)
     raise BlockError(
         stream_errors.CHECKSUM_MISMATCH,
         f"block {request.container_id}/{request.local_id}: {length} bytes at offset {offset} "

@@ -23,8 +23,6 @@ from schemas.conversation.conversation import (
     ConversationFailed,
     ConversationFault,
     Event,
-    judge_hello,
-    own_hello,
 )
 from schemas.conversation.limits import UnreadableRecord, decode_within, record_of
 from schemas.conversation.states import ConversationRole
@@ -116,7 +114,7 @@ class Wire:
             room.give(self._buffer.grown_bytes)
 
     @property
-    def receiving(self) -> bool:
+    def is_receiving(self) -> bool:
         """Whether the beginning of a frame has arrived, so that more is on its way."""
         return len(self._buffer) > 0
 
@@ -130,7 +128,7 @@ class Wire:
         except OSError:
             pass  # it is closed already
 
-    def hung_up(self) -> bool:
+    def has_hung_up(self) -> bool:
         """Return whether the peer has closed or lost the connection, even if received bytes are unread.
 
         Called by other threads too.
@@ -141,9 +139,12 @@ class Wire:
         poll.register(self.sock, HANG_UP)
         return bool(poll.poll(0))
 
-    def conversation(self, role: ConversationRole, hello: Hello) -> Conversation:
-        """Return a conversation that takes its events out of this wire's buffer, by ``wait_event``."""
-        return Conversation(role, hello, frames=self._buffer)
+    def conversation(self, role: ConversationRole, hello: Hello, *, datanode: str = "") -> Conversation:
+        """Return a conversation that takes its events out of this wire's buffer, by ``wait_event``.
+
+        ``datanode`` is the name that the peer must have; empty: any.
+        """
+        return Conversation(role, hello, datanode=datanode, frames=self._buffer)
 
     def frame(self) -> Frame | None:
         """Return the next frame, or None if it has not arrived whole; does not wait. Raises BadFrame, WireClosed."""
@@ -200,17 +201,6 @@ class Wire:
         if self._room is not None and (grown_bytes := self._buffer.grown_bytes):
             self._buffer.shrink()
             self._room.give(grown_bytes - self._buffer.grown_bytes)
-
-    def wait_hello(self, timeout_s: float) -> Frame:
-        """Return the peer's first frame: HELLO, or an ERROR.
-
-        Raises as ``wait_frame``; BadFrame at once for any other frame.
-        """
-        self._buffer.greeting = True
-        try:
-            return self.wait_frame(timeout_s)
-        finally:
-            self._buffer.greeting = False
 
     def send(self, data: bytes | memoryview) -> int:
         """Send as much of ``data`` as the kernel takes at once and return how much that was. Raises WireClosed."""
@@ -325,29 +315,6 @@ def connect(address: str, timeout_s: float) -> Wire:
         if error.errno in NO_DESCRIPTOR:  # not the other datanode's fault: a client would leave it out
             raise BlockError(stream_errors.OVERLOADED, f"no connection to {address}: {error.strerror} here") from error
         raise WireClosed(f"no connection to {address}: {error}") from error
-
-
-def hello_frame(peer: str, cluster: str) -> bytes:
-    """Return the HELLO frame of a side that calls itself ``peer``."""
-    return encode_frame(Kind.HELLO, encode(own_hello(peer, cluster)))
-
-
-def read_hello(frame: Frame, cluster: str) -> Hello:
-    """Return the peer's HELLO; raises BAD_FRAME, UNSUPPORTED_VERSION, WRONG_CLUSTER, or the error that it sent instead.
-
-    A client that does not know the cluster's name leaves the name empty; a datanode never does.
-    """
-    if frame.header.kind is Kind.ERROR:
-        error = read_error(frame)
-        raise BlockError(error.code, error.message, hint=error.hint, datanode=error.datanode)
-    if frame.header.kind is not Kind.HELLO:
-        raise BlockError(stream_errors.BAD_FRAME, f"a connection begins with HELLO, not {frame.header.kind.name}")
-    hello: Hello = read_record(frame, Hello)
-    try:
-        judge_hello(hello, cluster)
-    except ConversationFailed as failed:
-        raise failure(failed) from failed
-    return hello
 
 
 def read_record(frame: Frame, *types: type) -> Any:

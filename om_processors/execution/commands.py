@@ -13,6 +13,7 @@ from functools import singledispatch
 from om_processors.errors import OMError
 from om_processors.execution.levels import require_level
 from om_processors.execution.requests import LATE_REQUEST_TYPES
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from replicated_db.core.errors import DigestsDiffer, NotSettled
 from replicated_db.core.execution.service import shortened
 from replicated_db.core.execution.transaction import CHECKPOINT_NAME, Transaction
@@ -123,6 +124,12 @@ def _(body: Prepare, transaction: Transaction) -> None:
     in_force = transaction.state.prepared
     if in_force is not None and in_force != body.checkpoint:
         raise OMError(codes.INVALID_REQUEST, f"the shard is prepared already, with the checkpoint {in_force}")
+    if in_force is None and body.checkpoint.startswith(CHECKPOINT_PREFIX):
+        raise OMError(
+            codes.INVALID_REQUEST,
+            f"illegal checkpoint name {body.checkpoint!r}: names that begin with {CHECKPOINT_PREFIX!r} are those of "
+            "snapshots",
+        )
     if not CHECKPOINT_NAME.fullmatch(body.checkpoint):
         raise OMError(codes.INVALID_REQUEST, f"illegal checkpoint name {body.checkpoint!r}")
     if in_force is None:

@@ -91,8 +91,7 @@ def apply_request(prepared: RequestPreparation, tx: RowTransaction, authorizer: 
     """
     if prepared.index != tx.index:
         raise ValueError(f"a request prepared for index {prepared.index} meets a transaction of index {tx.index}")
-    if isinstance(prepared.body, FleetRequest | LeaderRequest):
-        require_level(tx.feature_level, level_of_command(prepared.body), type(prepared.body).__name__)
+    require_level(tx.feature_level, level_of_command(prepared.body), type(prepared.body).__name__)
     authorizer.authorize(prepared, tx)
     return _handler(prepared.body).apply(prepared.body, prepared, tx)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from om_processors.errors import OMError
 from om_processors.execution.execute import apply_request, pre_execute
-from om_processors.execution.service import STATUS_OF, refusal_response
+from om_processors.execution.service import STATUS_OF, executed, refusal_response
 from om_processors.namespace.context import Contexts, RequestPreparation, Result
 from replicated_db.core.errors import BrokenLog
 from replicated_db.core.execution.service import Executed, Proposal, Refusal, error_text
 from replicated_db.core.execution.transaction import Transaction
 from schemas import result_codes as codes
 from schemas.codecs.codec import Undecodable, decode_as, encode_at
-from schemas.records.messages import PreparedRequest, Request, Response
+from schemas.records.messages import PreparedRequest, Request
 
 
 class OMExecutor:
@@ -65,11 +65,7 @@ class OMExecutor:
                 )  # fmt: skip
             except OMError as error:
                 status, message = error.status, error.message
-        response = Response(
-            client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
-            status=status, message=message, result=result,
-        )  # fmt: skip
-        return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
+        return executed(request, transaction, self._shard, status, message, result)
 
     def refuse(self, prepared: bytes, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode the answer to a refusal by the replicated database itself."""

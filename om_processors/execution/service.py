@@ -5,7 +5,7 @@ from __future__ import annotations
 from om_processors.errors import OMError
 from om_processors.execution.commands import command
 from om_processors.execution.execute import execute
-from om_processors.namespace.context import Contexts
+from om_processors.namespace.context import Contexts, Result
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import Executed, Proposal, Refusal
 from replicated_db.core.tables.column_families import Families, families
@@ -47,15 +47,22 @@ class OMService:
                 result = execute(request, transaction, context)
         except OMError as error:
             status, message = error.status, error.message
-        response = Response(
-            client_id=request.client_id, call_id=request.call_id, shard=self._shard, index=transaction.index,
-            status=status, message=message, result=result,
-        )  # fmt: skip
-        return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
+        return executed(request, transaction, self._shard, status, message, result)
 
     def refuse(self, proposal: Proposal, refusal: Refusal, message: str, index: int) -> bytes:
         """Encode the answer to a refusal by the replicated database itself."""
         return refusal_response(proposal.body, self._shard, STATUS_OF[refusal], message, index)
+
+
+def executed(
+    request: Request, transaction: Transaction, shard: int, status: str, message: str, result: Result
+) -> Executed:
+    """Return what an execution comes to: the encoded answer, and whether its changes are kept (``status`` is OK)."""
+    response = Response(
+        client_id=request.client_id, call_id=request.call_id, shard=shard, index=transaction.index, status=status,
+        message=message, result=result,
+    )  # fmt: skip
+    return Executed(response=encode_at(response, transaction.feature_level), keep=status == codes.OK)
 
 
 def refusal_response(request: Request, shard: int, status: str, message: str, index: int = -1) -> bytes:

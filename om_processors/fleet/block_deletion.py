@@ -5,10 +5,13 @@ Rules:
       deletion. DeleteBlocks leaves a tombstone, so a later PutBlock is void. Datanodes that hold a copy of the
       container without being members are told too.
     - Deletions under way are remembered by row, not in the log. A new leader does them again, which changes nothing.
+    - Rows that a snapshot needs are left alone: no datanode hears of them. The rows are read first and the snapshots
+      afterwards, so a row that is not needed then is needed by no later snapshot, however long the deletion takes
+      (``om_processors/namespace/snapshots.py``). PurgeBlocks asks the same question once more.
     - If no member of a pipeline lives, its rows stay. Blocks of the settings' pipelines are on no datanode, so nobody
       deletes them.
-    - Bounds: MAX_ROWS rows a turn, MAX_BLOCKS blocks a request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows whose
-      purge has still to wait.
+    - Bounds: MAX_ROWS rows a turn, and up to MAX_PAGES pages of as many that snapshots need; MAX_BLOCKS blocks a
+      request, MAX_PURGE_BYTES of names a purge, MAX_DONE rows whose purge has still to wait.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.proposer import Proposer
 from om_processors.fleet.row_cursor import RowCursor
 from om_processors.namespace import tables
+from om_processors.namespace.snapshots import NeededVersions
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.ports import Clock
 from replicated_db.shell.logs import Note
@@ -36,6 +40,8 @@ from schemas.records.rows import BlockLocation
 from schemas.sharding import pipeline_of
 
 MAX_ROWS = 500
+MAX_PAGES = 10
+"""Pages of MAX_ROWS rows that one turn looks at, as long as snapshots need all rows of a page."""
 MAX_BLOCKS = 1000
 MAX_PURGE_BYTES = 256 * 1024
 """Bytes of row keys that one request purges, so that the request and its operations stay below their limits."""
@@ -59,6 +65,7 @@ class BlockDeletion:
         self, shard: int, replica: Replica, proposer: Proposer, courier: Courier, clock: Clock, note: Note
     ) -> None:
         self._shard = shard
+        self._store = replica.store
         self._proposer = proposer
         self._courier = courier
         self._clock = clock
@@ -73,6 +80,8 @@ class BlockDeletion:
         behind them.
         """
         self._rest_until_ms = 0
+        self._found = False
+        """Whether this walk through the table has found a row that no snapshot needs."""
 
     def turn(self, picture: Picture) -> None:
         """Look at the next rows: ask for deletions, and propose to purge the rows whose blocks are deleted."""
@@ -80,8 +89,12 @@ class BlockDeletion:
         if now_ms < self._rest_until_ms or not picture.settled:  # some holders of copies may not have been heard yet
             return
         rows = self._next_rows()
+        self._found = self._found or bool(rows)
+        if self._cursor.at_end:
+            if not self._found:
+                self._rest_until_ms = now_ms + REST_MS
+            self._found = False
         if not rows:
-            self._rest_until_ms = now_ms + REST_MS
             return
         wanted: dict[Place, list[tuple[bytes, BlockLocation]]] = {}
         gone: list[bytes] = []
@@ -98,14 +111,21 @@ class BlockDeletion:
             self._purge(fitting(gone[:MAX_PURGED_ROWS]))
 
     def _next_rows(self) -> list[tuple[bytes, list[BlockLocation]]]:
-        """Return the next rows, and the blocks of each that datanodes hold.
+        """Return the next rows that no snapshot needs, and the blocks of each that datanodes hold.
 
         A row that is purged meanwhile is purged once more, which changes nothing.
         """
-        return [
-            (key, [block for block in tables.decode_key(value).blocks if is_on_datanodes(block)])
-            for key, value in self._cursor.next_rows(MAX_ROWS)
-        ]
+        for _ in range(MAX_PAGES):
+            page = [(key, tables.decode_key(value)) for key, value in self._cursor.next_rows(MAX_ROWS)]
+            needed = NeededVersions(self._store)  # of the snapshots that there are now, after the rows
+            rows = [
+                (key, [block for block in info.blocks if is_on_datanodes(block)])
+                for key, info in page
+                if not needed.include(info)
+            ]
+            if rows or not page or self._cursor.at_end:
+                return rows
+        return []
 
     def _done_of(self, key: bytes) -> set[Place]:
         with self._lock:

@@ -134,4 +134,4 @@ class FleetView(Background):
         age_ms = self._clock.wall_ms() - message.timestamp()[1]
         age_ms = max(0, min(age_ms, self._config.datanode_timeout_ms))
         with self._lock:
-            self._fleet.hear(heartbeat, self._clock.elapsed_ms() - age_ms)
+            self._fleet.on_heartbeat(heartbeat, self._clock.elapsed_ms() - age_ms)

@@ -1,5 +1,5 @@
-"""The work that a node does unasked for the shards that it leads: open keys expire, the log is trimmed; with
-datanodes, heartbeats and placement.
+"""The work that a node does unasked for the shards that it leads: open keys expire, deleted snapshots are purged, the
+log is trimmed; with datanodes, heartbeats and placement. The checkpoints of purged snapshots go on every node.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from om_processors.fleet.log_trimming import LogTrimLoop, OMLogTrimming
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
+from om_processors.fleet.snapshot_cleanup import OnRemoved, SnapshotCleanupLoop
 from replicated_db.core.ports import Clock, Ids
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
+from replicated_db.shell.trimming.log_trimmer import Holds
 
 
 class LeaderDuties:
@@ -27,7 +29,7 @@ class LeaderDuties:
 
     def __init__(
         self, config: NodeConfig, topic_id: str, loops: Mapping[int, LeaderLoop], fleet: FleetView | None, clock: Clock,
-        ids: Ids, note: Note, fatal: Callable[[BaseException], None],
+        ids: Ids, note: Note, fatal: Callable[[BaseException], None], on_checkpoint_removed: OnRemoved, holds: Holds,
     ) -> None:  # fmt: skip
         self._proposer = Proposer(
             config.bootstrap_servers, node=config.node, shards=config.shards, clock=clock, ids=ids, log=note,
@@ -35,9 +37,10 @@ class LeaderDuties:
         )  # fmt: skip
         self._courier = Courier(own=config.node, cluster=config.cluster, log=note)
         threshold_ms = config.open_key_expire_threshold_ms
-        self.trimming = OMLogTrimming(config, topic_id, loops, self._proposer, clock)
+        self.trimming = OMLogTrimming(config, topic_id, loops, self._proposer, clock, holds)
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
+            SnapshotCleanupLoop(loops, self._proposer, note, fatal, on_checkpoint_removed),
             LogTrimLoop(self.trimming, config.shards, config.trim_log_after_ms, note, fatal),
         ]
         if fleet is not None:

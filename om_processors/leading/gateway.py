@@ -18,7 +18,7 @@ from schemas import result_codes as codes
 from schemas.codecs.codec import Undecodable, UnknownSchema, decode_as
 from schemas.privilege import ClusterSecret, is_privileged
 from schemas.records.log import RequestPosition
-from schemas.records.messages import SHARD_COMMANDS, Rejected, Request
+from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Rejected, Request
 from schemas.records.record import record
 from schemas.topics import MAX_REQUEST_BYTES
 
@@ -93,7 +93,8 @@ class Gateway:
             body=request,
             reply_to=request.reply_partition,
             position=received.position,
-            begins_batch=isinstance(request.body, SHARD_COMMANDS),
+            begins_batch=isinstance(request.body, BATCH_BEGINNERS),
+            when_prepared=isinstance(request.body, SHARD_COMMANDS),
             answered_below=request.answered_below,
         )
 

@@ -84,7 +84,7 @@ class RequestIntake:
                 self._outbox.reply([admitted])
             else:
                 self._reject(admitted)
-        self._backlog.took(len(proposals), now_ms)
+        self._backlog.on_taken(len(proposals), now_ms)
         if surplus := self._backlog.surplus(queued := self._queued()):
             self._refuse(surplus, queued, now_ms)
         return proposals
@@ -141,7 +141,7 @@ class RequestIntake:
         except Undecodable as error:
             self._reject(self._gateway.reject(Received(offset=offset, value=value), error, self._clock.wall_ms()))
             return
-        self._record_size.saw(len(requests))
+        self._record_size.on_record(len(requests))
         if not requests:
             return
         self._left_over.extend(Received(offset=offset, value=request) for request in requests[:-1])

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from schemas.records.messages import AllocatedBlock, KeySession, RequestBody
+from schemas.records.messages import AllocatedBlock, CreatedSnapshot, KeySession, RequestBody
 from schemas.records.record import record
 from schemas.records.rows import BlockLocation
 
-Result = KeySession | AllocatedBlock | None
+Result = KeySession | AllocatedBlock | CreatedSnapshot | None
 """What a request returns beside its status."""
 
 Body = TypeVar("Body")
@@ -61,6 +61,10 @@ class RowTransaction(ReadView, Protocol):
 
     def merge(self, cf: str, key: bytes, operator: str, operand: bytes) -> None:
         """Combine a row with an operand."""
+        ...
+
+    def checkpoint(self, name: str) -> None:
+        """Have every replica take a checkpoint of everything before this request, which must be its batch's first."""
         ...
 
 

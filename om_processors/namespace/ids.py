@@ -66,6 +66,15 @@ def object_id(shard: int, index: int, epoch: int = EPOCH) -> int:
     return epoch << _EPOCH_SHIFT | shard << _SHARD_SHIFT | index << _INDEX_SHIFT
 
 
+def index_of(object_id: int) -> int:
+    """Return the managed index in an object id.
+
+    >>> index_of(object_id(shard=3, index=5))
+    5
+    """
+    return object_id >> _INDEX_SHIFT & MAX_INDEX
+
+
 def session_id(object_id: int) -> int:
     """Return the id of the session in which the object is written."""
     return object_id | SESSION_SUB

@@ -3,6 +3,8 @@
 Volumes and buckets: 3 to 63 characters of ``a-z 0-9 . -``; no ``.`` or ``-`` at either end; none of ``..``, ``.-``,
 ``-.``; not digits and periods alone (an IPv4 address or a number).
 
+Snapshots: the same rules as volumes and buckets, as in Ozone.
+
 Keys: any text that is not empty, taken as it is (``/`` means nothing in the OBS layout, no normalization; Ozone's
 check of characters is off by default). Two rules: at most :data:`MAX_KEY_NAME_BYTES` in UTF-8, and a new key must not
 be ``.snapshot`` or lie under ``.snapshot/``, because snapshots are read there.
@@ -14,7 +16,13 @@ import re
 from functools import lru_cache
 
 from om_processors.errors import OMError
-from schemas.result_codes import INVALID_BUCKET_NAME, INVALID_KEY_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
+from schemas.result_codes import (
+    INVALID_BUCKET_NAME,
+    INVALID_KEY_NAME,
+    INVALID_REQUEST,
+    INVALID_SNAPSHOT_ERROR,
+    INVALID_VOLUME_NAME,
+)
 
 MIN_NAME_CHARACTERS = 3
 MAX_NAME_CHARACTERS = 63
@@ -62,6 +70,12 @@ def check_bucket_name(bucket: str) -> None:
     """Raise OMError INVALID_BUCKET_NAME unless ``bucket`` is a legal name."""
     if fault := _resource_name_fault(bucket):
         raise OMError(INVALID_BUCKET_NAME, f"illegal bucket name {shown(bucket)}: {fault}")
+
+
+def check_snapshot_name(snapshot: str) -> None:
+    """Raise OMError INVALID_SNAPSHOT_ERROR unless ``snapshot`` is a legal name."""
+    if fault := _resource_name_fault(snapshot):
+        raise OMError(INVALID_SNAPSHOT_ERROR, f"illegal snapshot name {shown(snapshot)}: {fault}")
 
 
 def check_key_name(key: str) -> None:

@@ -9,6 +9,7 @@ Keys, UTF-8 (session and object ids in decimal), except pipelineTable's::
     deletedTable   /volume/bucket/key/OBJECT        KeyInfo
     pipelineTable  partition, 4 bytes big-endian    PipelineRow   (shard 0)
     datanodeTable  name                             DatanodeRow   (shard 0)
+    snapshotTable  ``snapshots`` has its rows       SnapshotInfo
     usageTable     /volume/#usedNamespace           buckets in the volume
                    /volume/#allottedBytes           sum of their quotas in bytes
                    /volume/bucket/#usedBytes        committed bytes
@@ -43,7 +44,7 @@ from schemas.records.rows import BucketInfo, DatanodeRow, KeyInfo, VolumeInfo
 from schemas.result_codes import BUCKET_NOT_FOUND, VOLUME_NOT_FOUND
 
 HOT_ROWS = 4096
-"""Most decoded rows that are kept, of volumes and of buckets each; about 1 KiB a row."""
+"""Most decoded rows that are kept, of volumes, of buckets and of snapshots each; about 1 KiB a row."""
 OPEN_KEYS = 8192
 """Most open keys that are remembered; about 1 KiB each."""
 OPEN_KEY_BYTES = 2048

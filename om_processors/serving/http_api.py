@@ -15,10 +15,14 @@ from faust.web import View
 
 from om_processors.errors import OMError
 from om_processors.namespace.context import ReadView
+from om_processors.namespace.names import SNAPSHOT_INDICATOR
 from om_processors.serving import queries
 from om_processors.serving.consistency import LINEARIZABLE, SESSION, STALE, Consistency, NotReadable, parse_session
 from om_processors.serving.node_status import NodeStatus
+from om_processors.serving.snapshot_reads import SNAPSHOT_READS, SnapshotReads
 from om_processors.serving.views import Json
+from om_processors.snapshots.core.snapshot_paths import place_of
+from om_processors.snapshots.open_snapshots import SnapshotsBusy
 from replicated_db.core.applying.replica import Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web import shard_pages
@@ -39,13 +43,14 @@ class OMHttpApi:
     """Handlers; :meth:`attach` gives them their paths. ``fatal`` gets a store's error and ends the process."""
 
     def __init__(
-        self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus,
+        self, replicas: dict[int, Replica], consistency: Consistency, status: NodeStatus, snapshots: SnapshotReads,
         fatal: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._fatal = fatal
         self._replicas = replicas
         self._consistency = consistency
         self._status = status
+        self._snapshots = snapshots
 
     def attach(self, app: faust.App) -> None:
         """Register all pages."""
@@ -79,6 +84,8 @@ class OMHttpApi:
             "/v1/volumes/{volume}/buckets/{bucket}": self.bucket,
             "/v1/volumes/{volume}/buckets/{bucket}/keys": self.keys,
             "/v1/volumes/{volume}/buckets/{bucket}/key": self.key,
+            "/v1/volumes/{volume}/buckets/{bucket}/snapshots": self.snapshots,
+            "/v1/volumes/{volume}/buckets/{bucket}/snapshots/{snapshot}": self.snapshot,
             "/v1/shards/{shard}/digest": self.digest,
             "/v1/shards/{shard}/rows": self.rows,
             "/v1/shards/{shard}/row": self.row,
@@ -114,20 +121,41 @@ class OMHttpApi:
         return await self._of_volume(volume, query, lambda view: queries.bucket_info(view, volume, bucket))
 
     async def keys(self, query: Any, volume: str, bucket: str) -> Answer:
-        """List a bucket's keys."""
-        page = _page_of(query)
-        ask = partial(_keys, volume, bucket, page)
-        return await self._of_volume(volume, query, ask, LISTINGS)
+        """List a bucket's keys, or those of a snapshot if the prefix begins with ``.snapshot/``."""
+        prefix, start_after, limit = page = _page_of(query)
+        place = place_of(prefix)
+        if place is None or prefix == SNAPSHOT_INDICATOR:  # keys of the bucket may begin so, and go on
+            return await self._of_volume(volume, query, partial(_keys, volume, bucket, page), LISTINGS)
+        ask = partial(self._snapshots.keys, self._shard_of(volume), volume, bucket, place, start_after, limit)
+        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
 
     async def key(self, query: Any, volume: str, bucket: str) -> Answer:
-        """Return a key."""
+        """Return a key, or one of a snapshot if its name begins with ``.snapshot/``."""
         name = query.get("name", "")
-        return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
+        place = place_of(name)
+        if place is None:
+            return await self._of_volume(volume, query, lambda view: queries.key_info(view, volume, bucket, name))
+        ask = partial(self._snapshots.key, self._shard_of(volume), volume, bucket, place)
+        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
+
+    async def snapshots(self, query: Any, volume: str, bucket: str) -> Answer:
+        """List a bucket's active snapshots."""
+        page = _page_of(query)
+        ask = partial(_snapshots, volume, bucket, page)
+        return await self._of_volume(volume, query, ask, LISTINGS)
+
+    async def snapshot(self, query: Any, volume: str, bucket: str, snapshot: str) -> Answer:
+        """Return a snapshot, with what it takes on this node's disk."""
+        ask = partial(self._snapshots.info, self._shard_of(volume), volume, bucket, snapshot)
+        return await self._of_volume(volume, query, ask, SNAPSHOT_READS)
+
+    def _shard_of(self, volume: str) -> int:
+        return shard_of(volume, len(self._replicas))
 
     async def _of_volume(
         self, volume: str, query: Any, ask: Callable[[ReadView], Json], threads: ScanThreads | None = None
     ) -> Answer:
-        answer, positions = await self._read(shard_of(volume, len(self._replicas)), query, ask, threads)
+        answer, positions = await self._read(self._shard_of(volume), query, ask, threads)
         return 200, {**answer, "positions": positions}
 
     async def _read(
@@ -187,6 +215,10 @@ def _keys(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) 
     return queries.list_keys(view, volume, bucket, *page)
 
 
+def _snapshots(volume: str, bucket: str, page: tuple[str, str, int], view: ReadView) -> Json:
+    return queries.list_snapshots(view, volume, bucket, *page)
+
+
 def _page_of(query: Any) -> tuple[str, str, int]:
     limit = shard_pages.number(query, "limit", queries.DEFAULT_LIMIT, 1, queries.MAX_LIMIT)
     return query.get("prefix", ""), query.get("start_after", ""), limit
@@ -202,7 +234,7 @@ async def answered(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         return 400, {"error": INVALID_REQUEST, "message": str(error)}
     except NotReadable as error:
         return 503, {"error": error.code, "message": str(error)}
-    except ScansBusy as error:
+    except (ScansBusy, SnapshotsBusy) as error:
         return 503, {"error": OVERLOADED, "message": str(error)}
 
 

@@ -13,6 +13,7 @@ from om_processors.leading.core.backlog import Backlog
 from om_processors.serving.request_metrics import RequestMetrics, latency_family, requests_family
 from om_processors.serving.views import Json
 from replicated_db.core.applying.replica import Replica
+from replicated_db.shell.bootstrap.bootstrap import installed_of
 from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.web.metrics import Metrics, family
 from schemas import features
@@ -104,6 +105,7 @@ class NodeStatus:
             "records_applied": replica.records_applied, "records_void": replica.records_void,
             "members": list(replica.state.replicas), "feature_level": replica.state.feature_level,
             "prepared": replica.state.prepared, **self._roles(shard),
+            "installed": installed_of(replica.store),
             "late_types": sorted(late_types), "late_requests": late_requests, "late_invalid": late_invalid,
         }  # fmt: skip
 

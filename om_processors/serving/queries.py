@@ -13,17 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from om_processors.errors import OMError
-from om_processors.namespace import tables
+from om_processors.namespace import snapshots, tables
 from om_processors.namespace.context import ReadView
 from om_processors.namespace.names import check_bucket_name, check_key_name, check_text, check_volume_name, shown
-from om_processors.serving.views import Json, bucket_json, key_json, listed_key_json, volume_json
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE, VOLUME_TABLE
-from schemas.result_codes import INVALID_REQUEST, KEY_NOT_FOUND
+from om_processors.serving.views import Json, bucket_json, key_json, listed_key_json, snapshot_json, volume_json
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, SNAPSHOT_TABLE, VOLUME_TABLE
+from schemas.records.rows import ACTIVE, SnapshotInfo
+from schemas.result_codes import FILE_NOT_FOUND, INVALID_REQUEST, KEY_NOT_FOUND
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Most bytes of a listing's rows, keys and values as stored. It bounds the work to decode and send them."""
+BEHIND_DELETED = "#~"
+"""Where the names of active snapshots begin: rows of deleted ones are called ``#`` and a number."""
 
 
 def volume_info(view: ReadView, volume: str) -> Json:
@@ -49,6 +52,23 @@ def key_info(view: ReadView, volume: str, bucket: str, key: str) -> Json:
     if info is None:
         raise OMError(KEY_NOT_FOUND, f"no key /{volume}/{bucket}/{shown(key)}")
     return key_json(info)
+
+
+def find_snapshot(view: ReadView, volume: str, bucket: str, snapshot: str) -> SnapshotInfo:
+    """Return an active snapshot's row; raises OMError as :func:`bucket_info` does, and FILE_NOT_FOUND."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    check_text("snapshot", snapshot)
+    tables.require_bucket(view, volume, bucket)
+    info = snapshots.require_snapshot(view, volume, bucket, snapshot)
+    if info.state != ACTIVE:  # the key of a deleted snapshot's row was given as a name
+        raise OMError(FILE_NOT_FOUND, f"no snapshot {shown(snapshot)} of bucket /{volume}/{bucket}")
+    return info
+
+
+def snapshot_info(view: ReadView, volume: str, bucket: str, snapshot: str) -> Json:
+    """Return an active snapshot of a bucket; raises OMError as :func:`find_snapshot` does."""
+    return snapshot_json(find_snapshot(view, volume, bucket, snapshot))
 
 
 def list_volumes(
@@ -86,6 +106,21 @@ def list_keys(
     return _listing(
         view, KEY_TABLE, base, (prefix, start_after, limit, MAX_PAGE_BYTES),
         lambda v: listed_key_json(tables.decode_key(v)),
+    )  # fmt: skip
+
+
+def list_snapshots(
+    view: ReadView, volume: str, bucket: str, prefix: str = "", start_after: str = "", limit: int = DEFAULT_LIMIT
+) -> Json:
+    """List a bucket's active snapshots by name; raises OMError as :func:`bucket_info` does."""
+    check_volume_name(volume)
+    check_bucket_name(bucket)
+    check_text("start_after", start_after)
+    tables.require_bucket(view, volume, bucket)
+    after = max(start_after, BEHIND_DELETED, key=str.encode)
+    return _listing(
+        view, SNAPSHOT_TABLE, tables.bucket_prefix(volume, bucket), (prefix, after, limit, MAX_PAGE_BYTES),
+        lambda v: snapshot_json(snapshots.decode_snapshot(v)),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import ReadView
-from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 
 Json = dict[str, Any]
 
@@ -15,6 +15,7 @@ _VOLUME_FIELDS = tuple(field.name for field in fields(VolumeInfo))
 _BUCKET_FIELDS = tuple(field.name for field in fields(BucketInfo))
 _KEY_FIELDS = tuple(field.name for field in fields(KeyInfo))
 _BLOCK_FIELDS = tuple(field.name for field in fields(BlockLocation))
+_SNAPSHOT_FIELDS = tuple(field.name for field in fields(SnapshotInfo))
 
 
 def volume_json(view: ReadView, info: VolumeInfo) -> Json:
@@ -50,4 +51,11 @@ def key_json(info: KeyInfo) -> Json:
     row: Json = {name: getattr(info, name) for name in _KEY_FIELDS}
     row["blocks"] = [{name: getattr(block, name) for name in _BLOCK_FIELDS} for block in info.blocks]
     row["metadata"] = dict(info.metadata)
+    return row
+
+
+def snapshot_json(info: SnapshotInfo) -> Json:
+    """Return a snapshot's fields."""
+    row: Json = {name: getattr(info, name) for name in _SNAPSHOT_FIELDS}
+    row["properties"] = dict(info.properties)
     return row

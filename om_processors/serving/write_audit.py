@@ -26,7 +26,7 @@ MAX_FILE_BYTES = 64 * 1024 * 1024
 KEPT_FILES = 4
 """Most old files that are kept beside the current one."""
 
-NAMES = ("volume", "bucket", "key", "from_key", "to_key", "shard", "node", "checkpoint", "level")
+NAMES = ("volume", "bucket", "key", "from_key", "to_key", "snapshot", "to", "shard", "node", "checkpoint", "level")
 """Fields of request bodies that name the request's objects."""
 
 

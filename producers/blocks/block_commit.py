@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK
-from producers.blocks.datanode_connection import Datanodes
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import UNREACHABLE, DatanodeError
 from schemas.records.datanode import BlockCommitted, BlockWatched, Member, PutBlock, WatchBlock

@@ -1,11 +1,10 @@
 """Writes one block: streams its bytes, commits them, and keeps them until the watch ends (design, section 8).
 
-What belongs here: the shell around :class:`producers.blocks.core.stream_window.StreamWindow`: the stream, its failures,
-and commits in the background. The rules:
+What belongs here: the shell around :class:`producers.blocks.core.stream_window.StreamWindow`: the stream and its
+failures. The rules:
 
 1. The caller's thread sends packets and takes acknowledgements. Commits, each with its watch, run one at a time on the
-   block's own ``background`` thread, so that a commit which does not end delays no other block. The two threads share
-   the window, under a lock.
+   block's own thread (``background_commits``). The two threads share the window, under a lock.
 2. A stream that fails is resumed from the last offset that all datanodes acknowledged, without the datanodes that are
    known to fail: their replicas catch up by themselves through the log. This goes on while a majority of the pipeline
    lives and attempts make progress.
@@ -21,36 +20,27 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from producers.blocks.background_commits import BackgroundCommits, BlockFailed
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_stream import ACK_PACKETS, BlockStream, ChunkStream, PacketStream
 from producers.blocks.core.stream_recovery import OF_THE_BLOCK, GiveUp, Probe, RecoveryStep, Resume, StreamRecovery
 from producers.blocks.core.stream_window import StreamWindow
 from producers.blocks.core.topology import nearest_first, spanning_tree
-from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS, Datanodes
+from producers.blocks.datanode_connection import PROBE_TIMEOUT_MS
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import CommitWay, StreamOptions
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, OpenStream
 from schemas.records.packets import CELL_BYTES
 from schemas.records.rows import BlockLocation
-from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED, TIMED_OUT
+from schemas.stream_errors import BAD_FRAME, DOWNSTREAM_FAILED
 
-STILL_S = 0.25
-"""Interval at which a wait for a commit checks whether it should go on."""
 MAX_STREAM_ID = 2**63 - 1
-
-
-class BlockFailed(Exception):
-    """The block takes no more bytes; :meth:`BlockWriter.salvage` returns the part of it that stays."""
-
-    def __init__(self, error: DatanodeError) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class BlockWriter:
@@ -69,16 +59,10 @@ class BlockWriter:
         self.window = StreamWindow(options.limits(location.length))
         self.resumed = 0
         """How often a stream was resumed."""
-        self.stuck = False
-        """Whether one of its commits does not end, and keeps its ``background`` busy."""
         self._still = still
         self._look_again = look_again
-        self._given_up = False
-        """Whether the block is salvaged: results of later commits change nothing."""
         self._datanodes = datanodes
         self._options = options
-        self._background: ThreadPoolExecutor | None = None
-        """The thread that commits the block; None before the first commit."""
         members = random.sample(pipeline.members, len(pipeline.members))
         self._members = nearest_first(members, options.rack)
         self._failing = failing if failing is not None else set()
@@ -88,10 +72,13 @@ class BlockWriter:
             location, pipeline, self._members, datanodes, options, self._failing, moved=self._moved
         )
         self._lock = threading.Lock()
+        self._commits = BackgroundCommits(
+            self.window, self._lock, self._committer, options,
+            block=f"{location.container_id}/{location.local_id}", pipeline=pipeline.pipeline, still=still,
+        )  # fmt: skip
         self._stream: BlockStream | None = None
         self._resumed_at = -1
         self._since_ack = 0
-        self._durable: Future[None] | None = None
 
     # -- bytes
 
@@ -105,6 +92,11 @@ class BlockWriter:
     def full(self) -> bool:
         """Whether the block takes no more bytes."""
         return self.window.full
+
+    @property
+    def stuck(self) -> bool:
+        """Whether one of its commits does not end, and keeps the block's thread busy."""
+        return self._commits.stuck
 
     @property
     def watches_by_majority(self) -> int:
@@ -129,11 +121,11 @@ class BlockWriter:
                     return
             if self._unacknowledged():
                 self._drive(self._send_and_hear)
-            elif self._durable is not None:
-                self._await_durable()
-            elif not self._begin_due():
+            elif self._commits.is_under_way:
+                self._commits.wait()
+            elif not self._commits.begin_due():
                 # A flush may have put the last flush point short of the buffer's limit.
-                self._begin_durable(self.window.acknowledged)
+                self._commits.begin(self.window.acknowledged)
 
     def _unacknowledged(self) -> bool:
         return self.window.sent > self.window.acknowledged
@@ -147,10 +139,10 @@ class BlockWriter:
     def hsync(self) -> None:
         """Return once everything is committed and watched."""
         self.flush()
-        self._await_durable()
+        self._commits.wait()
         if self.window.watched < self.window.written:
-            self._begin_durable(self.window.written)
-            self._await_durable()
+            self._commits.begin(self.window.written)
+            self._commits.wait()
 
     def finish(self) -> None:
         """End the stream and commit; the watch goes on in the background until :meth:`settle`."""
@@ -160,29 +152,17 @@ class BlockWriter:
         answers: list[BlockCommitted | None] = []
         self._drive(lambda: self._end(length, answers))
         self._close_stream()
-        self._await_durable()
+        self._commits.wait()
         if self.window.watched == length:
             return
-        committed = answers[-1]
-        with self._lock:
-            checksums = self.window.ask(length)
-        try:
-            if committed is None:
-                deadline_s = time.monotonic() + self._options.commit_timeout_ms / 1000
-                early = self._options.commit_way == CommitWay.EARLY_CLOSE
-                committed = self._committer.put(length, checksums, deadline_s, wait_effective=not early)
-        except DatanodeError as error:
-            with self._lock:
-                self.window.give_up_asking()
-            raise BlockFailed(error) from error
-        self._submit(length, checksums, committed)
+        self._commits.finish(length, answers[-1])
 
     def settle(self) -> BlockLocation:
         """Return the block with its committed and watched length, after :meth:`finish`."""
         try:
-            self._await_durable()
+            self._commits.wait()
         finally:
-            self._end_background()
+            self._commits.end()
         return self._watched()
 
     def watched_location(self) -> BlockLocation | None:
@@ -199,7 +179,7 @@ class BlockWriter:
     def _drive(self, step: Callable[[], None]) -> None:
         """Run a step that uses the stream; resume the stream and run it again whenever it fails."""
         while True:
-            self._check_durable()
+            self._commits.check()
             try:
                 step()
             except DatanodeError as error:
@@ -267,7 +247,7 @@ class BlockWriter:
                     # A stream that was just opened begins at what all datanodes have, which is at these packets or
                     # before them.
                     for packet in packets:
-                        self.window.was_sent(packet)
+                        self.window.on_sent(packet)
                 self._since_ack += 1
                 if self._since_ack >= ACK_PACKETS:
                     self._since_ack = 0
@@ -276,7 +256,7 @@ class BlockWriter:
                 self._take_acknowledgements(wait=True)
             else:
                 break
-        self._begin_due()
+        self._commits.begin_due()
 
     def _send_and_hear(self) -> None:
         self._send_all()
@@ -292,12 +272,12 @@ class BlockWriter:
         offset = self._opened().acknowledged(wait=wait)
         if offset is not None:
             self._acknowledge(offset)
-        self._begin_due()
+        self._commits.begin_due()
 
     def _acknowledge(self, offset: int) -> None:
         try:
             with self._lock:
-                self.window.acknowledge(offset)
+                self.window.on_acknowledged(offset)
         except ValueError as error:
             raise DatanodeError(BAD_FRAME, str(error), datanode=self._recovery.primary) from error
 
@@ -328,7 +308,7 @@ class BlockWriter:
             # With other errors, datanodes of earlier versions report their own progress, which says nothing of the
             # others.
             if error.status == DOWNSTREAM_FAILED and window.acknowledged < error.offset <= window.sent:
-                window.acknowledge(error.offset)
+                window.on_acknowledged(error.offset)
             progress = window.acknowledged > self._resumed_at
             self._resumed_at = window.acknowledged
             window.resume()
@@ -363,79 +343,7 @@ class BlockWriter:
         self._recovery.on_moved(moved)
         return True
 
-    # -- commits
-
-    def _begin_due(self) -> bool:
-        """Begin the commit that is due, unless one is under way; return whether one is under way now."""
-        if self._durable is not None and not self._durable.done():
-            return True
-        self._check_durable()
-        with self._lock:
-            length = self.window.due()
-        if length is None:
-            return False
-        self._begin_durable(length)
-        return True
-
-    def _begin_durable(self, length: int) -> None:
-        with self._lock:
-            checksums = self.window.ask(length)
-        self._submit(length, checksums, None)
-
-    def _submit(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
-        if self._background is None:
-            self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="stratolog-commit")
-        self._durable = self._background.submit(self._make_durable, length, checksums, committed)
-
-    def _end_background(self) -> None:
-        """Have the thread end, at once or after its present commit."""
-        if self._background is not None:
-            self._background.shutdown(wait=False, cancel_futures=True)
-
-    def _make_durable(self, length: int, checksums: bytes, committed: BlockCommitted | None) -> None:
-        """Commit and watch, on the background thread. If the block is salvaged meanwhile, the result does not count."""
-        if committed is not None:
-            with self._lock:
-                if not self._given_up:
-                    self.window.commit(length, committed.bcs_id)
-        try:
-            committed = self._committer.make_durable(
-                length, checksums, timeout_ms=self._options.commit_timeout_ms, committed=committed
-            )
-        except BaseException:
-            with self._lock:
-                if not self._given_up:
-                    self.window.give_up_asking()
-            raise
-        with self._lock:
-            if not self._given_up:
-                self.window.commit(length, committed.bcs_id)
-                self.window.watch(length)
-
-    def _check_durable(self) -> None:
-        if self._durable is not None and self._durable.done():
-            durable, self._durable = self._durable, None
-            error = durable.exception()
-            if isinstance(error, DatanodeError):
-                raise BlockFailed(error) from error
-            if error is not None:
-                raise error
-
-    def _await_durable(self) -> None:
-        if self._durable is None:
-            return
-        # Longer than a commit may take: a put and a watch may begin just before the deadline.
-        deadline_s = time.monotonic() + 3 * self._options.commit_timeout_ms / 1000
-        while not wait([self._durable], min(STILL_S, max(deadline_s - time.monotonic(), 0))).done:
-            self._still(f"block {self._name} is being committed on {self.pipeline.pipeline}")
-            if time.monotonic() >= deadline_s:
-                self.stuck = True
-                raise BlockFailed(DatanodeError(TIMED_OUT, f"the commit of block {self._name} does not end"))
-        self._check_durable()
-
-    @property
-    def _name(self) -> str:
-        return f"{self.location.container_id}/{self.location.local_id}"
+    # -- the end
 
     def salvage(self, failure: BlockFailed) -> BlockLocation | None:
         """Commit the acknowledged bytes if possible; return the part that stays. Never raises BlockFailed.
@@ -447,34 +355,20 @@ class BlockWriter:
         try:
             if not self.stuck:
                 with suppress(BlockFailed):
-                    self._await_durable()
+                    self._commits.wait()
         finally:
-            self._end_background()
+            self._commits.end()
         if not self.stuck:
             self._commit_acknowledged(failure)
-        with self._lock:
-            self._given_up = True
+        self._commits.ignore_later()
         return self.watched_location()
 
     def _commit_acknowledged(self, failure: BlockFailed) -> None:
-        window = self.window
         # A datanode that accepts no stream may still follow the log.
         self._failing -= self._datanodes.answers(self._members, timeout_ms=PROBE_TIMEOUT_MS, still=self._still)
         living = [member for member in self._members if member.datanode not in self._failing]
-        hopeless = failure.error.status in OF_THE_BLOCK or len(living) < self.pipeline.majority
-        if not hopeless and window.acknowledged > window.watched:
-            try:
-                with self._lock:
-                    length = window.acknowledged
-                    checksums = window.ask(length)
-                timeout_ms = min(2 * self._options.watch_timeout_ms, self._options.commit_timeout_ms)
-                committed = self._committer.make_durable(length, checksums, timeout_ms=timeout_ms)
-                with self._lock:
-                    window.commit(length, committed.bcs_id)
-                    window.watch(length)
-            except DatanodeError:
-                with self._lock:
-                    window.give_up_asking()
+        if failure.error.status not in OF_THE_BLOCK and len(living) >= self.pipeline.majority:
+            self._commits.salvage()
 
     def unwatched(self) -> Iterator[memoryview]:
         """Iterate over the bytes beyond :meth:`watched_location`, after :meth:`salvage`."""
@@ -488,4 +382,4 @@ class BlockWriter:
     def abandon(self) -> None:
         """Let go of the block: send and commit nothing more."""
         self._close_stream()
-        self._end_background()
+        self._commits.end()

@@ -1,4 +1,4 @@
-"""Connections to datanodes: frames over blocking sockets, and requests over a few kept connections (design, section 8).
+"""A connection to a datanode: frames over a blocking socket (design, section 8).
 
 What belongs here: sockets, time-outs, and the exceptions for what the conversation (``schemas.conversation``) reports;
 nothing about blocks. The rules:
@@ -9,21 +9,17 @@ nothing about blocks. The rules:
 3. Every wait has a limit. A datanode that is silent for longer, or does not send a frame whole within twice that,
    counts as gone (TIMED_OUT). An error of a socket is UNREACHABLE. After either, and after an ERROR in a stream, the
    connection is closed.
-4. Connections for requests are kept for the next request, MAX_IDLE for each datanode. A request that fails on a kept
-   connection is sent once more on a new one: all requests to datanodes may be repeated.
-5. At most ``max_conversations`` threads send requests to datanodes at a time; the others wait their turn.
 """
 
 from __future__ import annotations
 
 import select
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from struct import Struct
-from typing import Any, TypeVar
+from typing import Any
 
 from producers.errors import UNREACHABLE, DatanodeError
 from producers.waiting import WORD_AFTER_MS, logger
@@ -35,13 +31,12 @@ from schemas.conversation.conversation import (
     PeerAnswered,
     PeerGreeted,
     PeerRefused,
-    own_hello,
 )
 from schemas.conversation.limits import UnreadableRecord
 from schemas.conversation.states import ConversationRole, ConversationState
-from schemas.records.datanode import Hello, Member, StreamError
+from schemas.records.datanode import Hello, StreamError
 from schemas.records.packets import Frame
-from schemas.stream_errors import BAD_FRAME, OVERLOADED, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
+from schemas.stream_errors import BAD_FRAME, TIMED_OUT, UNSUPPORTED_VERSION, WRONG_CLUSTER
 
 STATUSES = {
     ConversationFault.BAD_FRAME: BAD_FRAME,
@@ -67,12 +62,7 @@ PROBE_AFTER_MS = 4_000
 """After this silence a datanode that streams is asked for a HELLO on another connection; if none comes, it is gone."""
 PROBE_TIMEOUT_MS = 2_000
 SOCKET_BUFFER_BYTES = 1024 * 1024
-MAX_IDLE = 4
-"""Connections to one datanode that are kept open for later requests."""
-MAX_CONVERSATIONS = 256
 _TIMEVAL = Struct("ll")
-
-Answer = TypeVar("Answer")
 
 
 class DatanodeConnection:
@@ -115,7 +105,7 @@ class DatanodeConnection:
 
     def _greet(self, timeout_ms: int) -> None:
         self.send_parts([self.talk.hello()])
-        if timeout_ms > WORD_AFTER_MS and not _readable([self], WORD_AFTER_MS / 1000):
+        if timeout_ms > WORD_AFTER_MS and not readable([self], WORD_AFTER_MS / 1000):
             logger.warning(
                 "%s at %s takes connections and says no HELLO; it is waited for", self.datanode, self.address
             )
@@ -272,184 +262,8 @@ class DatanodeConnection:
         self._socket.close()
 
 
-class Datanodes:
-    """Connections to the datanodes of one cluster; safe to share between threads.
-
-    ``cluster`` is checked against each datanode's, unless it is empty.
-    """
-
-    def __init__(
-        self, *, cluster: str = "", peer: str = "client", connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
-        silence_ms: int = SILENCE_MS, max_conversations: int = MAX_CONVERSATIONS,
-    ) -> None:  # fmt: skip
-        self.silence_ms = silence_ms
-        self._connect_timeout_ms = connect_timeout_ms
-        self._hello = own_hello(peer, cluster)
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[DatanodeConnection]] = {}
-        self._turns = threading.BoundedSemaphore(max_conversations)
-        self._closed = False
-
-    def connect(self, member: Member, *, timeout_ms: int | None = None) -> DatanodeConnection:
-        """Open a new connection, for a stream.
-
-        With ``timeout_ms``, for a request, connecting and the wait for HELLO each take no longer than that.
-        """
-        limit_ms = self.silence_ms if timeout_ms is None else timeout_ms
-        connection = DatanodeConnection(
-            member.address, self._hello, datanode=member.datanode,
-            connect_timeout_ms=min(self._connect_timeout_ms, limit_ms), silence_ms=self.silence_ms,
-            hello_timeout_ms=timeout_ms,
-        )  # fmt: skip
-        connection.is_alive = lambda: bool(self.answers([member], timeout_ms=PROBE_TIMEOUT_MS))
-        return connection
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait until few enough threads talk to datanodes; raises DatanodeError (OVERLOADED) if that takes too long."""
-        if not self._turns.acquire(timeout=10 * self.silence_ms / 1000):
-            raise DatanodeError(OVERLOADED, "too many requests to datanodes are under way in this client")
-        try:
-            yield
-        finally:
-            self._turns.release()
-
-    def borrow(self, member: Member, *, fresh: bool = False, timeout_ms: int | None = None) -> DatanodeConnection:
-        """Return a kept connection, or a new one (``timeout_ms``: see :meth:`connect`)."""
-        with self._lock:
-            kept = [one for one in self._idle.get(member.address, ()) if one.datanode == member.datanode]
-            for connection in self._idle.pop(member.address, ()):
-                if connection.datanode != member.datanode:
-                    connection.close()  # another datanode was at this address before
-            if kept:
-                self._idle[member.address] = kept
-            if fresh and kept:
-                # One kept connection was dead, and the others are as old.
-                for connection in kept:
-                    connection.close()
-                kept.clear()
-            if kept:
-                return kept.pop()
-        return self.connect(member, timeout_ms=timeout_ms)
-
-    def give_back(self, connection: DatanodeConnection) -> None:
-        """Keep a connection without an open request for the next request."""
-        with self._lock:
-            kept = self._idle.setdefault(connection.address, [])
-            if not self._closed and len(kept) < MAX_IDLE and connection.is_idle:
-                connection.talk.shrink()
-                kept.append(connection)
-                return
-        connection.close()
-
-    def ask(self, member: Member, request: Any, expect: type[Answer], *, timeout_ms: int | None = None) -> Answer:
-        """Send a request to a datanode and return its answer; raises DatanodeError."""
-        answers = self.ask_all([member], request, expect, timeout_ms=timeout_ms or self.silence_ms)
-        outcome = answers[member.datanode]
-        if isinstance(outcome, DatanodeError):
-            raise outcome
-        return outcome
-
-    def ask_all(
-        self, members: Sequence[Member], request: Any, expect: type[Answer], *, timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool] = lambda _: False,
-    ) -> dict[str, Answer | DatanodeError]:  # fmt: skip
-        """Send one request to several datanodes at once; return the outcome of each, by name.
-
-        It ends early when ``enough`` returns True. A datanode without an answer by then, or in ``timeout_ms``, has
-        TIMED_OUT.
-        """
-        with self.turn():
-            asked: dict[str, DatanodeConnection] = {}
-            outcomes: dict[str, Answer | DatanodeError] = {}
-            try:
-                for member in members:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms)
-                self._collect(members, request, expect, timeout_ms, enough, asked, outcomes)
-            finally:
-                for connection in asked.values():
-                    connection.close()
-        for member in members:
-            if member.datanode not in outcomes:
-                message = f"no answer in {timeout_ms} ms"
-                doing = type(request).__name__
-                outcomes[member.datanode] = DatanodeError(TIMED_OUT, message, datanode=member.datanode, doing=doing)
-        return outcomes
-
-    def _begin(
-        self, member: Member, request: Any, asked: dict[str, DatanodeConnection], outcomes: dict[str, Any], *,
-        timeout_ms: int, fresh: bool = False,
-    ) -> None:  # fmt: skip
-        connection = None
-        try:
-            connection = self.borrow(member, fresh=fresh, timeout_ms=timeout_ms)
-            connection.doing = type(request).__name__
-            connection.send_request(request)
-            asked[member.datanode] = connection
-        except DatanodeError as error:
-            if connection is not None:
-                connection.close()
-                if connection.used and not fresh:
-                    self._begin(member, request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
-                    return
-            outcomes[member.datanode] = error
-
-    def _collect(
-        self, members: Sequence[Member], request: Any, expect: type[Answer], timeout_ms: int,
-        enough: Callable[[Mapping[str, Answer | DatanodeError]], bool], asked: dict[str, DatanodeConnection],
-        outcomes: dict[str, Answer | DatanodeError],
-    ) -> None:  # fmt: skip
-        named = {member.datanode: member for member in members}
-        deadline_s = time.monotonic() + timeout_ms / 1000
-        while asked and not enough(outcomes) and (left_s := deadline_s - time.monotonic()) > 0:
-            ready = _readable(list(asked.values()), left_s)
-            for name in [name for name, connection in asked.items() if connection in ready]:
-                connection = asked.pop(name)
-                reused = connection.used
-                try:
-                    outcome = connection.answer(connection.receive(self.silence_ms))
-                    if not isinstance(outcome, expect):
-                        raise connection.error(BAD_FRAME, f"answered with a {type(outcome).__name__}")
-                    outcomes[name] = outcome
-                    self.give_back(connection)
-                except DatanodeError as error:
-                    if error.status in {UNREACHABLE, TIMED_OUT, BAD_FRAME}:
-                        connection.close()
-                        if error.status == UNREACHABLE and reused:
-                            self._begin(named[name], request, asked, outcomes, timeout_ms=timeout_ms, fresh=True)
-                            continue
-                    else:
-                        self.give_back(connection)
-                    outcomes[name] = error
-
-    def answers(
-        self, members: Sequence[Member], *, timeout_ms: int, still: Callable[[object], None] = lambda _: None
-    ) -> set[str]:
-        """Return the names of the datanodes that say HELLO now; ``still`` is called with each that does not."""
-        alive = set()
-        for member in members:
-            try:
-                hello = self._hello
-                DatanodeConnection(
-                    member.address, hello, datanode=member.datanode, connect_timeout_ms=timeout_ms,
-                    silence_ms=timeout_ms,
-                ).close()  # fmt: skip
-                alive.add(member.datanode)
-            except DatanodeError as error:
-                still(error)
-        return alive
-
-    def close(self) -> None:
-        """Close all kept connections."""
-        with self._lock:
-            self._closed = True
-            kept = [connection for connections in self._idle.values() for connection in connections]
-            self._idle.clear()
-        for connection in kept:
-            connection.close()
-
-
-def _readable(connections: list[DatanodeConnection], timeout_s: float) -> list[DatanodeConnection]:
+def readable(connections: Sequence[DatanodeConnection], timeout_s: float) -> list[DatanodeConnection]:
+    """Return those of the connections that have something to receive; wait for one of them, at most ``timeout_s``."""
     poll = select.poll()
     by_descriptor = {connection.fileno(): connection for connection in connections}
     for descriptor in by_descriptor:

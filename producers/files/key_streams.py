@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 
-from producers.blocks.datanode_connection import Datanodes
 from producers.blocks.datanode_directory import Directory
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import CLIENT_CLOSED, ClientClosed
 from producers.reads.reads import Reads

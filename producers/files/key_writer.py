@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from producers.blocks.block_writer import BlockFailed, BlockWriter
+from producers.blocks.background_commits import BlockFailed
+from producers.blocks.block_writer import BlockWriter
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import (
     WRITE_FAILED,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from schemas.records.record import record
-from schemas.records.rows import BucketInfo, KeyInfo, VolumeInfo
+from schemas.records.rows import BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
 
 PAGE_ENTRIES = 1000
 """Entries that a listing asks for at once: as many as a node gives at most."""
@@ -30,7 +30,20 @@ class ListedBucket(BucketInfo):
     usage: Mapping[str, int]
 
 
-Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotDiffEntry:
+    """One difference between two states of a bucket.
+
+    ``kind`` is CREATE, DELETE, MODIFY or RENAME. ``key`` is the key's name; of a renamed or modified one, the name that
+    it had in the older state. ``to_key`` is the new name of a renamed key, None for other kinds.
+    """
+
+    kind: str
+    key: str
+    to_key: str | None = None
+
+
+Row = TypeVar("Row", bound=VolumeInfo | BucketInfo | KeyInfo | SnapshotInfo | SnapshotDiffEntry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +61,12 @@ class View(Generic[Row]):
 VolumeView = View[VolumeInfo]
 BucketView = View[BucketInfo]
 KeyView = View[KeyInfo]
+SnapshotView = View[SnapshotInfo]
+"""A snapshot; its usage is that of the node that answered.
+
+``disk_files`` and ``disk_bytes`` are the number and bytes of its database files, ``only_disk_bytes`` the bytes of those
+that nothing else on that disk shares.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

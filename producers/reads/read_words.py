@@ -33,6 +33,13 @@ def asked(path: str, parameters: Mapping[str, str]) -> str:
             return f"keys of bucket /{volume}/{bucket}"
         case [volume, "buckets", bucket, "key"]:
             return f"key {shown(parameters.get('name', ''))} in bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "snapshot-diffs"]:
+            to = shown(parameters["to"]) if "to" in parameters else "now"
+            return f"difference between {shown(parameters.get('from', ''))} and {to} of bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "snapshots"]:
+            return f"snapshots of bucket /{volume}/{bucket}"
+        case [volume, "buckets", bucket, "snapshots", snapshot]:
+            return f"snapshot {shown(snapshot)} of bucket /{volume}/{bucket}"
     return f"GET {path}"
 
 
@@ -41,6 +48,8 @@ def missing(status: str, path: str, parameters: Mapping[str, str]) -> str | None
 
     >>> missing("BUCKET_NOT_FOUND", "/v1/volumes/v/buckets/b/key", {"name": "a"})
     'bucket /v/b'
+    >>> missing("FILE_NOT_FOUND", "/v1/volumes/v/buckets/b/key", {"name": ".snapshot/snap1/a"})
+    "snapshot 'snap1' of bucket /v/b"
     """
     names = _names(path) or []
     if status == "VOLUME_NOT_FOUND" and names:
@@ -49,6 +58,19 @@ def missing(status: str, path: str, parameters: Mapping[str, str]) -> str | None
         return f"bucket /{names[0]}/{names[2]}"
     if status == "KEY_NOT_FOUND" and names[3:] == ["key"]:
         return asked(path, parameters)
+    if status == "FILE_NOT_FOUND" and len(names) > 2 and (snapshot := _snapshot(names[3:], parameters)):
+        return f"snapshot {shown(snapshot)} of bucket /{names[0]}/{names[2]}"
+    return None
+
+
+def _snapshot(names: list[str], parameters: Mapping[str, str]) -> str | None:
+    """Return the name of the snapshot that a read asked for, by its path below the bucket, or by a key's name."""
+    match names:
+        case ["snapshots", snapshot]:
+            return snapshot
+        case ["key"] | ["keys"]:
+            first, *rest = parameters.get("name" if names == ["key"] else "prefix", "").split("/")
+            return rest[0] if first == ".snapshot" and rest else None
     return None
 
 

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import httpx
 
 from producers.errors import NOT_CONNECTED, NotConnected, RequestFailed, RetryableError, failure
+from producers.reads import snapshot_diffs
 from producers.reads.node_addresses import Find, NodeAddresses
 from producers.reads.read_views import (
     PAGE_ENTRIES,
@@ -32,14 +33,23 @@ from producers.reads.read_views import (
     Page,
     Pages,
     Row,
+    SnapshotDiffEntry,
+    SnapshotView,
     View,
     VolumeView,
 )
 from producers.reads.read_words import ROOT, asked, missing
+from producers.reads.snapshot_diffs import OnProgress, SnapshotDiff, SnapshotDiffProgress
 from producers.requests import arguments
 from producers.waiting import SlowWait
-from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, VolumeInfo
-from schemas.result_codes import INTERNAL_ERROR, INVALID_BUCKET_NAME, INVALID_REQUEST, INVALID_VOLUME_NAME
+from schemas.records.rows import BlockLocation, BucketInfo, KeyInfo, SnapshotInfo, VolumeInfo
+from schemas.result_codes import (
+    INTERNAL_ERROR,
+    INVALID_BUCKET_NAME,
+    INVALID_REQUEST,
+    INVALID_SNAPSHOT_ERROR,
+    INVALID_VOLUME_NAME,
+)
 
 Consistency = Literal["linearizable", "session", "stale"]
 """``linearizable``: sees every write acknowledged before; ``session``: sees my own; ``stale``: whatever is there."""
@@ -100,9 +110,20 @@ class Reads:
     def key_info(
         self, volume: str, bucket: str, key: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
     ) -> KeyView:
-        """Read a committed key."""
+        """Read a committed key; ``.snapshot/NAME/KEY`` is the key as it was in the bucket's snapshot NAME."""
         parameters = {"name": arguments.text("key", key)}
         return _view(KeyInfo, self._checked_get(f"{_bucket_path(volume, bucket)}/key", parameters, consistency))
+
+    def snapshot_info(
+        self, volume: str, bucket: str, snapshot: str, *, consistency: Consistency = DEFAULT_CONSISTENCY
+    ) -> SnapshotView:
+        """Read a snapshot with its counters ``disk_files``, ``disk_bytes`` and ``only_disk_bytes``.
+
+        They are those of the node that answers.
+        """
+        name = _segment("snapshot", snapshot, INVALID_SNAPSHOT_ERROR)
+        path = f"{_bucket_path(volume, bucket)}/snapshots/{name}"
+        return _view(SnapshotInfo, self._checked_get(path, {}, consistency))
 
     def list_volumes(
         self, *, prefix: str = "", start_after: str = "", limit: int | None = None,
@@ -127,9 +148,20 @@ class Reads:
     ) -> Iterator[KeyInfo]:  # fmt: skip
         """Iterate over a bucket's keys by name, ``limit`` at most; each page is read when it is needed.
 
-        The keys come without blocks: ``key_info`` returns those.
+        The keys come without blocks: ``key_info`` returns those. A prefix ``.snapshot/NAME/…`` lists the keys of a
+        snapshot, under names that begin so.
         """
         return self.keys(volume, bucket, prefix, start_after, limit, consistency).entries()
+
+    def list_snapshots(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Iterator[SnapshotInfo]:  # fmt: skip
+        """Iterate over a bucket's snapshots by name, ``limit`` at most; each page is read when it is needed.
+
+        Deleted snapshots are not listed.
+        """
+        return self.snapshots(volume, bucket, prefix, start_after, limit, consistency).entries()
 
     def volumes(
         self, prefix: str, start_after: str, limit: int | None, consistency: Consistency
@@ -169,6 +201,21 @@ class Reads:
         _check_listing(prefix, start_after, consistency)
         return Pages(read, start_after, arguments.limit("limit", limit))
 
+    def snapshots(
+        self, volume: str, bucket: str, prefix: str, start_after: str, limit: int | None, consistency: Consistency
+    ) -> Pages[SnapshotInfo]:
+        """Return the pages of a bucket's snapshots, all still unread; raises as :meth:`volumes`."""
+
+        def read(after: str, wanted: int) -> Page[SnapshotInfo]:
+            return self.snapshots_page(
+                volume, bucket, prefix=prefix, start_after=after, limit=wanted, consistency=consistency
+            )
+
+        arguments.text("volume", volume)
+        arguments.text("bucket", bucket)
+        _check_listing(prefix, start_after, consistency)
+        return Pages(read, start_after, arguments.limit("limit", limit))
+
     def volumes_page(
         self, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
         consistency: Consistency = DEFAULT_CONSISTENCY,
@@ -192,6 +239,41 @@ class Reads:
         path = f"{_bucket_path(volume, bucket)}/keys"
         return _page(KeyInfo, "key", self._listing(path, prefix, start_after, limit, consistency))
 
+    def snapshots_page(
+        self, volume: str, bucket: str, *, prefix: str = "", start_after: str = "", limit: int = PAGE_ENTRIES,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Page[SnapshotInfo]:  # fmt: skip
+        """Read one page of a bucket's snapshots, of ``limit`` entries at most (PAGE_ENTRIES)."""
+        path = f"{_bucket_path(volume, bucket)}/snapshots"
+        return _page(SnapshotInfo, "snapshot", self._listing(path, prefix, start_after, limit, consistency))
+
+    def snapshot_diff(
+        self, volume: str, bucket: str, from_snapshot: str, to_snapshot: str | None, *,
+        page_size: int = PAGE_ENTRIES, on_progress: OnProgress | None = None,
+        consistency: Consistency = DEFAULT_CONSISTENCY,
+    ) -> Pages[SnapshotDiffEntry]:  # fmt: skip
+        """Return the pages of what changed between two snapshots (None: now), all still unread.
+
+        Reading the first page begins a job on a node, and waits until it is done (``producers.reads.snapshot_diffs``).
+        """
+        arguments.choice("consistency", consistency, CONSISTENCIES)
+        if on_progress is not None and not callable(on_progress):
+            raise TypeError(f"on_progress must be callable, not {type(on_progress).__name__}")
+        parameters = {"from": arguments.text("from_snapshot", from_snapshot)}
+        if to_snapshot is not None:
+            parameters["to"] = arguments.text("to_snapshot", to_snapshot)
+        path = f"{_bucket_path(volume, bucket)}/snapshot-diffs"
+        parameters["consistency"] = consistency
+        diff = SnapshotDiff(
+            self, path, parameters, asked(path, parameters), page_size=page_size, on_progress=on_progress
+        )
+        return Pages(diff.page, "", None)
+
+    def cancel_snapshot_diff(self, job: str) -> SnapshotDiffProgress:
+        """Cancel a snapshot diff by its id; raises NotFound if no node has it, RequestFailed if it has ended."""
+        snapshot_diffs.check_job(job)
+        return snapshot_diffs.cancel(self, self._nodes.in_order(self._deadline_ms / 1000), job)
+
     def _listing(
         self, path: str, prefix: str, start_after: str, limit: int, consistency: Consistency
     ) -> dict[str, Any]:
@@ -208,14 +290,31 @@ class Reads:
         self, path: str, parameters: Mapping[str, str], consistency: Consistency, *, deadline_ms: int | None = None
     ) -> dict[str, Any]:
         """Ask the nodes in turn for ``path``; return the first JSON object. ``deadline_ms`` replaces the client's."""
-        query = dict(parameters) | {"consistency": consistency}
-        if consistency == "session" and (positions := self._positions()):
+        return self._asked_in_turn("GET", path, dict(parameters) | {"consistency": consistency}, deadline_ms)[1]
+
+    def post_to_any(self, path: str, parameters: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+        """Post to the nodes in turn, for what may be begun twice; return who took it, and the answer."""
+        return self._asked_in_turn("POST", path, parameters)
+
+    def ask_at(self, method: str, address: str, path: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+        """Ask one node once; raises RetryableError, NotConnected among them, and RequestFailed."""
+        answer = self._ask(method, address, path, parameters, REQUEST_TIMEOUT_MS / 1000)
+        if isinstance(answer, RetryableError):
+            raise answer
+        return answer
+
+    def _asked_in_turn(
+        self, method: str, path: str, parameters: Mapping[str, str], deadline_ms: int | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Ask the nodes in turn until the deadline; return the address of the first that answers, and its answer."""
+        query = dict(parameters)
+        if query.get("consistency") == "session" and (positions := self._positions()):
             query["session"] = ",".join(f"{shard}:{index}" for shard, index in sorted(positions.items()))
         deadline_s = time.monotonic() + (deadline_ms or self._deadline_ms) / 1000
         pause_ms = FIRST_PAUSE_MS
         patience = SlowWait(asked(path, query))
         while True:
-            outcome = self._round(path, query, deadline_s)
+            outcome = self._round(method, path, query, deadline_s)
             if not isinstance(outcome, RetryableError):
                 return outcome
             if time.monotonic() + pause_ms / 1000 >= deadline_s or not self._nodes.any_hope:
@@ -224,27 +323,30 @@ class Reads:
             time.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, LAST_PAUSE_MS)
 
-    def _round(self, path: str, query: Mapping[str, str], deadline_s: float) -> dict[str, Any] | RetryableError:
-        """Ask each node once, the one that answered last first; return the answer, or the last reason for none."""
-        outcome: dict[str, Any] | RetryableError = NotConnected(NOT_CONNECTED, "no node was asked")
+    def _round(
+        self, method: str, path: str, query: Mapping[str, str], deadline_s: float
+    ) -> tuple[str, dict[str, Any]] | RetryableError:
+        """Ask each node once, the one that answered last first; return who answered what, or the last reason."""
+        reason: RetryableError = NotConnected(NOT_CONNECTED, "no node was asked")
         try:
             addresses = self._nodes.in_order(_left_s(deadline_s))
         except RetryableError as error:
             return error
         for address in addresses:
-            outcome = self._ask(address, path, query, min(_left_s(deadline_s), REQUEST_TIMEOUT_MS / 1000))
+            outcome = self._ask(method, address, path, query, min(_left_s(deadline_s), REQUEST_TIMEOUT_MS / 1000))
             if not isinstance(outcome, RetryableError):
                 self._nodes.answered(address)
-                return outcome
+                return address, outcome
+            reason = outcome
         self._nodes.none_answered()
-        return outcome
+        return reason
 
     def _ask(
-        self, address: str, path: str, query: Mapping[str, str], timeout_s: float
+        self, method: str, address: str, path: str, query: Mapping[str, str], timeout_s: float
     ) -> dict[str, Any] | RetryableError:
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_MS / 1000))
         try:
-            answer = self._http.get(address + path, params=query, timeout=timeout)
+            answer = self._http.request(method, address + path, params=query, timeout=timeout)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise RequestFailed(
                 INVALID_REQUEST, f"{asked(path, query)}: a name is too long, or no Unicode text: {error}"

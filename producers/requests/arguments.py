@@ -109,8 +109,11 @@ def choice(name: str, value: Any, allowed: Collection[str]) -> str:
 
 def metadata(name: str, value: Any) -> dict[str, str]:
     """Return metadata, whose names and values are text; None means no metadata. Raises TypeError, InvalidArgument."""
-    if value is None:
-        return {}
+    return {} if value is None else texts_by_name(name, value)
+
+
+def texts_by_name(name: str, value: Any) -> dict[str, str]:
+    """Return text by names that are text; raises TypeError, InvalidArgument."""
     found: Mapping[Any, Any] = typed(name, value, Mapping, "a mapping of str to str")  # type: ignore[type-abstract]
     return {text(f"{name} (a name)", key): text(f"{name}[{shown(key)}]", item) for key, item in found.items()}
 

@@ -17,14 +17,18 @@ from schemas.records.messages import (
     CommitKey,
     CreateBucket,
     CreateKey,
+    CreateSnapshot,
     CreateVolume,
     DeleteBucket,
     DeleteKey,
+    DeleteSnapshot,
     DeleteVolume,
     LogDigestBase,
     RenameKey,
+    RenameSnapshot,
     RequestBody,
     SetBucketProperty,
+    SetSnapshotProperty,
     SetVolumeProperty,
 )
 from schemas.records.rows import BlockLocation
@@ -146,6 +150,40 @@ def rename_key(volume: str, bucket: str, from_key: str, to_key: str) -> RenameKe
         bucket=text("bucket", bucket),
         from_key=text("from_key", from_key),
         to_key=text("to_key", to_key),
+    )
+
+
+def create_snapshot(volume: str, bucket: str, snapshot: str) -> CreateSnapshot:
+    """Return a checked CreateSnapshot."""
+    return CreateSnapshot(
+        volume=text("volume", volume), bucket=text("bucket", bucket), snapshot=text("snapshot", snapshot)
+    )
+
+
+def delete_snapshot(volume: str, bucket: str, snapshot: str) -> DeleteSnapshot:
+    """Return a checked DeleteSnapshot."""
+    return DeleteSnapshot(
+        volume=text("volume", volume), bucket=text("bucket", bucket), snapshot=text("snapshot", snapshot)
+    )
+
+
+def rename_snapshot(volume: str, bucket: str, snapshot: str, to: str) -> RenameSnapshot:
+    """Return a checked RenameSnapshot."""
+    return RenameSnapshot(
+        volume=text("volume", volume), bucket=text("bucket", bucket), snapshot=text("snapshot", snapshot),
+        to=text("to", to),
+    )  # fmt: skip
+
+
+def set_snapshot_properties(
+    volume: str, bucket: str, snapshot: str, properties: Mapping[str, str]
+) -> SetSnapshotProperty:
+    """Return a checked SetSnapshotProperty."""
+    return SetSnapshotProperty(
+        volume=text("volume", volume),
+        bucket=text("bucket", bucket),
+        snapshot=text("snapshot", snapshot),
+        properties=arguments.texts_by_name("properties", properties),
     )
 
 

@@ -318,7 +318,7 @@ class RequestEngine:
 
     def _take(self, values: list[bytes], now_ms: float) -> None:
         responses = _decoded(values)
-        answer = self._calls.answer
+        answer = self._calls.on_response
         with self._lock:
             ended = [(call, r) for r in responses if (call := answer(r, now_ms=now_ms)) is not None]
             self._telling = len(ended)

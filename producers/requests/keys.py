@@ -11,7 +11,15 @@ from typing import Protocol
 
 from producers.errors import RequestFailed
 from producers.requests.core.calls import Done
-from schemas.records.messages import AllocatedBlock, CreateBucket, CreateVolume, KeySession, RequestBody, Response
+from schemas.records.messages import (
+    AllocatedBlock,
+    CreateBucket,
+    CreatedSnapshot,
+    CreateVolume,
+    KeySession,
+    RequestBody,
+    Response,
+)
 from schemas.records.rows import NEVER_WRITTEN, BlockLocation
 from schemas.result_codes import BUCKET_ALREADY_EXISTS, VOLUME_ALREADY_EXISTS
 
@@ -101,3 +109,10 @@ def block_of(response: Response) -> BlockLocation:
     if not isinstance(response.result, AllocatedBlock):
         raise TypeError(f"an AllocateBlock was answered with {response.result!r}")
     return response.result.block
+
+
+def snapshot_of(response: Response) -> CreatedSnapshot:
+    """Return the result of a CreateSnapshot; raises TypeError if the server answered with another."""
+    if not isinstance(response.result, CreatedSnapshot):
+        raise TypeError(f"a CreateSnapshot was answered with {response.result!r}")
+    return response.result

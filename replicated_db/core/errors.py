@@ -30,6 +30,10 @@ class AheadOfLog(StopProcess):
         super().__init__(f"AHEAD_OF_LOG: {message}")
 
 
+class NeedsCheckpoint(AheadOfLog):
+    """The log no longer has what this replica needs next: it needs a checkpoint from a peer."""
+
+
 class BrokenLog(StopProcess):
     """A counting record contradicts what precedes it, or cannot be understood."""
 

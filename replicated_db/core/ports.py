@@ -14,6 +14,13 @@ Write = tuple[str, bytes, bytes | None]
 """Column family, key, new value (None = remove the row)."""
 
 
+MAX_CHECKPOINTS = 4
+"""How many checkpoints of one store are kept, beside those that are kept until they are dropped."""
+
+NO_PREFIX = "/"
+"""Begins no checkpoint's name: a store that is opened with it keeps none beyond MAX_CHECKPOINTS."""
+
+
 class StoreView(Protocol):
     """A readable state of the store."""
 
@@ -58,7 +65,17 @@ class Store(StoreView, Protocol):
         """Return a snapshot of all families. It is exact only if nobody writes meanwhile (hold the apply lock)."""
 
     def checkpoint(self, name: str) -> None:
-        """Create a checkpoint of everything written so far; replaces one of the same name."""
+        """Create a checkpoint of everything written so far; replaces one of the same name.
+
+        A checkpoint whose name begins with the prefix that the store was opened with is kept until it is dropped. Of
+        the others the youngest MAX_CHECKPOINTS are kept.
+        """
+
+    def checkpoint_names(self) -> Sequence[str]:
+        """Return the names of the checkpoints that there are, in any order. A half-made one is not among them."""
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Remove a checkpoint; does nothing if there is none of that name."""
 
     def close(self) -> None:
         """Close the store; further calls raise StoreFailure."""

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from replicated_db.core.applying.replica import Replica
-from replicated_db.core.errors import AheadOfLog, StopProcess
+from replicated_db.core.errors import NeedsCheckpoint, StopProcess
 from replicated_db.core.log.log_reads import END_BEHIND_WAIT_S
 from replicated_db.core.ports import Log, LogUnavailable, OffsetOutOfRange
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
@@ -105,7 +105,8 @@ def check_replica(
 ) -> None:  # fmt: skip
     """Compare the log's record at the replica's position with the record that the replica has applied.
 
-    While the log's end is at or below the position, this waits, for END_BEHIND_WAIT_S at most. Raises AheadOfLog.
+    While the log's end is at or below the position, this waits, for END_BEHIND_WAIT_S at most. Raises AheadOfLog, and
+    NeedsCheckpoint if the log begins behind the position. An empty replica passes (:func:`check_beginning`).
     """
     offset = replica.position.offset
     if offset < 0:
@@ -117,7 +118,7 @@ def check_replica(
     while True:
         low, high = log.bounds()
         if offset < low:
-            raise AheadOfLog(
+            raise NeedsCheckpoint(
                 f"shard {replica.identity.shard}: position {offset} lies before the log's first record {low}; "
                 "this replica needs a checkpoint from a peer"
             )
@@ -134,3 +135,13 @@ def check_replica(
     if not entries:
         raise LogUnavailable(f"shard {replica.identity.shard}: offset {offset} could not be read")
     replica.adopt_topic(log.topic_id(), entries[0].value)
+
+
+def check_beginning(replica: Replica, log: Log) -> None:
+    """Raise NeedsCheckpoint if a replica is empty and the log no longer has its first record."""
+    low, _ = log.bounds()
+    if replica.position.offset < 0 < low:
+        raise NeedsCheckpoint(
+            f"shard {replica.identity.shard}: this replica is empty, and the log's first record is {low}; "
+            "this replica needs a checkpoint from a peer"
+        )

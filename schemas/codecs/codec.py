@@ -44,7 +44,7 @@ TOP_LEVEL: tuple[type, ...] = (
     log.DigestBase, log.Batch, log.RequestBatch,
     messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
     messages.Rejected, messages.AuditReport, messages.Verdict,
-    rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow,
+    rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow, rows.SnapshotInfo,
     datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
     datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock,
     datanode.WriteChunk, datanode.ChunkWritten, datanode.DeleteBlocks, datanode.BlocksDeleted, datanode.OpenPipeline,

@@ -221,7 +221,60 @@ class ExpireOpenKeys:
     rows: list[bytes]
 
 
-LeaderRequest = PurgeBlocks | ExpireOpenKeys
+@record
+class CreateSnapshot:
+    """Keeps the bucket as it is now. An empty name stands for one made of the batch's time."""
+
+    volume: str
+    bucket: str
+    snapshot: str = ""
+
+
+@record
+class DeleteSnapshot:
+    volume: str
+    bucket: str
+    snapshot: str
+
+
+@record
+class RenameSnapshot:
+    volume: str
+    bucket: str
+    snapshot: str
+    to: str
+
+
+@record
+class SetSnapshotProperty:
+    """Sets properties by name; those that are not named stay, and an empty value removes one."""
+
+    volume: str
+    bucket: str
+    snapshot: str
+    properties: dict[str, str]
+
+
+SnapshotRequest = CreateSnapshot | DeleteSnapshot | RenameSnapshot | SetSnapshotProperty
+"""Requests of clients about the snapshots of a bucket."""
+
+SNAPSHOT_REQUESTS: tuple[type, ...] = get_args(SnapshotRequest)
+"""Their classes."""
+
+
+@record
+class PurgeSnapshots:
+    """Forgets deleted snapshots by their rows of snapshotTable. From the shard's leader."""
+
+    shard: int
+    rows: list[bytes]
+
+
+BATCH_BEGINNERS: tuple[type, ...] = (*SHARD_COMMANDS, CreateSnapshot)
+"""Classes of requests that may only be the first of their batch: they act on the log, or take a checkpoint."""
+
+
+LeaderRequest = PurgeBlocks | ExpireOpenKeys | PurgeSnapshots
 """Requests of a shard's own leader about the rows that it scans: they name their shard instead of a volume."""
 
 LEADER_REQUESTS: tuple[type, ...] = get_args(LeaderRequest)
@@ -246,6 +299,7 @@ RequestBody = (
     | CommitKey
     | DeleteKey
     | RenameKey
+    | SnapshotRequest
     | ShardCommand
     | FleetRequest
     | LeaderRequest
@@ -303,6 +357,14 @@ class AllocatedBlock:
 
 
 @record
+class CreatedSnapshot:
+    """A snapshot, as CreateSnapshot made it."""
+
+    snapshot: str
+    snapshot_id: int
+
+
+@record
 class Response:
     """The answer to a request: ``status`` is OK or a code of ``schemas/result_codes.py``."""
 
@@ -312,7 +374,7 @@ class Response:
     index: int
     status: str
     message: str
-    result: KeySession | AllocatedBlock | None
+    result: KeySession | AllocatedBlock | CreatedSnapshot | None
 
 
 @record

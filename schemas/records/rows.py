@@ -83,3 +83,34 @@ class DatanodeRow:
     datanode: str
     state: str
     changed_at_ms: int
+
+
+ACTIVE = "ACTIVE"
+"""State of a snapshot that can be read."""
+DELETED = "DELETED"
+"""State of a snapshot whose name is free, and whose checkpoint waits to be removed."""
+
+
+@record
+class SnapshotInfo:
+    """Row of snapshotTable: a snapshot of a bucket.
+
+    ``state`` is ACTIVE or DELETED. ``checkpoint`` names the checkpoint of the shard's database that holds exactly the
+    rows of all managed indexes below ``index``, the one of the CreateSnapshot. ``referenced_bytes`` and
+    ``referenced_keys`` are the bucket's usage then. ``deletion_time_ms`` is 0 while the snapshot is ACTIVE.
+    """
+
+    volume: str
+    bucket: str
+    snapshot: str
+    snapshot_id: int
+    bucket_object_id: int
+    state: str
+    checkpoint: str
+    index: int
+    creation_time_ms: int
+    deletion_time_ms: int
+    creator: str
+    referenced_bytes: int
+    referenced_keys: int
+    properties: dict[str, str]

@@ -8,7 +8,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from schemas.codecs.codec import decode_as
 from schemas.column_families import BLOCK_TABLE
 from schemas.records.datanode import BlockReport
-from spark_streaming.batch import oracle
+from spark_streaming.batch import counting, oracle
 from spark_streaming.batch.core.stored_bytes import Json, ScanHead, blocks_result, newest_scans
 from spark_streaming.batch.log_view import LogView
 from spark_streaming.records import sources
@@ -24,9 +24,9 @@ def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -
     if BLOCK_TABLE not in view.log.column_families:
         return {}
     records = sources.bounded(session, sources.reports_source(bootstrap_servers, [view.log]))
-    reports = _newest_reports(records, {shard: set(fact.replicas) for shard, fact in view.facts.items()})
+    reports = newest_reports(records, {shard: set(fact.replicas) for shard, fact in view.facts.items()})
     until = {shard: max(report.log_offset for report in found) for shard, found in reports.items()}
-    indexes = oracle.indexes_at(view.effective, until)
+    indexes = counting.indexes_at(view.effective, until)
     whole = {shard: offset for shard, offset in until.items() if view.facts[shard].base is None}
     expected = oracle.container_digests(view.records, view.log.column_families, view.effective, whole)
     return {
@@ -38,7 +38,7 @@ def judge_blocks(session: SparkSession, bootstrap_servers: str, view: LogView) -
     }  # fmt: skip
 
 
-def _newest_reports(records: DataFrame, members: dict[int, set[str]]) -> dict[int, list[BlockReport]]:
+def newest_reports(records: DataFrame, members: dict[int, set[str]]) -> dict[int, list[BlockReport]]:
     """Return each partition's reports to compare. Reads the heads of all reports, and the bodies of the chosen."""
     light = {BLOCK_REPORT: without_fields(BLOCK_REPORT, "containers")}
     report = F.col(column_of(BLOCK_REPORT))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_streaming.batch import oracle
+from spark_streaming.batch import counting
 from spark_streaming.batch.core.gathering import FactRow, PartitionFacts, facts_from
 from spark_streaming.records import sources
 from spark_streaming.records.core.reading import BASE, GENESIS, MEMBERS
@@ -39,17 +39,18 @@ class LogView:
 def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) -> LogView:
     """Read a log to its current end; close the view with ``effective.unpersist()``."""
     records = sources.bounded(session, sources.log_source(bootstrap_servers, [log]))
-    effective = oracle.effective_records(records).persist()
+    effective = counting.effective_records(records).persist()
     return LogView(
-        log=log, records=records, effective=effective, facts=_facts(effective),
+        log=log, records=records, effective=effective, facts=facts_of(effective),
         partition_count=partitions_of(bootstrap_servers, log),
     )  # fmt: skip
 
 
-def _facts(effective: DataFrame) -> dict[int, PartitionFacts]:
+def facts_of(effective: DataFrame) -> dict[int, PartitionFacts]:
+    """Return each partition's facts from the records that count."""
     told = effective.where(f"kind in ('{GENESIS}', '{MEMBERS}', '{BASE}') or broken is not null").orderBy("offset")
     rows = [
         FactRow(row.shard, row.offset, row.kind, row.shards, tuple(row.replicas or ()), row.broken)
         for row in told.collect()
     ]
-    return facts_from(rows, oracle.first_logged_requests(effective), oracle.first_bases(effective))
+    return facts_from(rows, counting.first_logged_requests(effective), counting.first_bases(effective))

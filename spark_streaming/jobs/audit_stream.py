@@ -12,11 +12,13 @@ import argparse
 import json
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 from confluent_kafka import KafkaException
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from schemas.records.messages import Verdict
@@ -70,8 +72,15 @@ def run(config: AuditConfig) -> int:
         from spark_streaming.windows.query import start_windows
 
         queries.append(start_windows(session, config))
+    return run_queries(session, queries, health, is_asked_to_stop=lambda: stop.asked)
+
+
+def run_queries(
+    session: SparkSession, queries: list[StreamingQuery], health: JobHealth, *, is_asked_to_stop: Callable[[], bool]
+) -> int:
+    """Wait for the signal, or for the end of a query; stop all queries and the session; return the exit status."""
     try:
-        _watch(queries, stop, health)
+        _watch(queries, health, is_asked_to_stop)
     except PySparkException as error:
         # Spark appends the whole logical plan to its message.
         reason = str(error)[:MAX_REASON_CHARACTERS]
@@ -100,9 +109,9 @@ def _leave_trimmed_checkpoints(config: AuditConfig) -> None:
             print(f"{lost}: {checkpoint.name} is set aside, and begins anew at the log's base", file=sys.stderr)
 
 
-def _watch(queries: list[StreamingQuery], stop: _Stop, health: JobHealth) -> None:
-    """Wait for a signal; raises PySparkException when a query fails."""
-    while not stop.asked:
+def _watch(queries: list[StreamingQuery], health: JobHealth, is_asked_to_stop: Callable[[], bool]) -> None:
+    """Wait for the signal, or for the end of a query; raises PySparkException when one fails."""
+    while not is_asked_to_stop():
         for query in queries:
             # Raises the query's own failure.
             if query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
 
     Raises UserError for a broken log.
     """
-    from spark_streaming.batch import oracle
+    from spark_streaming.batch import counting, oracle
     from spark_streaming.configuration.audit_config import AuditConfig
     from spark_streaming.records import sources
     from spark_streaming.records.logs import OBJECT_MANAGER
@@ -48,26 +48,26 @@ def open_oracle(settings: Settings, report: Callable[[str], None]) -> Iterator[O
         def compute(shard: int, until: int | None = None) -> ShardDigest:
             condition = f"shard = {shard}" if until is None else f"shard = {shard} and offset <= {until}"
             records = sources.bounded(session, source).where(condition)
-            effective = oracle.effective_records(records).persist()
+            effective = counting.effective_records(records).persist()
             try:
                 broken = effective.where("broken is not null").collect()
                 if broken:
                     raise UserError(
                         f"the log of shard {shard} is broken at offset {broken[0].offset}: {broken[0].broken}"
                     )
-                if (base := oracle.first_bases(effective).get(shard)) is not None:
+                if (base := counting.first_bases(effective).get(shard)) is not None:
                     raise UserError(
                         f"the log of shard {shard} was trimmed, and is known from index {base.index} on (offset "
                         f"{base.offset}): it does not say what all rows are. A base can be taken from the replicas: "
                         f"stratolog admin digest-base {shard} --from-replicas"
                     )
-                if (late_from := oracle.first_logged_requests(effective).get(shard)) is not None:
+                if (late_from := counting.first_logged_requests(effective).get(shard)) is not None:
                     raise UserError(
                         f"shard {shard} has requests under late validation from offset {late_from} on: the log does "
                         "not say what its rows are. A base can be taken from the replicas: stratolog admin "
                         f"digest-base {shard} --from-replicas"
                     )
-                computed, _ = oracle.check(records, log.column_families, effective, oracle.ends(effective))
+                computed, _ = oracle.check(records, log.column_families, effective, counting.ends(effective))
             finally:
                 effective.unpersist()
             if shard not in computed:

@@ -160,23 +160,35 @@ def point_in_time(
     _finish(_told(settings, "point-in-time", shard, begin, as_json), report, as_json)
 
 
-def rolling_upgrade(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
-    from stratolog.drills import rolling_upgrade as drill
-    from stratolog.drills.kit.cluster import Cluster
+def _beside_the_stack(name: str) -> Callable[..., None]:
+    """Return the command of a drill that touches nothing of the running stack."""
 
-    settings = connected_settings_of(context)
-    _check_file(report)
-    cluster = Cluster(settings=settings)
-    _finish(
-        _told(settings, "rolling-upgrade", None, lambda session: drill.run(session, cluster), as_json), report, as_json
-    )
+    def command(context: typer.Context, *, report: ReportOption = None, as_json: JsonOption = False) -> None:
+        from stratolog.drills.kit.cluster import Cluster
+
+        settings = connected_settings_of(context)
+        _check_file(report)
+        cluster = Cluster(settings=settings)
+        begin = partial(_drill_beside_the_stack, name, cluster)
+        _finish(_told(settings, name, None, begin, as_json), report, as_json)
+
+    return command
+
+
+def _drill_beside_the_stack(name: str, cluster: Cluster, session: Session) -> None:
+    from stratolog.drills import bootstrap, expired_log, rolling_upgrade
+
+    drills = {"rolling-upgrade": rolling_upgrade.run, "bootstrap": bootstrap.run, "expired-log": expired_log.run}
+    drills[name](session, cluster)
 
 
 ABOUT_A_SHARD = ("kill-leader", "zombie-leader", "kill-follower", "poison-request", "corrupt-replica", "lost-broker")
+BESIDE_THE_STACK = ("rolling-upgrade", "bootstrap", "expired-log")
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
     **{name: _about_a_shard(name) for name in ABOUT_A_SHARD},
-    "replay": replay, "point-in-time": point_in_time, "rolling-upgrade": rolling_upgrade,
+    "replay": replay, "point-in-time": point_in_time,
+    **{name: _beside_the_stack(name) for name in BESIDE_THE_STACK},
 }  # fmt: skip
 """The commands of ``stratolog drill`` by the name of the drill."""
 

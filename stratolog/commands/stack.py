@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stratolog.cluster.installs import installing, installs_in
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
@@ -160,6 +161,7 @@ def _gather(settings: Settings) -> dict[str, Any]:
             for member in sorted(known.members, key=lambda member: (state.KINDS.index(member.kind), member.name))
         ],
         "nodes": nodes,
+        "installing": {node.name: installing(settings, node.name) for node in settings.nodes if not nodes[node.name]},
         **fleet,
     }
 
@@ -205,6 +207,11 @@ def _print(found: dict[str, Any]) -> None:
     if shards:
         less = ("term", "offset", "flagged", "digest", "leader")
         print_table("Replicas", ("node", *SHARD_COLUMNS.values()), shards, less)
+    for line in (line for name, node in found["nodes"].items() for line in installs_in(name, node)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for name, lines in found["installing"].items():
+        for line in lines:
+            console.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
     if silent:
         console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Kafka: {found['bootstrap_servers']}", markup=False, highlight=False, soft_wrap=True)

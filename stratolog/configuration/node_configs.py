@@ -16,7 +16,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
 
     Raises UsageError for an unknown name, and without the cluster's secret.
     """
-    from om_processors.config import DEFAULT_TRIM_LOG_AFTER_MS, NodeConfig
+    from om_processors.config import DEFAULT_BOOTSTRAP_RECORDS, DEFAULT_TRIM_LOG_AFTER_MS, NodeConfig
 
     own = settings.node(name)
     return NodeConfig(
@@ -40,6 +40,9 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         barrier_interval_ms=settings.barrier_interval_ms,
         scrub_interval_ms=settings.scrub_interval_ms,
         late_flush_interval_ms=settings.late_flush_interval_ms,
+        peers=_peers(settings, own.name),
+        bootstrap_records=settings.bootstrap_records or DEFAULT_BOOTSTRAP_RECORDS,
+        bootstrap_bytes_per_s=settings.bootstrap_bytes_per_s or 0,
         node_addresses=tuple((node.name, node.address) for node in settings.nodes),
         trim_log_after_ms=(
             DEFAULT_TRIM_LOG_AFTER_MS if settings.trim_log_after_ms is None else settings.trim_log_after_ms
@@ -50,6 +53,14 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         log_format=settings.log_format,
         write_audit=settings.write_audit,
     )
+
+
+def _peers(settings: Settings, own: str) -> tuple[tuple[str, str], ...]:
+    """Return name and address of the nodes from which node ``own`` may take checkpoints."""
+    if not settings.bootstrap_peers:
+        return tuple((node.name, node.address) for node in settings.nodes if node.name != own)
+    named = (peer.partition("=") for peer in settings.bootstrap_peers)
+    return tuple((name, address) for name, _, address in named if name != own)
 
 
 def datanode_config(settings: Settings, name: str) -> DatanodeConfig:

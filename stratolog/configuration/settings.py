@@ -128,10 +128,19 @@ class Settings:
     """Interval at which replicas check their digests by a full scan; 0 = only at start."""
     late_flush_interval_ms: int = _setting(values.integer(0, 3_600_000), default=10)
     """How long late validation gathers rows in a replica's table cache before it writes them; 0 = at once."""
+    bootstrap_records: int | None = _setting(values.integer(1, 2**53), default=None)
+    """How long a log must be before an empty replica takes a peer's checkpoint instead of reading the log.
+
+    Unset: 100,000 records.
+    """
+    bootstrap_bytes_per_s: int | None = _setting(values.integer(MIB, 2**40), default=None)
+    """How many bytes of checkpoints a node sends to its peers in a second at most. Unset: no bound."""
+    bootstrap_peers: tuple[str, ...] = _setting(values.peers, default=())
+    """Nodes to take checkpoints from, as ``name=host:port``. Unset: all other ``nodes``."""
     trim_log_after_ms: int | None = _setting(values.integer(0, 3650 * DAY_MS), default=None)
     """For how long leaders keep the records of om.log before they trim them; 0 = until an operator trims.
 
-    Unset: seven days.
+    Unset: 0.
     """
     request_timeout_ms: int = _setting(values.integer(1, 280_000), default=60_000)
     """How long a client tries one request; below the 5 minutes after which it would expire."""

@@ -193,6 +193,16 @@ def nodes(value: Any) -> tuple[NodeAddress, ...]:
     return tuple(found)
 
 
+def peers(value: Any) -> tuple[str, ...]:
+    """Read nodes to fetch checkpoints from: an array of "name=host:port", or such a text with commas, or ``none``."""
+    if value in (NONE, ()):
+        return ()
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list | tuple):
+        raise ValueError(f"must be a list of name=host:port, not {value!r}")
+    return tuple(f"{node.name}={node.address}" for node in nodes(",".join(text(item) for item in items)))
+
+
 def datanodes(value: Any) -> tuple[DatanodeAddress, ...]:
     """Read datanodes: a table of name = "host:port:http_port", a text ``name=host:port:http_port,...``, or ``none``."""
     if isinstance(value, tuple) and all(isinstance(item, DatanodeAddress) for item in value):

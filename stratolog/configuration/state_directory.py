@@ -20,17 +20,20 @@ from urllib.parse import unquote
 
 from om_processors.errors import OMError
 from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.names import SNAPSHOT_INDICATOR
 from om_processors.serving import queries
+from om_processors.snapshots.core.snapshot_paths import is_reserved
 from producers.errors import failure
 from producers.reads.reads import Consistency, Reads
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import RocksReader
-from schemas.result_codes import INVALID_REQUEST
+from schemas.result_codes import INVALID_REQUEST, NOT_SUPPORTED_OPERATION
 from schemas.sharding import shard_of
 from stratolog.errors import UsageError
 
 MANIFEST = "state.json"
 VERSION = 1
+NO_CHECKPOINTS = "a state directory has the rows of snapshots, and not what they hold"
 
 Json = dict[str, Any]
 
@@ -147,6 +150,14 @@ class StateReads(Reads):
                 return self._of(volume, lambda view: queries.list_buckets(view, volume, *page))
             case [volume, "buckets", bucket]:
                 return self._of(volume, lambda view: queries.bucket_info(view, volume, bucket))
+            case [volume, "buckets", bucket, "snapshots"]:
+                return self._of(volume, lambda view: queries.list_snapshots(view, volume, bucket, *page))
+            case [volume, "buckets", bucket, "snapshots", snapshot]:
+                return self._of(volume, lambda view: queries.snapshot_info(view, volume, bucket, snapshot))
+            case [_, "buckets", _, "keys"] if page[0].startswith(f"{SNAPSHOT_INDICATOR}/"):
+                raise OMError(NOT_SUPPORTED_OPERATION, f"{NO_CHECKPOINTS}: nothing is listed below {page[0]!r}")
+            case [_, "buckets", _, "key"] if is_reserved(parameters.get("name", "")):
+                raise OMError(NOT_SUPPORTED_OPERATION, f"{NO_CHECKPOINTS}: {parameters['name']!r} cannot be read")
             case [volume, "buckets", bucket, "keys"]:
                 return self._of(volume, lambda view: queries.list_keys(view, volume, bucket, *page))
             case [volume, "buckets", bucket, "key"]:

@@ -15,7 +15,7 @@ from schemas.records.datanode import BlockReport
 from schemas.records.log import Merge, Operation, Put
 from schemas.records.messages import AuditReport
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming.batch import oracle
+from spark_streaming.batch import counting, oracle
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
@@ -38,7 +38,13 @@ def odd_log() -> LogBuilder:
     log.request_batch(requests=3)
     log.batch(Put(cf="newTable", key=b"k", value=b"", prev=-(2**63)), Put(cf="", key=b"", value=b"x", prev=2**63 - 1))
     log.batch(log.put("keyTable", b"", b""), log.put("keyTable", "/v/b/ключ".encode(), bytes(range(256)) * 300))
-    for value in (b"", b"\xc3\x01", b"garbage of more than ten bytes", b"\xc3\x01" + b"12345678" + b"body"):
+    for value in (
+        b"",
+        b"\xc3\x01",
+        b"garbage of more than ten bytes",
+        b"\xc3\x01" + b"12345678" + b"body",
+        b"\xc3\x0187654321",
+    ):
         log.append_value(value)
     log.append_value(log.values[2][:-5])
     log.append_value(log.values[0][:14])
@@ -84,12 +90,13 @@ def test_changes_are_the_models(transformed):
 
 def test_errors_name_what_is_wrong(transformed):
     log, rows = transformed
-    errors = [rows[offset].error for offset in range(len(log.values) - 6, len(log.values))]
+    errors = [rows[offset].error for offset in range(len(log.values) - 7, len(log.values))]
     assert errors == [
         "0 bytes are no encoded record",
         "2 bytes are no encoded record",
         "not single-object encoded Avro",
         f"unknown schema fingerprint {b'12345678'.hex()}",
+        f"unknown schema fingerprint {b'87654321'.hex()}",
         "not a valid Batch",
         "not a valid LeaderClaim",
     ]
@@ -179,9 +186,9 @@ def test_the_oracle_computes_the_models_rows():
         log.barrier()
         log.batch(log.put("keyTable", b"/v/later", b"x"), replace(log.put("keyTable", b"/v/0", b"y"), prev=99))
     records = raw_records({shard: log.values for shard, log in logs.items()})
-    effective = oracle.effective_records(records).persist()
+    effective = counting.effective_records(records).persist()
     for at in ("end", "barrier"):
-        found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective, at))
+        found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective, at))
         assert false == []
         for shard, log in logs.items():
             rows = log.rows if at == "end" else log.barriers[-1].rows
@@ -201,8 +208,8 @@ def test_counters_that_are_claimed_falsely_are_named():
     true = log.merge(b"/v/wrong", 2)
     log.batch(replace(true, next=row_hash("usageTable", b"/v/wrong", counter(8))), log.merge(b"/v/right", 2))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
-    found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    effective = counting.effective_records(records)
+    found, false = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert [(one.cf, one.key, one.value) for one in false] == [("usageTable", b"/v/wrong", 7)]
     assert found[0].digest == total_hex(log.rows)
 
@@ -211,8 +218,8 @@ def test_the_oracle_computes_pipelines():
     """Largest rows of blockTable, tombstones, void records; and from the rows what the stored bytes must be."""
     logs = {shard: ordinary_pipeline(shard) for shard in (0, 200)}
     records = raw_records({shard: log.values for shard, log in logs.items()}, log=DN_LOG)
-    effective = oracle.effective_records(records).persist()
-    ends = oracle.ends(effective, "barrier")
+    effective = counting.effective_records(records).persist()
+    ends = counting.ends(effective, "barrier")
     found, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, ends)
     assert false == []
     until = {shard: point.offset for shard, point in ends.items()}
@@ -223,7 +230,7 @@ def test_the_oracle_computes_pipelines():
         report = log.block_report(log.barriers[-1], "dn1")
         assert len(report.containers) == 2
         assert containers[shard] == {one.container_id: one.digest for one in report.containers}
-    assert oracle.indexes_at(effective, until) == {shard: log.index for shard, log in logs.items()}
+    assert counting.indexes_at(effective, until) == {shard: log.index for shard, log in logs.items()}
     effective.unpersist()
 
 
@@ -233,8 +240,8 @@ def test_a_block_that_is_claimed_falsely_is_named():
     larger = log.put_block(5, 2, b"larger")
     log.batch(larger, replace(log.put_block(5, 2, b"small"), next=row_hash("blockTable", larger.key, b"small")))
     records = raw_records({0: log.values}, log=DN_LOG)
-    effective = oracle.effective_records(records)
-    _, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    effective = counting.effective_records(records)
+    _, false = oracle.check(records, DN_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert [(one.cf, one.key, one.value) for one in false] == [("blockTable", larger.key, 6)]
 
 
@@ -242,9 +249,9 @@ def test_a_merge_that_cannot_be_computed_is_an_error():
     log = LogBuilder().start()
     log.batch(Merge(cf="usageTable", key=b"\xabk", operator="max", operand=bytes(8), prev=None, next=1))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
+    effective = counting.effective_records(records)
     with pytest.raises(Exception, match="cannot compute the merges of usageTable AB6B"):
-        oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+        oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
 
 
 def test_the_oracle_stops_where_the_log_breaks():
@@ -253,10 +260,10 @@ def test_the_oracle_stops_where_the_log_breaks():
     log.append_value(b"garbage of some length")
     log.batch(log.put("keyTable", b"/v/x", b"x"))
     records = raw_records({0: log.values})
-    effective = oracle.effective_records(records)
+    effective = counting.effective_records(records)
     (broken,) = effective.where("broken is not null").collect()
     assert (broken.offset, broken.broken) == (good, "not single-object encoded Avro")
-    found, _ = oracle.check(records, OM_COLUMN_FAMILIES, effective, oracle.ends(effective))
+    found, _ = oracle.check(records, OM_COLUMN_FAMILIES, effective, counting.ends(effective))
     assert found[0].digest == total_hex(rows)
 
 

@@ -8,6 +8,9 @@ of the whole package. The room of ``datanode_processors/repair/x.py`` is ``tests
 files named after the module run before the others. A mutant that makes the tests hang is killed, too. There is one line
 a mutant, and one JSON object a target; survivors go into a file as diffs. Each is to be read: either a test is missing,
 or the mutant is equivalent.
+
+Unit tests start no Java, so they cannot compute an expression of Spark. With ``--spark`` a survivor in a module that
+imports PySpark is also tried on the batch tests that compare Spark with a model of it: a session, and no broker.
 """
 
 from __future__ import annotations
@@ -62,10 +65,12 @@ PROPERTIES = {
     "replicated_db/core": ("test_replicated_apply.py", "test_replicated_codec.py", "test_replicated_overlay.py", "test_late_validation.py"),
 }  # fmt: skip
 """Rooms of which some unit tests are properties."""
+SPARK_TESTS = ("tests/integration/test_audit_transforms.py", "tests/integration/test_audit_frames.py", "-m", "not slow")
+"""Tests of Spark's expressions on records in memory; the selection is pytest's last, and so the one that holds."""
 NOT_SLOW = ("-m", "not slow and not integration", "-k", "not the_judge_of_the_campaign")
 WARM = (
     "hypothesis.stateful", "confluent_kafka.admin", "httpx", "fastavro", "typer", "rich.console", "psutil", "xdist.scheduler", "rocksdict",
-    "prometheus_client", "faust", "aiohttp",
+    "prometheus_client", "faust", "aiohttp", "pandas", "pyspark.sql.streaming.stateful_processor",
 )  # fmt: skip
 """Libraries that take longer to import than most tests to run. They are imported once; the tests' processes are forks."""
 
@@ -123,7 +128,7 @@ def run_tests(tree: Path, paths: list[str]) -> NoReturn:
             "mutants", deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=phases, database=None
         )
         code = int(
-            pytest.main([*paths, *NOT_SLOW, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"])
+            pytest.main([*NOT_SLOW, *paths, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"])
         )
     finally:
         os._exit(code)
@@ -148,9 +153,10 @@ def passes(tree: Path, paths: list[str], timeout_s: float) -> bool:
 class Trials:
     """Mutants in a copy of the tree, one at a time."""
 
-    def __init__(self, folder: str, *, room_only: bool) -> None:
+    def __init__(self, folder: str, *, room_only: bool, with_spark: bool) -> None:
         self._tree = Path(folder) / "tree"
         self._room_only = room_only
+        self._with_spark = with_spark
         self._timeouts_s: dict[frozenset[str], float] = {}
         shutil.copytree(
             ROOT,
@@ -179,7 +185,10 @@ class Trials:
             shutil.copy2(ROOT / module, place)
 
     def _runs(self, module: str) -> list[list[str]]:
-        return tests_of(module)[: 1 if self._room_only else None]
+        runs = tests_of(module)[: 1 if self._room_only else None]
+        if self._with_spark and "from pyspark" in (ROOT / module).read_text():
+            runs.append(list(SPARK_TESTS))
+        return runs
 
 
 def modules_below(target: str) -> list[str]:
@@ -225,11 +234,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--survivors", type=Path, default=Path("survivors.diff"), help="file that gets their diffs")
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
+    parser.add_argument("--spark", action="store_true", help="try survivors in modules of PySpark on Spark, too")
     options = parser.parse_args()
     for library in WARM:
         import_module(library)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trials = Trials(folder, room_only=options.room_only)
+        trials = Trials(folder, room_only=options.room_only, with_spark=options.spark)
         for target in options.targets:
             print(json.dumps(judge(target, options, trials)), flush=True)
 

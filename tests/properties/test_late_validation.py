@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from om_processors.execution.requests import LATE_REQUEST_TYPES
-from om_processors.namespace import ids, tables
+from om_processors.namespace import ids, snapshots, tables
 from schemas.codecs.codec import decode, decode_as
 from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE
 from schemas.datanode_states import DATANODE_STATES
@@ -30,6 +30,7 @@ from tests.support.om.late_world import NODES, LateNode, LateWorld
 VOLUMES = st.sampled_from(["vol1"] * 5 + ["vol2", "NO"])
 BUCKETS = st.sampled_from(["bucket1"] * 5 + ["bucket2", "b_"])
 KEYS = st.sampled_from(["a", "b", "a/b", ""])
+SNAPSHOTS = st.sampled_from(["snap1", "snap1", "snap2", "s"])
 QUOTAS = st.none() | st.sampled_from([-1, 100, 500, 1_000_000_000, 0])
 COUNTS = st.none() | st.sampled_from([-1, 1, 2, 0])
 SIZES = st.sampled_from([0, 1, 99, 400, 300_000_000, -1])
@@ -94,9 +95,24 @@ BODIES: dict[str, st.SearchStrategy[dict[str, Any]]] = {
             "opened": st.lists(BACK, max_size=4),
         }
     ),
+    "DeleteSnapshot": st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "snapshot": SNAPSHOTS}),
+    "RenameSnapshot": st.fixed_dictionaries(
+        {"volume": VOLUMES, "bucket": BUCKETS, "snapshot": SNAPSHOTS, "to": SNAPSHOTS}
+    ),
+    "SetSnapshotProperty": st.fixed_dictionaries(
+        {
+            "volume": VOLUMES,
+            "bucket": BUCKETS,
+            "snapshot": SNAPSHOTS,
+            "properties": st.dictionaries(st.sampled_from("ab"), st.sampled_from(["", "1"]), max_size=2),
+        }
+    ),
+    "PurgeSnapshots": st.fixed_dictionaries(
+        {"shard": st.sampled_from([0, 0, 0, 1]), "taken": st.lists(BACK, max_size=4, unique=True)}
+    ),
 }
 """What is drawn for each request type; ``session`` becomes the session of a request some way back, ``purged`` what those left behind,
-``opened`` the open keys that those made."""
+``opened`` the open keys that those made, ``taken`` the snapshots that those made."""
 
 
 def test_every_request_type_is_drawn():
@@ -112,6 +128,11 @@ def send(kind: str, fields: dict[str, Any], sent_ms: int) -> Step:
             indexes = [max(0, world.leader.index - back) for back in found.pop("purged")]
             found["rows"] = [
                 tables.deleted_key("vol1", "bucket1", key, ids.object_id(0, index)) for key in "ab" for index in indexes
+            ]
+        if "taken" in found:
+            indexes = [max(0, world.leader.index - back) for back in found.pop("taken")]
+            found["rows"] = [
+                snapshots.deleted_snapshot_key("vol1", "bucket1", ids.object_id(0, index)) for index in indexes
             ]
         if "opened" in found:
             sessions = [world.session_at(max(0, world.leader.index - back)) for back in found.pop("opened")]
@@ -202,6 +223,10 @@ STEPS = st.one_of(
         st.builds(send, st.just(kind), fields, SENT_MS)
         for kind, fields in BODIES.items()
     ),
+    *(
+        st.builds(send, st.just("CreateSnapshot"), st.fixed_dictionaries({"volume": VOLUMES, "bucket": BUCKETS, "snapshot": SNAPSHOTS | st.just("")}), SENT_MS)
+        for _ in range(2)
+    ),
     st.builds(put_key, st.sampled_from(["a", "b"]), st.sampled_from([1, 99, 400])),
     st.builds(put_key, st.sampled_from(["a", "b"]), st.sampled_from([1, 99, 400])),
     st.builds(lambda kind, mode: lambda world: world.command(kind, mode), st.sampled_from(LATE_REQUEST_TYPES), st.sampled_from(REQUEST_MODES)),
@@ -223,6 +248,17 @@ def begun(force: str | None) -> LateWorld:
     world.submit(world.request(m.CreateVolume(volume="vol1")))
     world.submit(world.request(m.CreateBucket(volume="vol1", bucket="bucket1", quota_in_bytes=600)))
     return world
+
+
+def assert_checkpoints(world: LateWorld) -> None:
+    """What replicas keep of one snapshot is the same, in every mode; a kill may have come before a flush, so some may lack it."""
+    copies = [
+        {name: node.replica.scan(view) for name, view in node.store.checkpoints.items()}
+        for node in world.nodes.values()
+    ]
+    for name in set.intersection(*(set(found) for found in copies)):
+        assert all(found[name] == copies[0][name] for found in copies), name
+    seen["checkpoints"] += sum(map(len, copies))
 
 
 def object_ids(world: LateWorld) -> Counter[int]:
@@ -280,6 +316,7 @@ def compare(steps: list[Step]) -> None:
     assert_equal_state(executed, late)
     assert_equal_state(executed, mixed)
     for world in worlds.values():
+        assert_checkpoints(world)
         assert all(count == 1 for count in object_ids(world).values()), "an id was used twice"
         from_the_log = LateNode(log=world.log, name="n3")
         from_the_log.read()

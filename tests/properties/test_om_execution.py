@@ -9,7 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE
+from om_processors.namespace.context import Result
+from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE
 from schemas.datanode_states import DATANODE_STATES
 from schemas.records import messages as m
 from schemas.records.datanode import Member
@@ -20,6 +21,8 @@ VOLUMES = st.sampled_from(["vol1"] * 4 + ["vol1-x"])
 BUCKETS = st.sampled_from(["bucket1"] * 4 + ["bucket1-x"])
 KEYS = st.sampled_from(["a", "b", "a/1023", "ключ"])
 """1023 is the session of the third request: a key that looks like an open one."""
+SNAPSHOTS = st.sampled_from(["snap1"] * 3 + ["snap2", "1-x", "No"])
+PROPERTIES = st.dictionaries(st.sampled_from(["a", "b", ""]), st.sampled_from(["", "1", "ключ"]), max_size=2)
 CALLERS = st.sampled_from(["ann", "bob"])
 SIZES = st.sampled_from([0, 1, 99, 100, 101, 250, 700]) | st.integers(-1, 7000)
 BYTE_QUOTAS = st.sampled_from([-1] * 6 + [100, 250, 500, 1000, 1000, 0, -7, (1 << 63) - 1])
@@ -46,7 +49,7 @@ class Execution(RuleBasedStateMachine):
         volume, bucket = data.draw(places)
         return volume, bucket
 
-    def do(self, body: m.RequestBody, caller: str = "ann") -> m.KeySession | m.AllocatedBlock | None:
+    def do(self, body: m.RequestBody, caller: str = "ann") -> Result:
         return self.both.do(body, caller)
 
     # ---- requests
@@ -200,11 +203,41 @@ class Execution(RuleBasedStateMachine):
         before_ms = self.world.now_ms - age_ms
         self.do(m.ExpireOpenKeys(shard=0, modified_before_ms=before_ms, rows=rows + more))
 
+    @rule(data=st.data(), name=SNAPSHOTS | st.sampled_from(["", "", "s"]), caller=CALLERS)
+    def create_snapshot(self, data, name, caller):
+        volume, bucket = self.place(data)
+        self.do(m.CreateSnapshot(volume=volume, bucket=bucket, snapshot=name), caller)
+
+    @rule(data=st.data(), name=SNAPSHOTS)
+    def delete_snapshot(self, data, name):
+        volume, bucket = self.place(data)
+        self.do(m.DeleteSnapshot(volume=volume, bucket=bucket, snapshot=name))
+
+    @rule(data=st.data(), name=SNAPSHOTS, to=SNAPSHOTS)
+    def rename_snapshot(self, data, name, to):
+        volume, bucket = self.place(data)
+        self.do(m.RenameSnapshot(volume=volume, bucket=bucket, snapshot=name, to=to))
+
+    @rule(data=st.data(), name=SNAPSHOTS, properties=PROPERTIES)
+    def set_snapshot(self, data, name, properties):
+        volume, bucket = self.place(data)
+        self.do(m.SetSnapshotProperty(volume=volume, bucket=bucket, snapshot=name, properties=properties))
+
+    @rule(data=st.data(), more=st.sampled_from([[], [], [b"/vol1/bucket1/#1"], [b"/vol1/bucket1/snap1"]]))
+    def purge_snapshots(self, data, more):
+        there = sorted(key for key in self.world.tables.tables[SNAPSHOT_TABLE] if b"/#" in key)
+        rows = data.draw(st.lists(st.sampled_from(there), unique=True, max_size=3)) if there else []
+        self.do(m.PurgeSnapshots(shard=0, rows=rows + more))
+
     # ---- what must be equal
 
     @invariant()
     def visible_state(self):
         self.both.assert_visible_state()
+
+    @invariant()
+    def snapshots(self):
+        self.both.assert_snapshots()
 
     @invariant()
     def pipelines_and_datanodes(self):

@@ -40,6 +40,7 @@ BLOCK_BYTES = 256 * 1024 * 1024
 VOLUME, OTHER_VOLUME = "vol", "vol2"
 BUCKETS = ("bucket", "bucket2")
 KEYS = ("a", "b", "c", "d")
+SNAPSHOTS = ("snap1", "snap1", "snap1", "snap2", "snap2", "snap1", "snap3", "Snap")
 DATANODES = ("dn1", "dn2", "dn3", "dn4")
 PARTITIONS = (0, 0, 0, 1, 1, 256)
 SIZES = (0, 1, 1000, BLOCK_BYTES, BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 7, -1)
@@ -78,7 +79,7 @@ class Client:
     def take(self, value: bytes, now_ms: int) -> None:
         """A response arrives."""
         response: Response = decode(value)
-        call = self.calls.answer(response, now_ms=now_ms)
+        call = self.calls.on_response(response, now_ms=now_ms)
         if call is not None:
             call.done(response)
 
@@ -95,7 +96,7 @@ class Client:
         key, pick = KEYS[pick % len(KEYS)], pick // len(KEYS)
         if self.begun < FIRST_CALLS:
             return (CreateVolume(volume=VOLUME), CreateBucket(volume=VOLUME, bucket=BUCKETS[0]))[self.begun]
-        if kind < 5:
+        if kind < 7:
             return self._container(pick)
         if kind < 40:
             return CreateKey(volume=VOLUME, bucket=bucket, key=key, size=SIZES[pick % len(SIZES)])
@@ -115,7 +116,7 @@ class Client:
             return DeleteKey(volume=VOLUME, bucket=bucket, key=key)
         if kind < 87:
             return RenameKey(volume=VOLUME, bucket=bucket, from_key=key, to_key=KEYS[pick % len(KEYS)])
-        return self._property(bucket, pick) if kind < 94 else self._fleet(pick)
+        return self._property(bucket, pick) if kind < 92 else self._fleet(pick)
 
     @staticmethod
     def _blocks(session: KeySession, size: int) -> list[BlockLocation]:

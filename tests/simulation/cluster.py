@@ -14,11 +14,13 @@ from typing import Any
 
 from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
+from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints
 from om_processors.follower import OMFollower
 from om_processors.leading.gateway import Gateway, resume_offset
 from om_processors.leading.intake import RESUME_BACK_MS
 from om_processors.namespace import ids as object_ids
 from om_processors.namespace.context import Allocation, Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Identity, Offered, Replica
 from replicated_db.core.errors import StopProcess
@@ -65,7 +67,7 @@ class Store(MemoryStore):
     """The in-memory twin, with a tail that is not synced yet, and a power switch. ``crash`` is armed by a fault: before or after a write."""
 
     def __init__(self) -> None:
-        super().__init__(OM_FAMILIES.names)
+        super().__init__(OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
         self.undo: list[list[Write]] = []
         self.crash = ""
 
@@ -207,6 +209,7 @@ class Node:
         self.replica: Replica
         self.loop: LeaderLoop
         self.follower: OMFollower
+        self.cleanup: SnapshotCheckpoints
         self.running = True
         """Whether the scheduler may run it: neither paused nor down."""
         self.up = False
@@ -236,11 +239,19 @@ class Node:
 
     # -- the process -------------------------------------------------------------------------------------------------
 
+    @property
+    def identity(self) -> Identity:
+        return Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
+
     def boot(self) -> None:
         """Start the process."""
-        identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
+        self._open()
+        self.up, self.ready, self.running = True, False, True
+        self._start("follow", self._follow)
+
+    def _open(self) -> None:
         executor = OMExecutor(self._contexts())
-        self.replica = Replica(identity, OM_FAMILIES, self.store, executor=executor)
+        self.replica = Replica(self.identity, OM_FAMILIES, self.store, executor=executor)
         outbox: Any = Outbox(self)
         self.loop = LeaderLoop(
             self.replica, self.log, self.service, LIMITS, clock=self.clock, ids=self.ids, address=self.name,
@@ -252,8 +263,7 @@ class Node:
             settings, {0: self.replica}, {0: self.loop}, {0: self.log}, outbox, lambda *_, **__: None, self._fatal,
             now_s=lambda: self.scheduler.now_ms / 1000, sleep=self._sleep,
         )  # fmt: skip
-        self.up, self.ready, self.running = True, False, True
-        self._start("follow", self._follow)
+        self.cleanup = SnapshotCheckpoints(self.replica, lambda *_, **__: None)
 
     def crash(self, lost_writes: int = 0) -> None:
         """SIGKILL; with ``lost_writes`` the machine lost power, and the unsynced tail of the store with it."""

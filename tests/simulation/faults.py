@@ -14,7 +14,14 @@ from om_processors.execution.requests import LATE_REQUEST_TYPES
 from replicated_db.core.tables.merge import decode_int64, encode_int64
 from replicated_db.core.trimming.trim_rule import TrimFacts, TrimWish, decide
 from schemas.codecs.codec import decode, encode, encode_at
-from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, OPEN_KEY_TABLE, USAGE_TABLE
+from schemas.column_families import (
+    DELETED_TABLE,
+    KEY_TABLE,
+    OM_COLUMN_FAMILIES,
+    OPEN_KEY_TABLE,
+    SNAPSHOT_TABLE,
+    USAGE_TABLE,
+)
 from schemas.records.log import LATE_MODE, LEADER_MODE, DigestBase, Genesis, LeaderClaim, Tick
 from schemas.records.messages import (
     OWN_DIGESTS,
@@ -23,21 +30,27 @@ from schemas.records.messages import (
     CommitKey,
     CreateBucket,
     CreateKey,
+    CreateSnapshot,
     DeleteKey,
+    DeleteSnapshot,
     ExpireOpenKeys,
     Finalize,
     LeaderRequest,
     LogDigestBase,
     Prepare,
     PurgeBlocks,
+    PurgeSnapshots,
     RemoveNode,
     RenameKey,
+    RenameSnapshot,
     Request,
+    RequestBody,
     SetBucketProperty,
     SetRequestMode,
+    SetSnapshotProperty,
     ShardCommand,
 )
-from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, VOLUME
+from tests.simulation.clients import BUCKETS, FIRST_CALLS, KEYS, SNAPSHOTS, VOLUME
 from tests.simulation.cluster import CLUSTER, NAMES, UNSYNCED_WRITES, Node
 from tests.simulation.truth import HIGHEST_LEVEL
 from tests.simulation.world import Action, World
@@ -54,8 +67,9 @@ SHORT_MS = (1, 20, 300, 1100)
 LONG_MS = (6_000, 40_000, 250_000, 700_000)
 
 ORDINARY = {
-    "go_on": 40, "deliver": 16, "call": 16, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
-    "restart": 5, "prune": 1, "flush": 4, "purge": 1, "expire_open_keys": 1,
+    "go_on": 40, "deliver": 16, "call": 22, "respond": 8, "resend": 3, "elapse": 3, "rebalance": 6, "assign": 1, "read": 3,
+    "restart": 5, "prune": 1, "flush": 4, "purge": 3, "expire_open_keys": 1,
+    "churn": 8, "snapshot": 7, "purge_snapshots": 2, "clean_up": 2,
 }  # fmt: skip
 
 FAULTS = {
@@ -67,7 +81,7 @@ FAULTS = {
     "cut_requests": 1, "trim_requests": 1, "cut_log": 1,
     "skip_records": 2, "rewind": 2, "miss_records": 1,
     "jump_node": 2, "jump_broker": 1, "jump_client": 2, "long_time": 2, "damage_row": 3, "poison_log": 1,
-    "set_mode": 6, "operate": 2,
+    "set_mode": 10, "operate": 3,
 }  # fmt: skip
 
 TRIMS = 8
@@ -91,7 +105,7 @@ def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
         chosen.pop("damage_row", None)
     weights = ORDINARY | chosen
     names = rng.choices(list(weights), list(weights.values()), k=steps)
-    level = rng.choice((4, 4, 4, 3, 2, 1))
+    level = rng.choice((7, 7, 7, 7, 7, 6, 4, 3, 2, 1))
     prelude = [("begin_at_level", level)] if level < HIGHEST_LEVEL else []
     prelude += [("assign", 0), *[("go_on", 15)] * 3, ("deliver", 0), *[("go_on", 15)] * 2]
     prelude += [("call", 0), ("call", 0), ("go_on", 15), ("deliver", 7), ("go_on", 15)]
@@ -160,7 +174,7 @@ class Faults:
     def set_mode(self, number: int) -> None:
         """Requests of a type, mostly of the common ones, are executed by every replica from now on, or by the leader again."""
         common = [one.__name__ for one in (CreateKey, CommitKey, DeleteKey, RenameKey, SetBucketProperty, CreateBucket)]
-        kinds = common * 2 + [name for name in LATE_REQUEST_TYPES if name not in common]
+        kinds = common + [name for name in LATE_REQUEST_TYPES if name not in common]
         kind = kinds[(number >> 8) % len(kinds)]
         mode = LEADER_MODE if number >> 6 & 3 == 0 else LATE_MODE
         self._operate(number, SetRequestMode(shard=0, request_type=kind, mode=mode))
@@ -217,7 +231,7 @@ class Faults:
         )
         genesis = Genesis(
             term=1, nonce=nonce, seq=1, prev_chain=world.truth.chain, cluster=CLUSTER, shard=0, shards=1,
-            replicas=list(NAMES), column_families=list(OM_COLUMN_FAMILIES[: None if level > 2 else -2]), feature_level=level,
+            replicas=list(NAMES), column_families=list(OM_COLUMN_FAMILIES[: -1 if level > 2 else -3]), feature_level=level,
         )  # fmt: skip
         world.log.append(encode_at(genesis, level))
         self._done("log of older software", f"at level {level}")
@@ -225,6 +239,57 @@ class Faults:
     def purge(self, number: int) -> None:
         """Rows of deletedTable are to be forgotten."""
         self._operate(number, PurgeBlocks(shard=0, rows=self._some_rows(DELETED_TABLE, number, number >> 15 << 8)))
+
+    def churn(self, number: int) -> None:
+        """A client commits what it has opened, or else deletes a key that is there, or opens one: versions for snapshots to need."""
+        client, number = self.world.clients[number % len(self.world.clients)], number // len(self.world.clients)
+        if client.begun < FIRST_CALLS:
+            return
+        there = sorted(key.decode() for cf, key in self.world.truth.rows if cf == KEY_TABLE)
+        kind, number = number % 4, number // 4
+        if client.sessions and kind:
+            bucket, key, session = client.sessions.pop(number % len(client.sessions))
+            size = min(kind, sum(block.length for block in session.blocks))
+            body: RequestBody = CommitKey(
+                volume=VOLUME, bucket=bucket, key=key, session_id=session.session_id, size=size,
+                blocks=client._blocks(session, size),
+            )  # fmt: skip
+        elif there and kind < 2:
+            _, volume, bucket, key = there[number % len(there)].split("/")
+            body = DeleteKey(volume=volume, bucket=bucket, key=key)
+        else:
+            body = CreateKey(volume=VOLUME, bucket=BUCKETS[0], key=KEYS[number % 2], size=1000)
+        self.world.begin(client, body)
+
+    def snapshot(self, number: int) -> None:
+        """A client asks for something about snapshots."""
+        kind, number = number % 12, number // 12
+        place: dict[str, Any] = {"volume": VOLUME, "bucket": BUCKETS[number % 8 == 0]}
+        name = SNAPSHOTS[number // 8 % len(SNAPSHOTS)]
+        body: RequestBody = CreateSnapshot(**place, snapshot=name)
+        if kind < 1:
+            body = CreateSnapshot(**place)
+        elif kind < 4:
+            body = DeleteSnapshot(**place, snapshot=name)
+        elif kind < 5:
+            body = RenameSnapshot(**place, snapshot=name, to=f"snap{number // 64 % 6}")
+        elif kind < 6:
+            body = SetSnapshotProperty(**place, snapshot=name, properties={"a": "1"[: number >> 6 & 1]})
+        client = self.world.clients[(number >> 8) % len(self.world.clients)]
+        if client.begun >= FIRST_CALLS:
+            self.world.begin(client, body)
+
+    def purge_snapshots(self, number: int) -> None:
+        """Deleted snapshots are to be purged; some requests name one that is not there, or is active."""
+        there = sorted(key for cf, key in self.world.truth.rows if cf == SNAPSHOT_TABLE and b"/#" in key)
+        more = (b"/vol/bucket/#1", b"/vol/bucket/snap1")[(number >> 8) % 2 : 1] if number >> 9 & 3 == 0 else ()
+        self._operate(number, PurgeSnapshots(shard=0, rows=[*there[: (number >> 4) % 4], *more]))
+
+    def clean_up(self, number: int) -> None:
+        """A replica removes the checkpoints of purged snapshots."""
+        node = self.world.node(number)
+        if node.ready:
+            node.cleanup.turn()
 
     def expire_open_keys(self, number: int) -> None:
         """Open keys are to expire; of a time that lies in the future for some clocks."""

@@ -21,12 +21,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from om_processors.namespace.snapshots import is_checkpoint_of_snapshot
 from replicated_db.core.applying.counted import MAX_COUNTED
 from replicated_db.core.applying.replica import Offered
 from replicated_db.core.leading.leader import Reply
 from replicated_db.core.ports import OffsetOutOfRange
 from replicated_db.core.tables.column_families import RETRY_EXPIRY
 from schemas.codecs.codec import decode
+from schemas.column_families import SNAPSHOT_TABLE
 from schemas.records.log import Batch
 from schemas.result_codes import PREPARED, REQUEST_TOO_LARGE
 from tests.simulation.cluster import LIMITS, Node, Watch
@@ -66,6 +68,8 @@ class Invariants(Watch):
         """The log's last index right after each loss of its tail: nobody can read more of what was acknowledged before."""
         self.may_halt: tuple[str, ...] = ()
         self._checked: dict[str, Any] = {}
+        self._compared: dict[tuple[str, str], Any] = {}
+        """By node and name: the checkpoint that was compared with the log last."""
 
     @property
     def truth(self) -> Truth:
@@ -125,7 +129,7 @@ class Invariants(Watch):
         """A prepared shard's refusal is in no log: the client asks again. A command is never refused so."""
         if PREPARED.encode() not in reply.response or decode(reply.response).status != PREPARED:
             return False
-        if reply.proposal.begins_batch:
+        if reply.proposal.when_prepared:
             raise Violation(f"a command is refused because the shard is prepared: {reply.proposal.body}")
         self.truth.seen["refused while prepared"] += 1
         return True
@@ -227,19 +231,45 @@ class Invariants(Watch):
                 raise Violation(f"{node.name} has another digest at {position.offset} than the log gives")
             if node.replica.evidence is not None:
                 raise Violation(f"{node.name} is flagged, but nobody's rows were touched: {node.replica.evidence}")
+            self._check_checkpoints(node)
         if len(node.replica._counted) > MAX_COUNTED:
             raise Violation(f"{node.name} remembers {len(node.replica._counted)} records")
 
+    def _check_checkpoints(self, node: Node) -> None:
+        """What a replica keeps of a snapshot that it has a row of has the digest that the log gives right before it.
+
+        It may be gone only if it was purged: a power failure may bring the row back, and not the directory.
+        """
+        for _, value in node.replica.rows.iterate(SNAPSHOT_TABLE, b""):
+            name = decode(value).checkpoint
+            kept = node.store.checkpoints.get(name)
+            if kept is None:
+                if not any(name in era.purged for era in self._eras()):
+                    raise Violation(f"{node.name} lacks {name}")
+                self.truth.seen["checkpoint gone before its row"] += 1
+            elif self._compared.get((node.name, name)) is not kept:
+                self._compared[node.name, name] = kept
+                index, total = self.truth.checkpoints[name]
+                if node.replica.scan(kept).total() != total:
+                    raise Violation(f"{node.name} keeps other rows in {name} than the log gives below index {index}")
+                self.truth.seen["checkpoint compared"] += 1
+
     def check_whole(self, node: Node) -> None:
-        """Compare every row: at the end."""
+        """Compare every row: at the end. Only checkpoints of snapshots that there are have been kept then."""
+        node.cleanup.turn()
+        rows = {decode(value).checkpoint for _, value in node.replica.rows.iterate(SNAPSHOT_TABLE, b"")}
+        surplus = {name for name in node.store.checkpoint_names() if is_checkpoint_of_snapshot(name)} - rows
+        if surplus and not node.replica.late.unwritten:
+            raise Violation(f"{node.name} keeps {surplus}, which no row names")
         node.replica.flush()
         found = {(cf, key): value for cf in node.replica.families.names for key, value in node.store.iterate(cf, b"")}
         if found != self.truth.rows:
             raise Violation(f"{node.name} holds other rows than the log gives")
         if node.replica.scan(node.store) != node.replica.digests:
             raise Violation(f"{node.name}: a full scan differs from its digest")
-        if sum(1 for _ in node.store.iterate(RETRY_EXPIRY, b"")) > len(self.truth.moments):
-            raise Violation(f"{node.name} keeps more expiry rows than there were batches")
+        # A batch makes two at most: of its answers, and of its floors.
+        if sum(1 for _ in node.store.iterate(RETRY_EXPIRY, b"")) > 2 * len(self.truth.moments):
+            raise Violation(f"{node.name} keeps more expiry rows than the batches can have made")
 
     # -- stops -------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tests.simulation.truth import Violation
 from tests.simulation.world import World
 
 SEEDS = 1_000
-MORE_SEEDS = 2_000
+MORE_SEEDS = 3_000
 """With the slow tests; and as many the others may need to reach everything."""
 CHUNK = 100
 MOST_SEEDS_FOR_A_MUTANT = 400

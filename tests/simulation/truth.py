@@ -26,12 +26,13 @@ from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.ports import Entry
 from replicated_db.core.tables.column_families import RETRY_EXPIRY
 from schemas.codecs.codec import decode
-from schemas.column_families import OM_COLUMN_FAMILIES
+from schemas.column_families import DELETED_TABLE, KEY_TABLE, OM_COLUMN_FAMILIES, SNAPSHOT_TABLE
 from schemas.records.datanode import PipelineRow
 from schemas.records.log import (
     LATE_MODE,
     Barrier,
     Batch,
+    Checkpoint,
     Delete,
     DigestBase,
     FeatureLevel,
@@ -61,7 +62,7 @@ from schemas.records.messages import (
     Response,
     SetRequestMode,
 )
-from schemas.records.rows import KeyInfo
+from schemas.records.rows import ACTIVE, DELETED, KeyInfo, SnapshotInfo
 from tests.support.om.om_model import Model, Refusal
 
 LIFETIME_MS = 300_000
@@ -72,11 +73,12 @@ SEEDS = {name: xxh64_intdigest(name.encode(), 42) for name in OM_COLUMN_FAMILIES
 MASK = (1 << 64) - 1
 SIGN = 1 << 63
 
-HIGHEST_LEVEL = 6
+HIGHEST_LEVEL = 7
 OPERATORS_LEVEL = 2
 """From this level on operators have their commands; to restart digests and to raise the level they have at every one."""
 REQUEST_LEVELS = {
     "CreatePipeline": 3, "RetirePipeline": 3, "SetDatanodeState": 3, "PurgeBlocks": 3, "ExpireOpenKeys": 4,
+    "DeleteSnapshot": 7, "RenameSnapshot": 7, "SetSnapshotProperty": 7, "PurgeSnapshots": 7,
 }  # fmt: skip
 """Levels that requests, and their modes, belong to."""
 CONTROL = (Members, FeatureLevel, Prepared, Mode)
@@ -88,6 +90,8 @@ def _gist(cf: str, row: Any) -> Any:
     """Return what the model knows of a row."""
     if isinstance(row, PipelineRow):
         return [member.datanode for member in row.members], row.state, row.generation
+    if isinstance(row, SnapshotInfo):
+        return row.snapshot, row.state, row.index, row.referenced_bytes, row.referenced_keys, row.properties
     if isinstance(row, KeyInfo):
         return len(row.blocks) if cf == "deletedTable" else row.size
     return row.state
@@ -163,6 +167,10 @@ class Truth:
         self.effects: dict[Call, Result] = {}
         self.answers: dict[tuple[Call, bytes], dict[bytes, int]] = {}
         self.model = Model(BLOCK_BYTES, on_datanodes=True)
+        self.checkpoints: dict[str, tuple[int, int]] = {}
+        """By name: the index of the batch that took it, and the sum of the digests right before that batch."""
+        self.purged: set[str] = set()
+        """Checkpoints of snapshots whose rows are gone."""
 
     # -- the reading rule --------------------------------------------------------------------------------------------
 
@@ -292,6 +300,8 @@ class Truth:
             raise Violation(f"a batch of {len(batch.results)} requests at {offset}, over {self.max_batch_requests}")
         if batch.operations and batch.last_index < batch.first_index:
             raise Violation(f"a batch without an index changes rows at {offset}")
+        if batch.operations and isinstance(batch.operations[0], Checkpoint):
+            self.checkpoints[batch.operations[0].name] = (batch.first_index, self.total)
         for operation in batch.operations:
             if isinstance(operation, Put):
                 self._change((operation.cf, operation.key), operation.value, operation.prev, offset)
@@ -306,6 +316,7 @@ class Truth:
                     raise Violation(f"a false `next` at {offset}: {row}")
                 self._change(row, new, operation.prev, offset)
         self._settle_results(batch)
+        self._check_snapshots(batch)
         keys = []
         for result in batch.results:
             if result.recorded:
@@ -317,6 +328,26 @@ class Truth:
                 key, value = expiry(batch, listed)
                 self.expiry[RETRY_EXPIRY, key] = value
         self.index, self.timestamp_ms = batch.last_index, batch.timestamp_ms
+
+    def _check_snapshots(self, batch: Batch) -> None:
+        """A new snapshot's checkpoint is of its own index; and no snapshot loses a version that it could read when it was made."""
+        for operation in batch.operations:
+            if not isinstance(operation, Put | Delete) or operation.cf != SNAPSHOT_TABLE:
+                continue
+            if isinstance(operation, Put):
+                info = decode(operation.value)
+                taken = self.checkpoints.get(info.checkpoint)
+                if taken is None or taken[0] != info.index:
+                    raise Violation(f"snapshot {info.snapshot} of index {info.index} names {info.checkpoint}: {taken}")
+                self.seen["snapshot row"] += 1
+            elif b"/#" in operation.key:
+                self.purged.add("snapshot-" + operation.key.rpartition(b"#")[2].decode())
+        if any(isinstance(one, Delete) and one.cf == DELETED_TABLE for one in batch.operations):
+            tables = (KEY_TABLE, DELETED_TABLE)
+            there = {decode(value).object_id >> 8 for (cf, _), value in self.rows.items() if cf in tables}
+            if lost := self.model.lost_versions(there):
+                raise Violation(f"snapshots lose what they named: {lost}, by the batch to index {batch.last_index}")
+            self.seen["versions kept for snapshots"] += sum(map(self.model.is_needed, self.model.deleted))
 
     @staticmethod
     def _hash(row: Row, value: bytes) -> int:
@@ -348,6 +379,10 @@ class Truth:
         """Compare the rows with the model's objects: names, sizes, states, and what is left to be deleted."""
         made: dict[str, Any] = {
             "keyTable": {}, "deletedTable": self.model.deleted, "pipelineTable": {},
+            "snapshotTable": {
+                key: (one.name, DELETED if one.deleted_ms else ACTIVE, one.index, one.size, len(one.keys), one.properties)
+                for key, one in self.model.snapshot_rows().items()
+            },
             "datanodeTable": {name.encode(): state for name, state in self.model.datanodes.items()},
         }  # fmt: skip
         made["openKeyTable"] = {

@@ -38,6 +38,9 @@ Action = tuple[str, int]
 class World:
     """``say`` receives one line for each thing that happens, if a trace is wanted."""
 
+    NODE: type[Node] = Node
+    INVARIANTS: type[Invariants] = Invariants
+
     def __init__(self, say: Any = None) -> None:
         self.seen: Counter[str] = Counter()
         self.say = say
@@ -47,10 +50,10 @@ class World:
         self.truth = self.new_truth()
         self.log = LogPartition(self.scheduler, self.broker_ms, self._landed)
         self.requests = RequestPartition(self.broker_ms)
-        self.invariants = Invariants(lambda: self.truth, self._reply, self._hear)
+        self.invariants = self.INVARIANTS(lambda: self.truth, self._reply, self._hear)
         self.ids = SequenceIds(seed=1)
         self.nodes = {
-            name: Node(
+            name: self.NODE(
                 name, self.scheduler, LogView(self.log, name), self.requests, self.invariants, self.seen, self.ids
             )
             for name in NAMES

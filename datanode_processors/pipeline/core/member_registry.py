@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from datanode_processors.core.transitions import next_state
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import CLOSED
 from schemas import stream_errors as codes
 from schemas.records.datanode import OpenPipeline, PipelineRow
+from schemas.transitions import next_state
 
 
 class PipelineState(Enum):
@@ -100,7 +100,7 @@ class TellOpened:
 
 @dataclass(frozen=True, slots=True)
 class OpenReplica:
-    """Open the pipeline's replica and follow its partition; ``note_replica`` or ``note_failure`` follows."""
+    """Open the pipeline's replica and follow its partition; ``on_replica`` or ``on_failure`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class SaveRegistry:
-    """Write what was asked for, for all pipelines; ``note_saved`` follows."""
+    """Write what was asked for, for all pipelines; ``on_saved`` follows."""
 
 
 OpenStep: TypeAlias = TellOpened | OpenReplica | Adopt | SaveRegistry
@@ -180,22 +180,22 @@ class MemberRegistry:
         self._move(request.partition, PipelineEvent.ASKED_LATER if is_new else PipelineEvent.ASKED)
         member.opened, member.saved = request, False
 
-    def note_replica(self, partition: int) -> None:
+    def on_replica(self, partition: int) -> None:
         """The replica of a pipeline is open."""
         self._move(partition, PipelineEvent.REPLICA_OPENED)
 
-    def note_failure(self, partition: int) -> None:
+    def on_failure(self, partition: int) -> None:
         """The replica of a pipeline could not be opened: the pipeline is forgotten."""
         self._move(partition, PipelineEvent.REPLICA_FAILED)
         del self._members[partition]
 
-    def note_saved(self, partition: int) -> None:
+    def on_saved(self, partition: int) -> None:
         """The registry says what was asked for."""
         self._members[partition].saved = True
 
     # -- what the log says -----------------------------------------------------------------------------------------
 
-    def note_row(self, row: PipelineRow) -> None:
+    def on_row(self, row: PipelineRow) -> None:
         """The log has this row of a pipeline. A row that is older than one noted before changes nothing."""
         member = self._members[row.partition]
         said = (row.generation, row.state == CLOSED)

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, TypeAlias
 
-from datanode_processors.core.transitions import NoSuchTransition
 from datanode_processors.repair.core.instructions import (
     AskForRows,
     CompareLengths,
@@ -26,6 +25,7 @@ from datanode_processors.repair.core.instructions import (
     Instructions,
     LogLine,
 )
+from schemas.transitions import handler_of
 
 
 class LookState(Enum):
@@ -116,10 +116,7 @@ class CopyLook:
 
     def step(self, event: LookEvent) -> Instructions:
         """Take an event and return what is to be done; raises NoSuchTransition."""
-        move = self.TRANSITIONS.get((self.state, type(event)))
-        if move is None:
-            raise NoSuchTransition(self.state, type(event).__name__)
-        return move(self, event)
+        return handler_of(self.TRANSITIONS, self.state, event)(self, event)
 
     def _begin(self, _: LookBegins) -> Instructions:
         self.state = LookState.DROPPING

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar, TypeAlias
 
-from datanode_processors.core.transitions import NoSuchTransition
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.core.copy_look import CopyDropped, CopyKept
 from datanode_processors.repair.core.instructions import (
@@ -38,6 +37,7 @@ from datanode_processors.repair.core.instructions import (
     RepairBlock,
 )
 from schemas.stream_errors import FAILED, NOT_COMMITTED
+from schemas.transitions import handler_of
 
 
 class RepairState(Enum):
@@ -167,10 +167,7 @@ class CopyRepair:
 
     def step(self, event: RepairEvent) -> Instructions:
         """Take an event and return what is to be done; raises NoSuchTransition."""
-        move = self.TRANSITIONS.get((self.state, type(event)))
-        if move is None:
-            raise NoSuchTransition(self.state, type(event).__name__)
-        return move(self, event)
+        return handler_of(self.TRANSITIONS, self.state, event)(self, event)
 
     def _end(self, failure: BlockError | None = None) -> Instructions:
         self.failure = failure

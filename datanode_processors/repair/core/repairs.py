@@ -103,7 +103,7 @@ class Repairs:
         """Return the cells that must be fetched in any case."""
         return frozenset(self._repairs[place].cells)
 
-    def came(self, place: Place, cells: Iterable[int]) -> None:
+    def on_cells(self, place: Place, cells: Iterable[int]) -> None:
         """Note that cells have come."""
         self._repairs[place].cells.difference_update(cells)
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Final
 
-from datanode_processors.core.transitions import next_state
 from datanode_processors.repair.core.agenda import Agenda
 from datanode_processors.repair.core.copy_states import (
     COPY_TRANSITIONS,
@@ -40,6 +39,7 @@ from datanode_processors.repair.core.instructions import (
     SaveSources,
     Task,
 )
+from schemas.transitions import next_state
 
 WHOLE: Final = 0
 """Stands for a local id, which is never 0: the copy's rows, and with them all its blocks."""
@@ -133,7 +133,7 @@ class UpkeepPlan:
             if block[0] == container_id:
                 self._repairs.put_sooner(RepairOne(*block), now_s)
 
-    def note_saving(self, now_s: float) -> None:
+    def on_saving(self, now_s: float) -> None:
         """The sources are being written."""
         self._saved_s = now_s
 
@@ -215,7 +215,7 @@ class UpkeepPlan:
         self._repairs.put(RepairOne(*block), now_s + FIRST_PAUSE_S)
         return (LogLine(f"{reason}; trying again, with growing pauses"),)
 
-    def note_deletion(self, blocks: Iterable[Block], now_s: float) -> None:
+    def on_deletion(self, blocks: Iterable[Block], now_s: float) -> None:
         """Blocks of copies were deleted, or should have been: check whether any of them still counts as damaged."""
         deleted = set(blocks)
         for block in deleted & self._damaged.keys():

@@ -157,7 +157,7 @@ class StreamState:
         self._open_sequence = sequence
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether every child has acknowledged OPEN."""
         return len(self._opened) == len(self._offsets)
 
@@ -167,17 +167,17 @@ class StreamState:
         return min(self._stored, min(self._offsets.values(), default=self._stored))
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether END may be acknowledged."""
         return self._flushed and len(self._ended) == len(self._offsets)
 
-    def outstanding(self, child: str) -> bool:
+    def is_outstanding(self, child: str) -> bool:
         """Whether the child owes an acknowledgement."""
         if child not in self._opened or self._offsets[child] < self.received:
             return True
         return self.end is not None and child not in self._ended
 
-    def data(self, header: FrameHeader) -> None:
+    def on_data(self, header: FrameHeader) -> None:
         """Take a packet's header; raises OUT_OF_ORDER if it does not fit (rule 3)."""
         self._in_order(header)
         end = header.offset + header.length
@@ -193,20 +193,20 @@ class StreamState:
         self.received = end
         self.sequence = header.sequence
 
-    def ended(self, header: FrameHeader) -> None:
+    def on_end(self, header: FrameHeader) -> None:
         """Take END's header; raises OUT_OF_ORDER if its offset is not where the stream stands."""
         self._in_order(header)
         self.end = header
 
-    def stored(self) -> None:
+    def on_stored(self) -> None:
         """Note that this node has written everything that it has received."""
         self._stored = self.received
 
-    def flushed(self) -> None:
+    def on_flushed(self) -> None:
         """Note that this node has stored the whole stream under its fsync policy."""
         self._flushed = True
 
-    def child_said(self, child: str, header: FrameHeader) -> None:
+    def on_child_ack(self, child: str, header: FrameHeader) -> None:
         """Take an ACK of a child; raises DOWNSTREAM_FAILED if it breaks rule 4."""
         if header.kind is not Kind.ACK:
             raise self.child_failed(child, f"sent {header.kind.name} where ACK was expected", stream_errors.BAD_FRAME)

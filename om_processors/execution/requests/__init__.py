@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from om_processors.execution.requests import bucket, fleet, key, operator, volume
+from om_processors.execution.requests import bucket, fleet, key, operator, snapshot, volume
 from om_processors.namespace.context import AnyHandler
-from schemas.records.messages import SHARD_COMMANDS
+from schemas.records.messages import BATCH_BEGINNERS
 
-_MODULES = (volume, bucket, key, operator, fleet)
+_MODULES = (volume, bucket, key, operator, fleet, snapshot)
 
 
 def _table() -> dict[type, AnyHandler]:
@@ -32,5 +32,7 @@ def _table() -> dict[type, AnyHandler]:
 HANDLERS: Mapping[type, AnyHandler] = _table()
 """The handler of each request type, by the class of its body."""
 
-LATE_REQUEST_TYPES = tuple(body.__name__ for body in HANDLERS if body not in SHARD_COMMANDS)
-"""Request types that may be validated late: all except operators' commands, which act on the log."""
+LATE_REQUEST_TYPES = tuple(body.__name__ for body in HANDLERS if body not in BATCH_BEGINNERS)
+"""Request types that may be validated late: all except operators' commands, which act on the log, and CreateSnapshot,
+whose checkpoint needs a batch of the leader's.
+"""

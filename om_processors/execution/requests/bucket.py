@@ -2,7 +2,8 @@
 
 Only an empty bucket can be deleted, which as in Ozone means no row in keyTable: open keys do not prevent it. They stay
 in openKeyTable, and their sessions end with the bucket (``key.py`` says how), even if a bucket of the same name is
-created again. Unlike Ozone, a missing volume is VOLUME_NOT_FOUND for every command here.
+created again. Snapshots prevent it, deleted ones until they are purged. Unlike Ozone, a missing volume is
+VOLUME_NOT_FOUND for every command here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from om_processors.errors import OMError
+from om_processors.execution.requests.properties import check_change, check_quotas
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_bucket_name, check_text, check_volume_name, shown
-from schemas.column_families import BUCKET_TABLE, KEY_TABLE
+from schemas.column_families import BUCKET_TABLE, KEY_TABLE, SNAPSHOT_TABLE
 from schemas.records.messages import UNLIMITED, CreateBucket, DeleteBucket, SetBucketProperty
 from schemas.records.rows import BucketInfo
-from schemas.result_codes import BUCKET_ALREADY_EXISTS, BUCKET_NOT_EMPTY, INVALID_REQUEST, NOT_SUPPORTED_OPERATION
+from schemas.result_codes import BUCKET_ALREADY_EXISTS, BUCKET_NOT_EMPTY, CONTAINS_SNAPSHOT, NOT_SUPPORTED_OPERATION
 
 LAYOUT = "OBJECT_STORE"
 
@@ -27,13 +29,7 @@ def _check_create(body: CreateBucket) -> None:
     check_text("owner", body.owner)
     if body.layout != LAYOUT:
         raise OMError(NOT_SUPPORTED_OPERATION, f"bucket layout {shown(body.layout)}: only {LAYOUT} is supported")
-    _check_quotas(body)
-
-
-def _check_quotas(body: CreateBucket | SetBucketProperty) -> None:
-    where = f"bucket /{body.volume}/{body.bucket}"
-    quota.check_value(where, "quota_in_bytes", body.quota_in_bytes)
-    quota.check_value(where, "quota_in_namespace", body.quota_in_namespace)
+    check_quotas(f"bucket /{body.volume}/{body.bucket}", body)
 
 
 def _create(body: CreateBucket, prepared: RequestPreparation, tx: RowTransaction) -> None:
@@ -63,13 +59,7 @@ def _create(body: CreateBucket, prepared: RequestPreparation, tx: RowTransaction
 def _check_set(body: SetBucketProperty) -> None:
     check_volume_name(body.volume)
     check_bucket_name(body.bucket)
-    if body.owner is None and body.quota_in_bytes is None and body.quota_in_namespace is None:
-        raise OMError(INVALID_REQUEST, f"nothing to set on bucket /{body.volume}/{body.bucket}: no owner, no quota")
-    if body.owner is not None:
-        check_text("owner", body.owner)
-        if not body.owner:
-            raise OMError(INVALID_REQUEST, f"an empty owner for bucket /{body.volume}/{body.bucket}")
-    _check_quotas(body)
+    check_change(f"bucket /{body.volume}/{body.bucket}", body)
 
 
 def _set(body: SetBucketProperty, prepared: RequestPreparation, tx: RowTransaction) -> None:
@@ -107,6 +97,11 @@ def _delete(body: DeleteBucket, _prepared: RequestPreparation, tx: RowTransactio
     info = tables.require_bucket(tx, body.volume, body.bucket)
     if not tables.is_empty(tx, KEY_TABLE, tables.bucket_prefix(body.volume, body.bucket)):
         raise OMError(BUCKET_NOT_EMPTY, f"bucket /{body.volume}/{body.bucket} has keys")
+    if not tables.is_empty(tx, SNAPSHOT_TABLE, tables.bucket_prefix(body.volume, body.bucket)):
+        raise OMError(
+            CONTAINS_SNAPSHOT,
+            f"bucket /{body.volume}/{body.bucket} has snapshots, or deleted ones that wait to be purged",
+        )
     tx.delete(BUCKET_TABLE, tables.bucket_key(body.volume, body.bucket))
     quota.remove(tx, tables.used_bytes_key(body.volume, body.bucket), tables.used_keys_key(body.volume, body.bucket))
     quota.add(tx, tables.used_buckets_key(body.volume), -1)

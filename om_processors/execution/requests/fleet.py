@@ -21,6 +21,7 @@ from om_processors.errors import OMError
 from om_processors.namespace import tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import shown
+from om_processors.namespace.snapshots import NeededVersions
 from schemas.column_families import DELETED_TABLE
 from schemas.datanode_states import (
     CLOSED,
@@ -196,8 +197,11 @@ def _check_purge(body: PurgeBlocks) -> None:
 
 
 def _purge(body: PurgeBlocks, _prepared: RequestPreparation, tx: RowTransaction) -> None:
+    needed = NeededVersions(tx)
     for row in body.rows:
-        if tx.get(DELETED_TABLE, row) is not None:
+        value = tx.get(DELETED_TABLE, row)
+        # The leader has left out what snapshots need. What it has asked for by mistake stays.
+        if value is not None and not needed.include(tables.decode_key(value)):
             tx.delete(DELETED_TABLE, row)
 
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from om_processors.errors import OMError
+from om_processors.execution.requests.properties import check_change, check_quotas
 from om_processors.namespace import quota, tables
 from om_processors.namespace.context import AnyHandler, RequestHandler, RequestPreparation, RowTransaction
 from om_processors.namespace.names import check_text, check_volume_name
 from schemas.column_families import BUCKET_TABLE, VOLUME_TABLE
 from schemas.records.messages import CreateVolume, DeleteVolume, SetVolumeProperty
 from schemas.records.rows import VolumeInfo
-from schemas.result_codes import INVALID_REQUEST, VOLUME_ALREADY_EXISTS, VOLUME_NOT_EMPTY
+from schemas.result_codes import VOLUME_ALREADY_EXISTS, VOLUME_NOT_EMPTY
 
 
 def _check_create(body: CreateVolume) -> None:
     check_volume_name(body.volume)
     check_text("owner", body.owner)
-    _check_quotas(body)
-
-
-def _check_quotas(body: CreateVolume | SetVolumeProperty) -> None:
-    quota.check_value(f"volume /{body.volume}", "quota_in_bytes", body.quota_in_bytes)
-    quota.check_value(f"volume /{body.volume}", "quota_in_namespace", body.quota_in_namespace)
+    check_quotas(f"volume /{body.volume}", body)
 
 
 def _create(body: CreateVolume, prepared: RequestPreparation, tx: RowTransaction) -> None:
@@ -48,13 +44,7 @@ def _create(body: CreateVolume, prepared: RequestPreparation, tx: RowTransaction
 
 def _check_set(body: SetVolumeProperty) -> None:
     check_volume_name(body.volume)
-    if body.owner is None and body.quota_in_bytes is None and body.quota_in_namespace is None:
-        raise OMError(INVALID_REQUEST, f"nothing to set on volume /{body.volume}: no owner, no quota")
-    if body.owner is not None:
-        check_text("owner", body.owner)
-        if not body.owner:
-            raise OMError(INVALID_REQUEST, f"an empty owner for volume /{body.volume}")
-    _check_quotas(body)
+    check_change(f"volume /{body.volume}", body)
 
 
 def _set(body: SetVolumeProperty, prepared: RequestPreparation, tx: RowTransaction) -> None:

@@ -206,7 +206,7 @@ class Fleet:
         self.ignored = 0
         """Ignored heartbeats: of other clusters, or of names beyond MAX_DATANODES."""
 
-    def hear(self, heartbeat: Heartbeat, now_ms: int) -> None:
+    def on_heartbeat(self, heartbeat: Heartbeat, now_ms: int) -> None:
         """Take a heartbeat that was sent at ``now_ms`` of the local clock."""
         name = heartbeat.datanode
         if heartbeat.cluster != self._cluster or (name not in self._heard and len(self._heard) >= MAX_DATANODES):

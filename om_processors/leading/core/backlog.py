@@ -35,7 +35,7 @@ class RecordSize:
 
     mean: float = 1.0
 
-    def saw(self, requests: int) -> None:
+    def on_record(self, requests: int) -> None:
         """Count the requests of a record that was read."""
         self.mean += (max(1, requests) - self.mean) / AVERAGED_RECORDS
 
@@ -58,7 +58,7 @@ class Backlog:
     _since_ms: int = 0
     _rate_per_s: float = 0.0
 
-    def took(self, number: int, now_ms: int) -> None:
+    def on_taken(self, number: int, now_ms: int) -> None:
         """Count requests that were taken for execution."""
         self._taken += number
         elapsed_ms = now_ms - self._since_ms

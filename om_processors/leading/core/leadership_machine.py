@@ -35,19 +35,20 @@ from om_processors.leading.core.leadership_events import (
 )
 from om_processors.leading.core.leadership_states import (
     IN_GROUP,
+    MEMBER_TABLE,
     OWNED,
+    SHARD_TABLE,
     STOPS,
     WITH_THREAD,
     MemberSignal,
     MemberState,
     ShardRole,
     ShardSignal,
-    next_member_state,
-    next_role,
 )
 from om_processors.leading.core.lending import LEND_TIMEOUT_S, Answer, Borrowed, Loan, gives_up, takes_back
 from om_processors.leading.core.watchdog import Bounds, reasons_not_to_join, reasons_to_leave
 from schemas.result_codes import INVALID_REQUEST
+from schemas.transitions import next_state
 
 UNFIT_WAIT_S = 60.0
 """How long a node stays out of the group if it is unfit to lead (its clock is wrong) or cannot claim a
@@ -123,7 +124,7 @@ class LeadershipMachine:
     def handle(self, event: events.Event) -> list[Instruction]:
         """Take an event; return what is to be done, in order.
 
-        Raises OMError if the event is a request and is refused, which changes nothing; ImpossibleEvent.
+        Raises OMError if the event is a request and is refused, which changes nothing; NoSuchTransition.
         """
         self._instructions = []
         HANDLERS[type(event)](self, event)
@@ -267,7 +268,7 @@ class LeadershipMachine:
     # -- changes of state, and what follows from them --------------------------------------------------------------
 
     def _change(self, signal: MemberSignal) -> None:
-        before, self.state = self.state, next_member_state(self.state, signal)
+        before, self.state = self.state, next_state(MEMBER_TABLE, self.state, signal)
         if self.state is before:
             return
         if self.state is MemberState.JOINING and before is MemberState.OUTSIDE:
@@ -280,7 +281,7 @@ class LeadershipMachine:
 
     def _let(self, shard: int, signal: ShardSignal) -> None:
         had_thread = self.has_thread(shard)
-        role = self.roles[shard] = next_role(self.roles[shard], signal)
+        role = self.roles[shard] = next_state(SHARD_TABLE, self.roles[shard], signal)
         if role is not ShardRole.LENT:
             self._loans.pop(shard, None)
         if role is not ShardRole.BORROWED:

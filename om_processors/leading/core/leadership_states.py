@@ -1,7 +1,7 @@
 """The states of a node in the leaders' group, its roles for each shard, and how signals change them: two tables. Pure.
 
-A pair of state and signal that a table does not name cannot happen (``next_member_state`` and ``next_role`` raise
-ImpossibleEvent). A signal that arrives too late to matter is in the table, and leaves the state as it is.
+A pair of state and signal that a table does not name cannot happen (``schemas.transitions.next_state`` raises). A
+signal that arrives too late to matter is in the table, and leaves the state as it is.
 
 The machine acts on the change of state (``leadership_machine``): it starts a thread when the node takes on a role that
 has one, and tells the thread to end when the node gives the role up. So no shard ever has two.
@@ -102,16 +102,15 @@ class ShardSignal(Enum):
     """The borrower does not lead, and the owner is about to leave the group."""
 
 
-class ImpossibleEvent(Exception):
-    """A signal that cannot happen in this state: a defect."""
-
-
 _State = TypeVar("_State", bound=Enum)
 _Signal = TypeVar("_Signal", bound=Enum)
 
 
-def _table(rows: Mapping[_Signal, Mapping[_State, _State]]) -> Mapping[tuple[_State, _Signal], _State]:
-    return {(state, signal): following for signal, row in rows.items() for state, following in row.items()}
+def _by_state(
+    states: type[_State], rows: Mapping[_Signal, Mapping[_State, _State]]
+) -> Mapping[_State, Mapping[_Signal, _State]]:
+    """Return the table that is written down by signal, turned: by state, the state after each signal."""
+    return {state: {signal: row[state] for signal, row in rows.items() if state in row} for state in states}
 
 
 def _leaving_others_alone(
@@ -123,7 +122,8 @@ def _leaving_others_alone(
 
 _M, _R = MemberState, ShardRole
 
-MEMBER_TABLE: Mapping[tuple[MemberState, MemberSignal], MemberState] = _table(
+MEMBER_TABLE: Mapping[MemberState, Mapping[MemberSignal, MemberState]] = _by_state(
+    _M,
     {
         MemberSignal.JOIN: {_M.OUTSIDE: _M.JOINING},
         MemberSignal.SETTLED: _leaving_others_alone(_M, {_M.JOINING: _M.MEMBER}),
@@ -134,10 +134,11 @@ MEMBER_TABLE: Mapping[tuple[MemberState, MemberSignal], MemberState] = _table(
             _M.OUTSIDE: _M.STOPPED, _M.JOINING: _M.STOPPING, _M.MEMBER: _M.STOPPING, _M.LEAVING: _M.STOPPING,
             _M.STOPPING: _M.STOPPING, _M.STOPPED: _M.STOPPED,
         },
-    }
+    },
 )  # fmt: skip
 
-SHARD_TABLE: Mapping[tuple[ShardRole, ShardSignal], ShardRole] = _table(
+SHARD_TABLE: Mapping[ShardRole, Mapping[ShardSignal, ShardRole]] = _by_state(
+    _R,
     {
         ShardSignal.ASSIGNED: _leaving_others_alone(
             _R, {_R.ELSEWHERE: _R.LEADING, _R.VACANT: _R.LEADING, _R.BORROWED: _R.LEADING}
@@ -154,21 +155,5 @@ SHARD_TABLE: Mapping[tuple[ShardRole, ShardSignal], ShardRole] = _table(
         ShardSignal.LOAN_ENDED: _leaving_others_alone(_R, {_R.BORROWED: _R.ELSEWHERE}),
         ShardSignal.TAKEN_BACK: {_R.LENT: _R.LEADING},
         ShardSignal.LOAN_LOST: {_R.LENT: _R.VACANT},
-    }
+    },
 )
-
-
-def next_member_state(state: MemberState, signal: MemberSignal) -> MemberState:
-    """Return the next state; raises ImpossibleEvent."""
-    following = MEMBER_TABLE.get((state, signal))
-    if following is None:
-        raise ImpossibleEvent(f"{signal.name} while {state.name}")
-    return following
-
-
-def next_role(role: ShardRole, signal: ShardSignal) -> ShardRole:
-    """Return the next role; raises ImpossibleEvent."""
-    following = SHARD_TABLE.get((role, signal))
-    if following is None:
-        raise ImpossibleEvent(f"{signal.name} while {role.name}")
-    return following

@@ -41,6 +41,7 @@ from schemas.stream_errors import (
     STOPPING,
     TIMED_OUT,
 )
+from schemas.transitions import NoSuchTransition
 
 STRIKES = 3
 """Strikes after which a datanode is left out."""
@@ -160,7 +161,7 @@ class StreamRecovery:
         If asking raised, so that the last round has no answer, that round is forgotten.
         """
         if self.state is RecoveryState.GIVEN_UP:
-            self._expect(RecoveryState.STREAMING)
+            raise NoSuchTransition(self.state, "on_failed")
         self._error = error
         self._futile = 0 if progress else self._futile + 1
         if kind_of(error) is ErrorKind.OF_THE_BLOCK or self._futile > MAX_FUTILE_RESUMES:
@@ -177,7 +178,7 @@ class StreamRecovery:
 
     def on_asked(self, *, moved: bool) -> Probe | Resume | GiveUp:
         """Go on after asking where the datanodes are; ``moved`` is whether any has moved."""
-        self._expect(RecoveryState.ASKING)
+        self._expect(RecoveryState.ASKING, "on_asked")
         error = self._failed_with
         if moved:
             return self._decided()
@@ -197,7 +198,7 @@ class StreamRecovery:
 
     def on_probed(self, silent: set[str]) -> Resume | GiveUp:
         """Take the names of the suspects that are not there."""
-        self._expect(RecoveryState.PROBING)
+        self._expect(RecoveryState.PROBING, "on_probed")
         error = self._failed_with
         self._failing |= silent
         if not silent:
@@ -225,6 +226,6 @@ class StreamRecovery:
         assert self._error is not None  # noqa: S101 - every state but the first is reached with an error
         return self._error
 
-    def _expect(self, state: RecoveryState) -> None:
+    def _expect(self, state: RecoveryState, event: str) -> None:
         if self.state is not state:
-            raise RuntimeError(f"a stream's recovery that is {self.state.value} was told what belongs to {state.value}")
+            raise NoSuchTransition(self.state, event)

@@ -214,14 +214,14 @@ class StreamWindow:
             packets.append(packet)
         return packets
 
-    def was_sent(self, packet: Packet) -> None:
+    def on_sent(self, packet: Packet) -> None:
         """Note that the packet which :meth:`next_packet` returned is on its way."""
         if packet.offset != self.sent:
             raise ValueError(f"a packet at {packet.offset} was sent where {self.sent} follows")
         self.sent = packet.end
         self._sent_packets += 1
 
-    def acknowledge(self, offset: int) -> None:
+    def on_acknowledged(self, offset: int) -> None:
         """Note that all datanodes of the stream have everything below ``offset``.
 
         Raises ValueError for what was never sent. An older acknowledgement changes nothing.
@@ -252,7 +252,7 @@ class StreamWindow:
         point = self.acknowledged if crowded else self.acknowledged - self.acknowledged % self.limits.flush_bytes
         return point if point > self.asked and self.asked == self.watched else None
 
-    def ask(self, length: int) -> bytes:
+    def begin_commit(self, length: int) -> bytes:
         """Note that ``length`` bytes are about to be committed; return their checksums.
 
         Raises ValueError for a length that is not acknowledged, or that is less than one asked for before.
@@ -277,14 +277,14 @@ class StreamWindow:
             raise ValueError(f"no packet ended at {length}")
         return whole + self._tails[length].to_bytes(_CRC_BYTES, "big")
 
-    def commit(self, length: int, bcs_id: int) -> None:
+    def on_committed(self, length: int, bcs_id: int) -> None:
         """Note that ``length`` bytes are committed by the entry at ``bcs_id``."""
         if length > self.asked:
             raise ValueError(f"{length} bytes are committed, but {self.asked} were asked for")
         if length > self.committed or (length == self.committed and bcs_id > self.bcs_id):
             self.committed, self.bcs_id = length, bcs_id
 
-    def watch(self, length: int) -> None:
+    def on_watched(self, length: int) -> None:
         """Note that enough replicas hold ``length`` committed bytes, and release them."""
         if length > self.committed:
             raise ValueError(f"{length} bytes were watched, but {self.committed} are committed")
@@ -294,7 +294,7 @@ class StreamWindow:
             self._tails.pop(self._held.popleft().offset, None)
             self._sent_packets -= 1
 
-    def give_up_asking(self) -> None:
+    def on_commit_failed(self) -> None:
         """Note that the commit on its way failed; it may be asked for again."""
         self.asked = self.committed
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from schemas.records.rows import BlockLocation
+from schemas.transitions import next_state
 
 
 class FileState(Enum):
@@ -74,7 +75,7 @@ class FileEnded:
 
 
 class FileIngest:
-    """One file on its way; each event may come once, in the order of the table, else it is a RuntimeError."""
+    """One file on its way; each event may come once, in the order of the table, else it is a NoSuchTransition."""
 
     def __init__(self) -> None:
         self.state = FileState.WAITING
@@ -100,10 +101,7 @@ class FileIngest:
         return FileEnded(status, message)
 
     def _move(self, event: FileEvent) -> None:
-        after = FILE_TABLE[self.state].get(event)
-        if after is None:
-            raise RuntimeError(f"a file that is {self.state.value} cannot be {event.value}")
-        self.state = after
+        self.state = next_state(FILE_TABLE, self.state, event)
 
 
 FileStep = OpenFile | CommitFile | FileEnded

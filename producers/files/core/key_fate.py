@@ -32,6 +32,7 @@ from producers.errors import (
     RetryableError,
     StratologError,
 )
+from schemas.transitions import next_state
 
 
 class KeyFate(Enum):
@@ -149,4 +150,4 @@ class FateOfKey:
         return RetryableError(WRITE_FAILED, said)
 
     def _move(self, event: FateEvent) -> None:
-        self.now = FATES[self.now][event]
+        self.now = next_state(FATES, self.now, event)

@@ -229,7 +229,7 @@ class Calls:
             raise RequestFailed(REQUEST_TOO_LARGE, message, request=body)
         return value, shard
 
-    def answer(self, response: Response, *, now_ms: float) -> Call | None:
+    def on_response(self, response: Response, *, now_ms: float) -> Call | None:
         """Take a response; return the call that it ends, or None if it ends none (rules 2 and 3)."""
         if response.client_id != self.client_id:
             return None

@@ -54,8 +54,9 @@ class Proposal:
     """A request to execute. With a ``client_id`` it has a retry row; without one it is a local request (``submit``).
 
     ``body`` and ``reply_to`` are the service's own; ``position`` says where the request stands in its topic. A request
-    with ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch. The
-    client has the answers of its calls below ``answered_below`` and will not repeat them.
+    with ``begins_batch`` (it takes a checkpoint, or restarts the log's sums) may only be the first of its batch. One
+    with ``when_prepared`` is taken while the shard is prepared and takes no others. The client has the answers of its
+    calls below ``answered_below`` and will not repeat them.
     """
 
     client_id: bytes
@@ -67,6 +68,7 @@ class Proposal:
     reply_to: Any
     position: RequestPosition | None = None
     begins_batch: bool = False
+    when_prepared: bool = False
     answered_below: int = 0
 
     def fault(self) -> str | None:

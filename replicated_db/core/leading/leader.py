@@ -221,6 +221,7 @@ class Leader:
                 return Wait.SEAL
             if not self._records.settled:
                 return Wait.SETTLE
+        if proposal.when_prepared:
             prepared = None
         if (fault := proposal.fault()) is not None:
             return self._refuse(proposal, Refusal.FAILED, fault)

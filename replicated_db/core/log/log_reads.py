@@ -6,14 +6,15 @@ end that such a broker reports. Rules:
       caller tries again.
     - If brokers say so for longer, and serve no record in between, the log has lost what this replica has read:
       AHEAD_OF_LOG.
-    - A position before the log's first record is AHEAD_OF_LOG at once: the records in between are gone.
+    - A position before the log's first record is AHEAD_OF_LOG at once: the records in between are gone. The process
+      ends, and installs a peer's checkpoint when it starts again (``NeedsCheckpoint``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from replicated_db.core.errors import AheadOfLog
+from replicated_db.core.errors import AheadOfLog, NeedsCheckpoint
 from replicated_db.core.ports import Entry, Log, LogUnavailable, OffsetOutOfRange
 
 END_BEHIND_WAIT_S = 30.0
@@ -34,7 +35,7 @@ def read_log(log: Log, offset: int, limit: int, wait_s: float) -> Sequence[Entry
     except OffsetOutOfRange as error:
         low = log.bounds().first
         if offset < low:
-            raise AheadOfLog(
+            raise NeedsCheckpoint(
                 f"{error}: the log's first record is {low}; this replica needs a checkpoint from a peer"
             ) from error
         raise EndBehind(f"the log ends before offset {offset}, says the broker that was asked: {error}") from error

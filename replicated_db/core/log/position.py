@@ -11,6 +11,7 @@ Rows of ``transactionInfoTable`` (replica-local, in no digest)::
     #MODE/<type>   the last Mode record's value for a request type
     #FLAG          the standing evidence, as an encoded AuditReport; absent if the replica is healthy
     #UNFLAGGED     what 'stratolog admin unflag' found when it last took the flag away, in JSON
+    #INSTALLED     which peer's checkpoint this replica has installed last, in JSON; absent if it has read the whole log
     #BASES         the last records at which a log can begin (``core/trimming/bases.py``)
     #REQUEST       where the next leader may resume reading requests: offset, leader epoch, request hash
 """
@@ -33,6 +34,7 @@ PREPARED_KEY = b"#PREPARED"
 MODE_PREFIX = b"#MODE/"
 FLAG_KEY = b"#FLAG"
 UNFLAGGED_KEY = b"#UNFLAGGED"
+INSTALLED_KEY = b"#INSTALLED"
 BASES_KEY = b"#BASES"
 REQUEST_KEY = b"#REQUEST"
 DIGEST_PREFIX = b"#DIGEST/"

@@ -13,7 +13,16 @@ from itertools import islice
 from sortedcontainers import SortedDict
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import DeliveryReport, Entry, LogBounds, OffsetOutOfRange, RowPage, Write
+from replicated_db.core.ports import (
+    MAX_CHECKPOINTS,
+    NO_PREFIX,
+    DeliveryReport,
+    Entry,
+    LogBounds,
+    OffsetOutOfRange,
+    RowPage,
+    Write,
+)
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 
 
@@ -46,9 +55,12 @@ class MemoryView:
 class MemoryStore(MemoryView):
     """Twin of ``rocks.RocksStore``."""
 
-    def __init__(self, families: Iterable[str]) -> None:
+    def __init__(self, families: Iterable[str], kept: str = NO_PREFIX) -> None:
+        """``kept`` begins the names of checkpoints that stay until they are dropped."""
         super().__init__({name: SortedDict() for name in (*families, *LOCAL_FAMILIES)})
+        self.kept = kept
         self.checkpoints: dict[str, MemoryView] = {}
+        """By name, the oldest first."""
 
     def write(self, writes: Iterable[Write]) -> None:
         """Write all rows atomically."""
@@ -76,7 +88,22 @@ class MemoryStore(MemoryView):
 
     def checkpoint(self, name: str) -> None:
         """Keep a copy under ``name``."""
-        self.checkpoints[name] = self.snapshot()
+        copy = self.snapshot()
+        self.checkpoints.pop(name, None)
+        self.checkpoints[name] = copy
+        others = [other for other in self.checkpoints if not other.startswith(self.kept)]
+        for old in others[:-MAX_CHECKPOINTS]:
+            del self.checkpoints[old]
+
+    def checkpoint_names(self) -> list[str]:
+        """Return the names of the checkpoints."""
+        self._check_open()
+        return list(self.checkpoints)
+
+    def drop_checkpoint(self, name: str) -> None:
+        """Forget a checkpoint."""
+        self._check_open()
+        self.checkpoints.pop(name, None)
 
     def _check_open(self) -> None:
         if not self._tables:
@@ -130,6 +157,11 @@ class MemoryLog:
     identity: str = "memory-topic-1"
     entries: list[Entry] = field(default_factory=list)
     auto: bool = True
+    first: int = 0
+
+    def trim(self, first: int) -> None:
+        """Remove the entries before ``first``, as Kafka's DeleteRecords does."""
+        self.first = max(self.first, first)
 
     def append(self, value: bytes) -> int:
         """Append a record, whoever wrote it, and return its offset."""
@@ -141,13 +173,13 @@ class MemoryLog:
         return self.identity
 
     def bounds(self) -> LogBounds:
-        """Return 0 as the beginning, and the end."""
-        return LogBounds(0, len(self.entries))
+        """Return the first offset kept, 0 unless the log was trimmed, and the end."""
+        return LogBounds(self.first, len(self.entries))
 
     def read(self, offset: int, limit: int, wait_s: float) -> Sequence[Entry]:  # noqa: ARG002 - time does not pass
         """Return up to ``limit`` entries from ``offset`` on."""
-        if not 0 <= offset <= len(self.entries):
-            raise OffsetOutOfRange(f"offset {offset} is not in 0..{len(self.entries)}")
+        if not self.first <= offset <= len(self.entries):
+            raise OffsetOutOfRange(f"offset {offset} is not in {self.first}..{len(self.entries)}")
         return self.entries[offset : offset + limit]
 
     def appender(self) -> MemoryAppender:

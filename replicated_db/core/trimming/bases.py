@@ -22,8 +22,8 @@ _ENTRY = struct.Struct(">qq32s?")
 class Base:
     """A base: its DigestBase's offset, the managed index there, and the chain after it (32 bytes).
 
-    Members with the same base have read the same log up to there: the chain commits to all of it. A member that has read
-    a tail which the brokers have lost may name the offset and the index of a base that the log has now.
+    Members with the same base have read the same log up to there: the chain commits to all of it. A member that has
+    read a tail which the brokers have lost may name the offset and the index of a base that the log has now.
     """
 
     offset: int

@@ -8,7 +8,8 @@ resolves to the node's address (DNS rebinding). Rules, for every path:
    cannot use a name of its own.
 2. A request made by a page of another origin (``Origin``, ``Sec-Fetch-Site``) is refused.
 3. Any method but GET, HEAD and OPTIONS needs the header Authorization of ``schemas.privilege``. Reading is open. So is
-   asking for a read index, which changes nothing: followers of older software send no proof.
+   asking for a read index, which changes nothing: followers of older software send no proof. A service may open more
+   paths that change nothing of its data (``open_posts``).
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ READ_INDEX = re.compile(r"/v1/shards/[0-9]{1,9}/read-index")
 
 
 class HttpGuard:
-    """Judges requests. Without a ``secret`` it refuses every request that changes something."""
+    """Judges requests. Without a ``secret`` it refuses every request that changes something.
 
-    def __init__(self, secret: ClusterSecret | None, hosts: Collection[str] = ()) -> None:
+    A POST whose target, path and query, matches ``open_posts`` as a whole needs no proof.
+    """
+
+    def __init__(
+        self, secret: ClusterSecret | None, hosts: Collection[str] = (), open_posts: re.Pattern[str] | None = None
+    ) -> None:
         self._secret = secret
+        self._open_posts = (READ_INDEX,) if open_posts is None else (READ_INDEX, open_posts)
         self._hosts = frozenset(host.lower() for host in (*hosts, socket.gethostname()))
 
     def refusal(self, method: str, target: str, headers: Mapping[str, str]) -> str | None:
@@ -54,7 +61,7 @@ class HttpGuard:
             return f"a page of {origin[:MAX_SHOWN_CHARACTERS]!r} may not ask this server"
         if headers.get("Sec-Fetch-Site") in FOREIGN_SITES and headers.get("Sec-Fetch-Mode") != "navigate":
             return "a page of another site may not ask this server"
-        if method in OPEN_METHODS or (method == "POST" and READ_INDEX.fullmatch(target)):
+        if method in OPEN_METHODS or (method == "POST" and any(one.fullmatch(target) for one in self._open_posts)):
             return None
         if self._secret is None:
             return "this server has no secret, and so takes no calls that change anything"

@@ -103,6 +103,14 @@ def metadata_item(text: str) -> tuple[str, str]:
     return name, value
 
 
+def property_item(text: str) -> tuple[str, str]:
+    """Read ``NAME=VALUE``, or ``NAME=`` for no value; raises BadParameter."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE, nor NAME= to remove a property")
+    return name, value
+
+
 def positions(text: str) -> dict[int, int]:
     """Read ``SHARD:INDEX[,...]``, as writing commands print them with ``--json``; raises BadParameter."""
     matches = [_POSITION.fullmatch(item.strip()) for item in text.split(",")]

@@ -15,7 +15,8 @@ from stratolog.errors import UserError
 from stratolog.local import state
 
 
-def _settings() -> Settings | None:
+def settings_for_completion() -> Settings | None:
+    """Return the settings that reach the stack, None if they cannot be read."""
     try:
         return state.connected(load_settings())
     except (UserError, OSError):
@@ -24,13 +25,13 @@ def _settings() -> Settings | None:
 
 def node_names(incomplete: str) -> list[str]:
     """Return the nodes' names that begin with ``incomplete``."""
-    settings = _settings()
+    settings = settings_for_completion()
     return [] if settings is None else [node.name for node in settings.nodes if node.name.startswith(incomplete)]
 
 
 def datanode_names(incomplete: str) -> list[str]:
     """Return the datanodes' names that begin with ``incomplete``."""
-    settings = _settings()
+    settings = settings_for_completion()
     return [] if settings is None else [one.name for one in settings.datanodes if one.name.startswith(incomplete)]
 
 

@@ -1,1 +1,1 @@
-"""``stratolog sh`` and ``key``: volumes, buckets, keys and bytes, with Ozone's words. Begin with ``group.py``."""
+"""``stratolog sh``: volumes, buckets, keys, bytes and snapshots, with Ozone's words. Begin with ``group.py``."""

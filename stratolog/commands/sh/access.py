@@ -5,7 +5,7 @@ A command that waits for an answer says why. An interrupted command says what is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ import typer
 from stratolog.cluster.connection import PATIENCE_MS, client_of, reads_of
 from stratolog.cluster.reach import check_log
 from stratolog.commands.common.invocation import Invocation, connected_settings_of
+from stratolog.commands.common.output import printed
 from stratolog.commands.common.waiting import waiting
 from stratolog.errors import UsageError
 
@@ -45,8 +46,13 @@ def writer(context: typer.Context, *, quiet: bool) -> Iterator[Client]:
 
 
 @contextmanager
-def reads(context: typer.Context, asked: Asked, *, quiet: bool) -> Iterator[Reads]:
-    """Open reads from the running stack, or from the state directory given."""
+def reads(
+    context: typer.Context, asked: Asked, *, quiet: bool, moving: Callable[[], int] = lambda: printed.results
+) -> Iterator[Reads]:
+    """Open reads from the running stack, or from the state directory given.
+
+    While ``moving`` grows, nothing is said about the wait.
+    """
     at = context.ensure_object(Invocation).at
     if at is not None:
         if asked.node is not None or asked.session is not None:
@@ -61,6 +67,6 @@ def reads(context: typer.Context, asked: Asked, *, quiet: bool) -> Iterator[Read
     settings = connected_settings_of(context)
     if asked.consistency == LINEARIZABLE:
         check_log(settings)
-    with waiting(settings, "read", "nothing was changed", quiet=quiet):
+    with waiting(settings, "read", "nothing was changed", quiet=quiet, moving=moving):
         with reads_of(settings, node=asked.node, positions=asked.session) as found:
             yield found

@@ -1,4 +1,4 @@
-"""``stratolog sh volume|bucket|key ...``: the object store from the shell, in the way of ``ozone sh``.
+"""``stratolog sh volume|bucket|key|snapshot ...``: the object store from the shell, in the way of ``ozone sh``.
 
 Addresses and sizes are those of ``stratolog.commands.common.addresses``. A writing command says what it did, and with
 ``--json`` also at which position: a later read with ``--consistency session --session SHARD:INDEX`` sees the change. A
@@ -27,6 +27,15 @@ from stratolog.commands.sh.buckets import (
     update_bucket,
 )
 from stratolog.commands.sh.keys import create_key, delete_key, key_info, list_keys, rename_key
+from stratolog.commands.sh.snapshot_diff import diff_snapshots
+from stratolog.commands.sh.snapshots import (
+    create_snapshot,
+    delete_snapshot,
+    list_snapshots,
+    rename_snapshot,
+    set_snapshot_properties,
+    snapshot_info,
+)
 from stratolog.commands.sh.volumes import (
     clear_volume_quota,
     create_volume,
@@ -40,7 +49,7 @@ from stratolog.commands.sh.volumes import (
 
 def register(app: typer.Typer) -> None:
     """Add the groups."""
-    shell = typer.Typer(no_args_is_help=True, help="Volumes, buckets and keys, in the way of 'ozone sh'.")
+    shell = typer.Typer(no_args_is_help=True, help="Volumes, buckets, keys and snapshots, in the way of 'ozone sh'.")
     shell.callback()(_shell)
     groups: Mapping[str, Mapping[str, Any]] = {
         "volume": {
@@ -54,13 +63,17 @@ def register(app: typer.Typer) -> None:
         "key": {
             "create": create_key, "info": key_info, "list": list_keys, "delete": delete_key, "rename": rename_key,
         },
+        "snapshot": {
+            "create": create_snapshot, "info": snapshot_info, "list": list_snapshots, "delete": delete_snapshot,
+            "rename": rename_snapshot, "set": set_snapshot_properties, "diff": diff_snapshots,
+        },
     }  # fmt: skip
     for name, commands in groups.items():
         group = typer.Typer(no_args_is_help=True, help=f"{name.capitalize()}s.")
         for verb, command in commands.items():
             group.command(verb)(command)
         # As Ozone spells them.
-        for alias, verb in (("setquota", "set-quota"), ("clrquota", "clear-quota")):
+        for alias, verb in (("setquota", "set-quota"), ("clrquota", "clear-quota"), ("ls", "list")):
             if verb in commands:
                 group.command(alias, hidden=True)(commands[verb])
         if name == "key":

@@ -32,11 +32,11 @@ def check_quota_given(*quotas: object) -> None:
         raise UsageError("which quota? give --space-quota or --namespace-quota, or both")
 
 
-def print_done(what: str, address: Address, client: Client, as_json: bool) -> None:
-    """Say what was done, and where in the log."""
+def print_done(what: str, address: Address, client: Client, as_json: bool, **more: object) -> None:
+    """Say what was done, and where in the log; with ``--json`` also ``more``."""
     if as_json:
         positions = {str(shard): index for shard, index in client.positions.items()}
-        print_json({"done": what, "address": str(address), "positions": positions})
+        print_json({"done": what, "address": str(address), **more, "positions": positions})
     else:
         console.print(f"{what} {address}", markup=False, highlight=False, soft_wrap=True)
 

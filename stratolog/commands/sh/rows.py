@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 
 TABLE_ROWS = 1000
 """A longer listing is printed as several tables, because all rows of one table are held in memory."""
-BYTES = frozenset({"size", "quota_in_bytes", "used_bytes", "allotted_bytes"})
-LESS = ("owner", "namespace quota", "space quota", "creation time", "modification time")
+BYTES = frozenset(
+    {
+        "size", "quota_in_bytes", "used_bytes", "allotted_bytes", "referenced_bytes", "disk_bytes", "only_disk_bytes",
+    }
+)  # fmt: skip
+LESS = ("owner", "creator", "namespace quota", "space quota", "creation time", "modification time")
 """Columns that are left out where there is no room, the first one first."""
 HEADINGS = {"quota_in_bytes": "space quota", "quota_in_namespace": "namespace quota"}
 

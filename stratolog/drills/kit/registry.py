@@ -99,6 +99,22 @@ DRILLS: tuple[Drill, ...] = (
         ),
         touches="A directory of its own, which is deleted; nothing of the running stack.",
     ),
+    Drill(
+        name="bootstrap",
+        does=(
+            "A node loses its disk under load: it installs a peer's checkpoint instead of reading the log, and ends "
+            "with an equal digest."
+        ),
+        touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
+    ),
+    Drill(
+        name="expired-log",
+        does=(
+            "A node is away while the log is trimmed, twice: it installs a peer's checkpoint, the second time without "
+            "the files that it has, and ends with an equal digest."
+        ),
+        touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
+    ),
 )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from schemas.records.datanode import (
     BlockWatched,
     ContainerRow,
     OpenPipeline,
+    PipelineReport,
     ReadBlock,
     SalvageBlock,
     WatchBlock,
@@ -76,11 +78,21 @@ class Replica:
     def block(self, container_id: int, local_id: int) -> BlockRow | None:
         return block_row(self.store, block_key(container_id, local_id))
 
-    def verified(self, key: bytes, length: int) -> None:
+    @property
+    def members(self) -> list[str]:
+        return [member.datanode for member in self.opened.members]
+
+    def report(self) -> PipelineReport:
+        return PipelineReport(
+            partition=self.partition, generation=1, leading=False, applied_index=BCS_ID, healthy=not self.unhealthy,
+            fault=next(iter(self.unhealthy.values()), ""),
+        )  # fmt: skip
+
+    def on_verified(self, key: bytes, length: int) -> None:
         assert length >= 0
         self.unhealthy.pop(key, None)
 
-    def failed(self, key: bytes, reason: str) -> None:
+    def on_failed(self, key: bytes, reason: str) -> None:
         self.unhealthy[key] = reason
 
     def forget(self, key: bytes) -> None:
@@ -90,12 +102,15 @@ class Replica:
 class Node:
     """A datanode that is a member of the pipeline, or has nothing but a copy."""
 
-    def __init__(self, name: str, folder: Path, *, member: bool = True) -> None:
+    def __init__(
+        self, name: str, folder: Path, *, member: bool = True, fatal: Callable[[BaseException], None] | None = None
+    ) -> None:  # fmt: skip
+        """``fatal`` is told what would end the process; without it, that is raised where it happens."""
         self.name = name
         self.notes: list[str] = []
         self.store = BlockStore(folder / name)
         self.replica = Replica()
-        config = DatanodeConfig(
+        self.config = DatanodeConfig(
             node=name,
             cluster="test",
             host="127.0.0.1",
@@ -105,7 +120,13 @@ class Node:
             data_dir=folder / name,
         )
         self.pipelines = Pipelines(
-            config, self.store, "", clock=SystemClock(), note=self._note, fatal=self._fatal, opened=lambda: None
+            self.config,
+            self.store,
+            "",
+            clock=SystemClock(),
+            note=self._note,
+            fatal=fatal or self._fatal,
+            opened=lambda: None,
         )
         if member:
             self.replica.put(row_of())

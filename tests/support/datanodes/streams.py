@@ -26,9 +26,11 @@ from datanode_processors.errors import BlockError
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.ports import Readable
 from datanode_processors.wire.server import StreamServer
-from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, read_hello, read_record
+from datanode_processors.wire.wire import Wire, WireClosed, connect, failure, read_error, read_record, refusal
 from schemas import stream_errors
 from schemas.codecs.codec import encode
+from schemas.conversation.conversation import ConversationFailed, PeerGreeted, PeerRefused, own_hello
+from schemas.conversation.states import ConversationRole
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
@@ -51,6 +53,11 @@ _CHECKSUM = Struct(">I")
 
 def checksums_of(data: bytes, cell: int = CELL) -> bytes:
     return b"".join(_CHECKSUM.pack(crc32c(data[at : at + cell])) for at in range(0, len(data), cell))
+
+
+def hello_frame(name: str, cluster: str = CLUSTER) -> bytes:
+    """Return the HELLO of a peer, as bytes: for peers that break the rules after it."""
+    return encode_frame(Kind.HELLO, encode(own_hello(name, cluster)))
 
 
 class Addressed(Protocol):
@@ -102,7 +109,7 @@ class Taking:
             raise BlockError(stream_errors.NO_SUCH_BLOCK, f"no block {request.container_id}/{request.local_id}")
         return Readable(length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums)
 
-    def found_corrupt(self, container_id: int, local_id: int, offset: int) -> None:
+    def on_corrupt_cell(self, container_id: int, local_id: int, offset: int) -> None:
         self.corrupt.append((container_id, local_id, offset))
 
 
@@ -228,8 +235,16 @@ class Client:
 
     def __init__(self, address: str, cluster: str = CLUSTER) -> None:
         self.wire: Wire = connect(address, TIMEOUT_S)
-        self.wire.wait_send(hello_frame("client", cluster), timeout_s=TIMEOUT_S)
-        self.hello = read_hello(self.wire.wait_frame(TIMEOUT_S), cluster)
+        talk = self.wire.conversation(ConversationRole.CLIENT, own_hello("client", cluster))
+        self.wire.wait_send(talk.hello(), timeout_s=TIMEOUT_S)
+        try:
+            greeted = self.wire.wait_event(talk, TIMEOUT_S)
+        except ConversationFailed as error:
+            raise failure(error) from error
+        if isinstance(greeted, PeerRefused):
+            raise refusal(greeted.error)
+        assert isinstance(greeted, PeerGreeted), greeted
+        self.hello = greeted.hello
         self.sequence = 0
         self.ended = -1
         """Sequence number of END, once it is about to be sent."""

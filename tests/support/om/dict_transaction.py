@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
+from replicated_db.core.execution.transaction import CHECKPOINT_NAME
 from replicated_db.core.ports import RowPage
 from replicated_db.core.tables.merge import ADD_INT64
 from schemas.column_families import OM_COLUMN_FAMILIES
@@ -49,6 +50,7 @@ class DictTransaction:
         self.index = index
         self.feature_level = LATEST
         self.writes: list[Write] = []
+        self.checkpoint_name: str | None = None
         self._base = base
         self._own: dict[str, dict[bytes, bytes | None]] = defaultdict(dict)
 
@@ -78,6 +80,11 @@ class DictTransaction:
         ADD_INT64.check(operand)
         self._own[cf][key] = ADD_INT64.merge(self.get(cf, key), operand)
         self.writes.append(("merge", cf, key))
+
+    def checkpoint(self, name: str) -> None:
+        assert CHECKPOINT_NAME.fullmatch(name), name
+        assert self.checkpoint_name is None, name
+        self.checkpoint_name = name
 
     def commit(self) -> None:
         for cf, rows in self._own.items():

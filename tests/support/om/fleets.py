@@ -84,7 +84,7 @@ class SmallCluster:
                     for number, generation in follows
                 ]
                 held = list(self.holds.get(name, {}).values())
-                self.fleet.hear(heartbeat(name, rack, pipelines=reports, containers=held), self.now_ms)
+                self.fleet.on_heartbeat(heartbeat(name, rack, pipelines=reports, containers=held), self.now_ms)
 
     def _leads(self, name: str, partition: int) -> bool:
         living = [one.datanode for one in self.rows[partition].members if one.datanode not in self.down]

@@ -17,13 +17,14 @@ from om_processors.execution.requests import LATE_REQUEST_TYPES
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.namespace import ids
 from om_processors.namespace.context import Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.execution.retry import RETENTION_MS
 from replicated_db.core.leading.leader import Append, Deposed, Leader, LeaderLimits, Proposal, Wait, claim_for
 from replicated_db.core.tables.memory import ManualClock, MemoryAppender, MemoryLog, MemoryStore, SequenceIds
 from schemas.codecs.codec import decode, decode_as, encode
 from schemas.records.log import LATE_MODE, LEADER_MODE, RequestBatch
-from schemas.records.messages import SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
+from schemas.records.messages import BATCH_BEGINNERS, SHARD_COMMANDS, Request, RequestBody, Response, SetRequestMode
 from schemas.result_codes import CALL_ID_REUSED, REQUEST_EXPIRED
 
 PIPELINES = ("p1", "p2")
@@ -44,7 +45,7 @@ class LateNode:
     log: MemoryLog
     name: str
     executor: OMExecutor = field(default_factory=lambda: OMExecutor(Contexts(shard=0, shards=1, pipelines=PIPELINES)))
-    store: MemoryStore = field(default_factory=lambda: MemoryStore(OM_FAMILIES.names))
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(OM_FAMILIES.names, kept=CHECKPOINT_PREFIX))
 
     def __post_init__(self) -> None:
         identity = Identity(cluster=CLUSTER, shard=0, shards=1, node=self.name)
@@ -174,7 +175,8 @@ class LateWorld:
             client_id=found.client_id, call_id=call_id.to_bytes(8, "big"),
             # Switching commands differ between worlds, and are to leave the same row.
             request_hash=xxh3_128_digest(b"%d" % number), first_sent_at_ms=found.first_sent_at_ms,
-            request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, SHARD_COMMANDS),
+            request_type=type(body).__name__, body=found, reply_to=number, begins_batch=isinstance(body, BATCH_BEGINNERS),
+            when_prepared=isinstance(body, SHARD_COMMANDS),
         )  # fmt: skip
         self.sent.append(proposal)
         return proposal

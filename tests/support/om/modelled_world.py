@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from om_processors.errors import OMError
 from om_processors.namespace import tables
+from om_processors.namespace.context import Result
 from om_processors.serving import queries
 from replicated_db.core.tables.merge import decode_int64
 from schemas.codecs.codec import decode, encode
-from schemas.column_families import DELETED_TABLE, OPEN_KEY_TABLE, USAGE_TABLE
+from schemas.column_families import DELETED_TABLE, KEY_TABLE, OPEN_KEY_TABLE, SNAPSHOT_TABLE, USAGE_TABLE
 from schemas.records import messages as m
 from tests.support.om.om_model import Model, Refusal
 from tests.support.om.om_world import World
@@ -22,7 +23,7 @@ class ModelledWorld:
         self.status = "OK"
         """Status of the last request."""
 
-    def do(self, body: m.RequestBody, caller: str = "ann") -> m.KeySession | m.AllocatedBlock | None:
+    def do(self, body: m.RequestBody, caller: str = "ann") -> Result:
         """Execute on both; they must agree on the status and on how many blocks there are. Return None if refused."""
         world = self.world
         before = world.tables.rows()
@@ -40,7 +41,7 @@ class ModelledWorld:
         assert status == expected, (body, status, expected)
         self.status = status
         if status == "OK":
-            handed_out = result.blocks if isinstance(result, m.KeySession) else [result.block] if result else []
+            handed_out = getattr(result, "blocks", [result.block] if isinstance(result, m.AllocatedBlock) else [])
             assert len(handed_out) == blocks
         return result
 
@@ -103,6 +104,35 @@ class ModelledWorld:
         assert {key: len(decode(value).blocks) for key, value in rows[DELETED_TABLE].items()} == self.model.deleted
         reclaimed = [block for value in rows[DELETED_TABLE].values() for block in decode(value).blocks]
         assert len({block.local_id for block in reclaimed}) == len(reclaimed)
+
+    def assert_snapshots(self) -> None:
+        """Their rows are as they should be, and each can still read what it could when it was made."""
+        view = self.world.tables
+        rows = {key: decode(value) for key, value in view.iterate(SNAPSHOT_TABLE, b"")}
+        assert {
+            key: (
+                row.snapshot, row.state, row.snapshot_id, row.checkpoint, row.index, row.creation_time_ms,
+                row.deletion_time_ms, row.creator, row.referenced_bytes, row.referenced_keys, row.properties,
+                row.bucket_object_id,
+            )
+            for key, row in rows.items()
+        } == {
+            key: (
+                one.name, "DELETED" if one.deleted_ms else "ACTIVE", one.index << 8, f"snapshot-{one.index << 8}",
+                one.index, one.made_ms, one.deleted_ms, one.creator, one.size, len(one.keys), one.properties,
+                self.born(key) << 8,
+            )
+            for key, one in self.model.snapshot_rows().items()
+        }  # fmt: skip
+        there = {
+            decode(value).object_id >> 8 for cf in (KEY_TABLE, DELETED_TABLE) for _, value in view.iterate(cf, b"")
+        }
+        assert self.model.lost_versions(there) == []
+
+    def born(self, row: bytes) -> int:
+        """Return the index at which the bucket of a row was born."""
+        _, volume, bucket, _ = row.decode().split("/")
+        return self.model.volumes[volume].buckets[bucket].born
 
     def assert_every_row_is_encoded_one_way(self) -> None:
         for (cf, _), value in self.world.tables.rows().items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from schemas.records import messages as m
 
@@ -48,12 +49,37 @@ class Session:
 
 
 @dataclass
+class Snapshot:
+    name: str
+    index: int
+    made_ms: int
+    creator: str
+    size: int
+    keys: dict[int, int]
+    """Blocks of its keys, by the index at which each was born: what it must be able to read."""
+    properties: dict[str, str] = field(default_factory=dict)
+    deleted_ms: int = 0
+
+
+@dataclass
+class Retired:
+    """A row of deletedTable."""
+
+    bucket: tuple[str, str]
+    born: int
+    at: int
+    committed: bool
+    """Whether it was a key that could be read: not an expired session, nor blocks that a commit has left over."""
+
+
+@dataclass
 class Bucket:
     owner: str
     bytes_quota: int
     keys_quota: int
     born: int
     keys: dict[str, Key] = field(default_factory=dict)
+    snapshots: list[Snapshot] = field(default_factory=list)
 
     def used(self) -> int:
         return sum(key.size for key in self.keys.values())
@@ -93,9 +119,11 @@ class Model:
         self.sessions: dict[tuple[str, str, int], Session] = {}
         self.deleted: dict[bytes, int] = {}
         """Rows of deletedTable, by their key: how many blocks each leaves to be deleted."""
-        self.level = 6
+        self.retired: dict[bytes, Retired] = {}
+        """The same rows: what they were."""
+        self.level = 7
         """What the shard may do: pipelines and datanodes from level 3 on, open keys expire from level 4 on, a quota bounds what is allocated from
-        level 5 on, pipelines are opened again from level 6 on."""
+        level 5 on, pipelines are opened again from level 6 on, buckets have snapshots from level 7 on."""
         self.pipelines: dict[int, tuple[list[str], str, int]] = {}
         self.datanodes: dict[str, str] = {}
 
@@ -125,13 +153,96 @@ class Model:
         assert session is not None
         return session
 
-    def retire(self, body, born: int, blocks: int) -> None:
+    def retire(self, body, born: int, blocks: int, index: int, *, committed: bool = True) -> None:
         """Leave blocks of the object that was born at an index."""
-        self.leave(f"/{body.volume}/{body.bucket}/{body.key}", born, blocks)
+        self.leave((body.volume, body.bucket), body.key, born, blocks, index, committed=committed)
 
-    def leave(self, path: str, born: int, blocks: int) -> None:
+    def leave(self, bucket: tuple[str, str], key: str, born: int, blocks: int, index: int, *, committed: bool) -> None:
         if blocks:
-            self.deleted[f"{path}/{born << 8}".encode()] = blocks
+            row = f"/{bucket[0]}/{bucket[1]}/{key}/{born << 8}".encode()
+            self.deleted[row] = blocks
+            self.retired[row] = Retired(bucket, born, index, committed)
+
+    # ---- snapshots
+
+    def snapshots_of(self, bucket: tuple[str, str]) -> list[Snapshot]:
+        volume = self.volumes.get(bucket[0])
+        found = None if volume is None else volume.buckets.get(bucket[1])
+        return [] if found is None else found.snapshots
+
+    def is_needed(self, row: bytes) -> bool:
+        """Whether a snapshot was made after a version was opened, and before it was retired."""
+        it = self.retired[row]
+        return it.committed and any(it.born < one.index <= it.at for one in self.snapshots_of(it.bucket))
+
+    def snapshot(self, body) -> tuple[Bucket, Snapshot]:
+        bucket = self.bucket(body)
+        found = [one for one in bucket.snapshots if one.name == body.snapshot and not one.deleted_ms]
+        refuse_unless(bool(found), "FILE_NOT_FOUND")
+        return bucket, found[0]
+
+    @staticmethod
+    def has(bucket: Bucket, name: str) -> bool:
+        return any(one.name == name and not one.deleted_ms for one in bucket.snapshots)
+
+    def snapshot_rows(self) -> dict[bytes, Snapshot]:
+        """Return what snapshotTable holds."""
+        return {
+            f"/{volume}/{bucket}/{f'#{one.index << 8}' if one.deleted_ms else one.name}".encode(): one
+            for volume, its in self.volumes.items()
+            for bucket, here in its.buckets.items()
+            for one in here.snapshots
+        }
+
+    def lost_versions(self, there: set[int]) -> list[tuple[str, int]]:
+        """Return what snapshots can read no more, by their names: versions that were born at an index which is not ``there``."""
+        return [
+            (one.name, born)
+            for one in self.snapshot_rows().values()
+            for born, blocks in one.keys.items()
+            if blocks and born not in there
+        ]
+
+    def CreateSnapshot(self, body: m.CreateSnapshot, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(not body.snapshot or legal(body.snapshot), "INVALID_SNAPSHOT_ERROR")
+        self.needs(7)
+        bucket = self.bucket(body)
+        refuse_unless(not self.has(bucket, body.snapshot), "FILE_ALREADY_EXISTS")
+        name = body.snapshot
+        if not name:
+            stamp = f"{datetime.fromtimestamp(now_ms // 1000, UTC):s%Y%m%d-%H%M%S}.{now_ms % 1000:03}"
+            name = next(one for one in (stamp, *(f"{stamp}-{n}" for n in range(2, 300))) if not self.has(bucket, one))
+        keys = {key.born: key.blocks for key in bucket.keys.values()}
+        bucket.snapshots.append(Snapshot(name, index, now_ms, caller, bucket.used(), keys))
+
+    def DeleteSnapshot(self, body: m.DeleteSnapshot, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(legal(body.snapshot), "INVALID_SNAPSHOT_ERROR")
+        self.needs(7)
+        self.snapshot(body)[1].deleted_ms = now_ms
+
+    def RenameSnapshot(self, body: m.RenameSnapshot, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(legal(body.snapshot) and legal(body.to), "INVALID_SNAPSHOT_ERROR")
+        self.needs(7)
+        bucket, found = self.snapshot(body)
+        refuse_unless(not self.has(bucket, body.to), "FILE_ALREADY_EXISTS")
+        found.name = body.to
+
+    def SetSnapshotProperty(self, body: m.SetSnapshotProperty, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(legal(body.snapshot), "INVALID_SNAPSHOT_ERROR")
+        refuse_unless(bool(body.properties) and "" not in body.properties, "INVALID_REQUEST")
+        self.needs(7)
+        found = self.snapshot(body)[1]
+        found.properties = {name: value for name, value in {**found.properties, **body.properties}.items() if value}
+
+    def PurgeSnapshots(self, body: m.PurgeSnapshots, caller: str, index: int, now_ms: int) -> None:
+        refuse_unless(1 <= len(body.rows) == len(set(body.rows)), "INVALID_REQUEST")
+        refuse_unless(all(b"/#" in row for row in body.rows), "INVALID_REQUEST")
+        refuse_unless(body.shard == 0, "WRONG_SHARD")
+        self.needs(7)
+        gone = [self.snapshot_rows().get(row) for row in body.rows]
+        for volume in self.volumes.values():
+            for bucket in volume.buckets.values():
+                bucket.snapshots = [one for one in bucket.snapshots if one not in gone]
 
     # ---- datanodes
 
@@ -177,7 +288,8 @@ class Model:
         refuse_unless(body.shard == 0, "WRONG_SHARD")
         self.needs(3)
         for row in body.rows:
-            self.deleted.pop(row, None)
+            if row in self.deleted and not self.is_needed(row):
+                del self.deleted[row], self.retired[row]
 
     # ---- volumes and buckets
 
@@ -243,6 +355,7 @@ class Model:
 
     def DeleteBucket(self, body: m.DeleteBucket, caller: str, index: int, now_ms: int) -> None:
         refuse_unless(not self.bucket(body).keys, "BUCKET_NOT_EMPTY")
+        refuse_unless(not self.bucket(body).snapshots, "CONTAINS_SNAPSHOT")
         del self.volumes[body.volume].buckets[body.bucket]
 
     # ---- keys
@@ -298,9 +411,9 @@ class Model:
         self.fits(bucket, body.key, body.size)
         blocks = len(body.blocks) or session.used_by(body.size)
         replaced = bucket.keys.get(body.key)
-        self.retire(body, index, session.key.blocks - blocks)
+        self.retire(body, index, session.key.blocks - blocks, index, committed=False)
         if replaced:
-            self.retire(body, replaced.born, replaced.blocks)
+            self.retire(body, replaced.born, replaced.blocks, index)
         bucket.keys[body.key] = Key(
             body.size,
             replaced.owner if replaced else session.key.owner,
@@ -315,7 +428,7 @@ class Model:
         bucket = self.bucket(body)
         refuse_unless(body.key in bucket.keys, "KEY_NOT_FOUND")
         key = bucket.keys.pop(body.key)
-        self.retire(body, key.born, key.blocks)
+        self.retire(body, key.born, key.blocks, index)
 
     def RenameKey(self, body: m.RenameKey, caller: str, index: int, now_ms: int) -> None:
         bucket = self.bucket(body)
@@ -332,5 +445,6 @@ class Model:
         for (volume, bucket, session_id), session in list(self.sessions.items()):
             path = f"/{volume}/{bucket}/{session.name}"
             if f"{path}/{session_id}".encode() in body.rows and session.key.modified_ms < body.modified_before_ms:
-                self.leave(path, session.key.born, session.key.blocks)
+                key = session.key
+                self.leave((volume, bucket), session.name, key.born, key.blocks, index, committed=False)
                 del self.sessions[volume, bucket, session_id]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import Appender, DeliveryReport, Log, OffsetOutOfRange, RowPage, Store
+from replicated_db.core.ports import MAX_CHECKPOINTS, Appender, DeliveryReport, Log, OffsetOutOfRange, RowPage, Store
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES, RETRY
 from tests.support.replicated.kit import FAMILIES
 
@@ -170,9 +170,30 @@ class StoreSuite:
         assert read_checkpoint("one") == dict(ROWS[2:])
         assert list(filled.iterate("things", b"")) == ROWS[2:]
 
+    def test_checkpoints_of_the_prefix_are_kept_until_they_are_dropped(
+        self, filled: Store, read_checkpoint: Callable[[str], dict[bytes, bytes]]
+    ):
+        """The suite's stores are opened with ``kept="keep-"``."""
+        assert list(filled.checkpoint_names()) == []
+        for number in range(2 * MAX_CHECKPOINTS):
+            filled.checkpoint(f"keep-{number}")
+            filled.checkpoint(f"other-{number}")
+        kept = {f"keep-{number}" for number in range(2 * MAX_CHECKPOINTS)}
+        youngest = {f"other-{number}" for number in range(MAX_CHECKPOINTS, 2 * MAX_CHECKPOINTS)}
+        assert set(filled.checkpoint_names()) == kept | youngest
+        filled.drop_checkpoint("keep-0")
+        filled.drop_checkpoint("keep-0")
+        filled.drop_checkpoint("never there")
+        assert set(filled.checkpoint_names()) == (kept | youngest) - {"keep-0"}
+        assert read_checkpoint("keep-1") == dict(ROWS)
+        filled.write([("things", b"0", None)])
+        filled.checkpoint("keep-0")
+        assert read_checkpoint("keep-0") == dict(ROWS[1:])
+
     def test_pages(self, filled: Store):
         assert filled.page("things", b"", 2) == RowPage(rows=ROWS[:2], more=True)
         assert filled.page("things", b"1\x00", 10) == RowPage(rows=ROWS[2:], more=False)
+        assert filled.page("things", b"", len(ROWS)) == RowPage(rows=ROWS, more=False)
         assert filled.page("things", b"x", 10) == filled.page("counters", b"", 1) == RowPage(rows=[], more=False)
         with pytest.raises(StoreFailure):
             filled.page("no such family", b"", 1)
@@ -204,6 +225,8 @@ class StoreSuite:
             filled.snapshot,
             filled.sync,
             lambda: filled.checkpoint("c"),
+            filled.checkpoint_names,
+            lambda: filled.drop_checkpoint("c"),
         ):
             with pytest.raises(StoreFailure):
                 call()

@@ -167,7 +167,7 @@ class Pipelines:
             length=put.length, bytes_per_checksum=put.bytes_per_checksum, checksums=put.checksums, stored=written
         )
 
-    def found_corrupt(self, container_id, local_id, offset):
+    def on_corrupt_cell(self, container_id, local_id, offset):
         self.corrupt.append((local_id, offset))
         if self.notices:
             self.unhealthy.add((container_id, local_id))

@@ -61,3 +61,12 @@ def test_a_lost_mark_is_refused() -> None:
     for text in ("", BEGIN, END + BEGIN):
         with pytest.raises(ValueError, match="lost a mark"):
             updated(text, "new\n")
+
+
+def test_both_clients_begin_with_the_same_settings() -> None:
+    """Who goes from one to the other finds the same deadline, limit and lingering."""
+    awaited = inspect.signature(AsyncClient).parameters
+    plain = inspect.signature(Client).parameters
+    shared = [name for name in plain if name in awaited]
+    assert {"deadline_ms", "max_in_flight", "max_linger_ms", "connect_timeout_ms"} <= set(shared)
+    assert {name: plain[name].default for name in shared} == {name: awaited[name].default for name in shared}

@@ -16,15 +16,20 @@ from schemas.records.messages import (
     AllocatedBlock,
     CommitKey,
     CreateBucket,
+    CreatedSnapshot,
     CreateKey,
+    CreateSnapshot,
     CreateVolume,
     DeleteBucket,
     DeleteKey,
+    DeleteSnapshot,
     DeleteVolume,
     KeySession,
     LogDigestBase,
     RenameKey,
+    RenameSnapshot,
     SetBucketProperty,
+    SetSnapshotProperty,
     SetVolumeProperty,
 )
 from schemas.records.rows import BlockLocation
@@ -52,6 +57,12 @@ CALLS = [
      CommitKey(volume="v", bucket="b", key="k", session_id=7, size=5, blocks=[BLOCK])),
     (lambda c: c.delete_key("v", "b", "k"), DeleteKey(volume="v", bucket="b", key="k")),
     (lambda c: c.rename_key("v", "b", "k", "l"), RenameKey(volume="v", bucket="b", from_key="k", to_key="l")),
+    (lambda c: c.create_snapshot("v", "b", "s"), CreateSnapshot(volume="v", bucket="b", snapshot="s")),
+    (lambda c: c.create_snapshot("v", "b"), CreateSnapshot(volume="v", bucket="b", snapshot="")),
+    (lambda c: c.delete_snapshot("v", "b", "s"), DeleteSnapshot(volume="v", bucket="b", snapshot="s")),
+    (lambda c: c.rename_snapshot("v", "b", "s", "t"), RenameSnapshot(volume="v", bucket="b", snapshot="s", to="t")),
+    (lambda c: c.set_snapshot_properties("v", "b", "s", {"a": "1"}),
+     SetSnapshotProperty(volume="v", bucket="b", snapshot="s", properties={"a": "1"})),
     (lambda c: c.log_digest_base(1, 5, slots=(1,), sums=(2,), basis="oracle"),
      LogDigestBase(shard=1, index=5, slots=[1], sums=[2], basis="oracle")),
 ]  # fmt: skip
@@ -64,6 +75,8 @@ def prepared() -> MemoryCluster:
     def apply(body):
         if isinstance(body, CreateKey):
             return KeySession(session_id=7, object_id=6, blocks=[BLOCK])
+        if isinstance(body, CreateSnapshot):
+            return CreatedSnapshot(snapshot=body.snapshot or "made", snapshot_id=8)
         return AllocatedBlock(block=BLOCK) if isinstance(body, AllocateBlock) else None
 
     cluster.apply = apply  # type: ignore[method-assign]

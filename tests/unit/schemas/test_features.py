@@ -16,6 +16,7 @@ from schemas.records.messages import (
     FLEET_REQUESTS,
     LEADER_REQUESTS,
     SHARD_COMMANDS,
+    SNAPSHOT_REQUESTS,
     CreateVolume,
     ExpireOpenKeys,
     PurgeBlocks,
@@ -44,8 +45,8 @@ def test_every_version_of_every_schema_has_a_level(folder: Path):
     assert features.version_at(folder.name, features.LATEST) == released
 
 
-def test_only_requests_without_a_volume_are_tied_to_a_level():
-    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS}
+def test_only_requests_without_a_volume_and_those_of_snapshots_are_tied_to_a_level():
+    assert set(features.COMMANDS) <= {*SHARD_COMMANDS, *FLEET_REQUESTS, *LEADER_REQUESTS, *SNAPSHOT_REQUESTS}
     assert features.level_of_command(CreateVolume(volume="v")) == features.INITIAL
 
 
@@ -73,7 +74,7 @@ def request(body: RequestBody) -> Request:
 def test_until_finalize_older_software_reads_the_requests_of_the_log(body: RequestBody):
     """What a RequestBatch holds at a level is written with that level's schema."""
     level = features.level_of_command(body)
-    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 4)):
+    for at, version in ((level, features.version_at("Request", level)), (features.LATEST, 5)):
         value = encode_at(request(body), at)
         assert value[2:10] == registry.version("Request", version).fingerprint
         assert decode(value) == request(body)

@@ -146,7 +146,7 @@ def test_schemas_live_in_the_module_of_their_folder():
 def test_column_families_are_the_contract():
     assert OM_COLUMN_FAMILIES == (
         "retryTable", "volumeTable", "bucketTable", "keyTable", "openKeyTable", "deletedTable", "usageTable",
-        "pipelineTable", "datanodeTable",
+        "pipelineTable", "datanodeTable", "snapshotTable",
     )  # fmt: skip
     assert OM_COLUMN_FAMILIES[0] == RETRY_TABLE
     assert BUCKETS == 256

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
 
+import pytest
+from confluent_kafka import KafkaException
 from rich.console import Console
 
+from schemas.codecs.codec import encode
 from schemas.records.messages import Verdict
+from schemas.topics import DN_LOG, OM_VERDICTS
 from spark_streaming import dashboard
-from spark_streaming.dashboard import LatestVerdicts, table_of
+from spark_streaming.dashboard import LatestVerdicts, consume, follow, table_of
+from tests.support.local.memory_broker import MemoryBroker, memory_broker
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -46,3 +53,125 @@ def test_the_table_says_it():
     console.print(table_of([EQUAL, bad], now_ms=4000))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(word in text for word in ("om1", "equal", "om2", "diverged", "7 slots differ", "3 s"))
+
+
+def shown(verdicts: list[Verdict], now_ms: int = 4000, width: int = 160) -> list[list[str]]:
+    """Return the cells of the table's rows, the header first."""
+    console = Console(file=StringIO(), width=width)
+    console.print(table_of(verdicts, now_ms, width))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return [
+        [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")] for line in lines if line[0] in "┃│"
+    ]
+
+
+def test_each_verdict_is_a_row_of_the_table():
+    lost = replace(EQUAL, node="", log=DN_LOG, verdict="diverged", basis="log", differing_slots=7, reason="x" * 99)
+    assert shown([EQUAL, lost]) == [
+        ["log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"],
+        ["om.log", "0", "om1", "incremental", "equal", "5", "10", "", "3 s", ""],
+        ["dn.log", "0", "-", "log", "diverged", "5", "10", "7", "3 s", "x" * 60],
+    ]
+
+
+def test_a_verdict_of_a_clock_that_is_ahead_has_no_age():
+    assert shown([EQUAL], now_ms=10)[1][8] == "0 s"
+    assert [shown([EQUAL], now_ms=1000 + age)[1][8] for age in (999, 1000)] == ["0 s", "1 s"]
+
+
+@pytest.mark.parametrize(("name", "least"), dashboard.GOING)
+def test_a_narrow_terminal_has_fewer_columns(name: str, least: int):
+    """A column goes where the words of it would be broken."""
+    names = [[column.header for column in table_of([EQUAL], 0, width).columns] for width in (least, least - 1)]
+    assert [name in one for one in names] == [True, False]
+
+
+def test_the_object_managers_log_comes_first():
+    latest = LatestVerdicts()
+    for changed in ({"log": DN_LOG}, {"shard": 1}, {"node": "om2"}, {"basis": "scrubbed"}, {}):
+        latest.add(replace(EQUAL, **changed))
+    assert [(one.log, one.shard, one.node, one.basis) for one in latest] == [
+        ("om.log", 0, "om1", "incremental"),
+        ("om.log", 0, "om1", "scrubbed"),
+        ("om.log", 0, "om2", "incremental"),
+        ("om.log", 1, "om1", "incremental"),
+        ("dn.log", 0, "om1", "incremental"),
+    ]
+
+
+# Read from a broker.
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryBroker]:
+    monkeypatch.setattr(dashboard, "POLL_SECONDS", 0.02)
+    with memory_broker() as broker:
+        yield broker
+
+
+@contextmanager
+def consuming(servers: str, *, from_start: bool = True) -> Iterator[Iterator[list[Verdict]]]:
+    """Consume, and close the consumer at the end of the block: generators close what they have opened."""
+    found = consume(servers, from_start=from_start)
+    try:
+        yield found
+    finally:
+        assert isinstance(found, Generator)
+        found.close()
+
+
+def values(*nodes: str) -> list[bytes]:
+    return [encode(replace(EQUAL, node=node)) for node in nodes]
+
+
+def test_the_view_shows_what_was_there_and_leaves_out_what_is_no_verdict(broker: MemoryBroker):
+    broker.append(OM_VERDICTS, *values("om1"), b"nonsense", None, b"", *values("om2"))
+    broker.append(OM_VERDICTS, *values("om3"), partition=3)
+    console = Console(file=StringIO(), width=160)
+    latest = follow(broker.bootstrap_servers, console=console, until=lambda latest: latest.seen >= 3)
+    assert sorted(verdict.node for verdict in latest) == ["om1", "om2", "om3"]
+    assert all(node in console.file.getvalue() for node in ("om1", "om2", "om3"))  # type: ignore[attr-defined]
+
+
+def test_a_view_from_the_end_shows_only_what_comes(broker: MemoryBroker):
+    broker.append(OM_VERDICTS, *values("om1"))
+    with consuming(broker.bootstrap_servers, from_start=False) as found:
+        assert next(found) == []
+        broker.append(OM_VERDICTS, *values("om2"))
+        assert [one.node for one in next(batch for batch in found if batch)] == ["om2"]
+
+
+def test_each_viewer_sees_everything(broker: MemoryBroker):
+    """A viewer commits nothing: the next one begins at the same place."""
+    broker.append(OM_VERDICTS, *values("om1"))
+    for _ in range(2):
+        with consuming(broker.bootstrap_servers) as found:
+            assert [one.node for one in next(batch for batch in found if batch)] == ["om1"]
+
+
+def test_the_view_ends_on_ctrl_c_with_what_it_has(broker: MemoryBroker):
+    broker.append(OM_VERDICTS, *values("om1"))
+
+    def pressed(latest: LatestVerdicts) -> bool:
+        if latest.seen:
+            raise KeyboardInterrupt
+        return False
+
+    latest = follow(broker.bootstrap_servers, console=Console(file=StringIO()), until=pressed)
+    assert [verdict.node for verdict in latest] == ["om1"]
+
+
+def test_a_batch_of_the_view_is_bounded(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dashboard, "MESSAGES_PER_POLL", 3)
+    broker.append(OM_VERDICTS, *values(*map(str, range(7))))
+    with consuming(broker.bootstrap_servers) as found:
+        sizes: list[int] = []
+        while sum(sizes) < 7:
+            sizes.append(len(next(found)))
+    assert max(sizes) <= 3
+
+
+def test_brokers_that_do_not_answer_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dashboard, "METADATA_SECONDS", 0.05)
+    with pytest.raises(KafkaException):
+        next(consume("127.0.0.1:1"))

@@ -133,7 +133,7 @@ def test_replicas_that_are_wrong_alike_are_diverged():
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [({"chain": b"c" * 32}, "chain"), ({"index": 99}, "index 99"), ({"slots": [1, 1], "sums": [1, 1]}, "twice"),
-     ({"slots": [5]}, "slots with"), ({"slots": [9 * 256], "sums": [1]}, "not in 0..2303"),
+     ({"slots": [5]}, "slots with"), ({"slots": [10 * 256], "sums": [1]}, "not in 0..2559"),
      ({"flagged": True}, "flagged")],
 )  # fmt: skip
 def test_reports_that_differ_in_anything_are_diverged(changed, reason):

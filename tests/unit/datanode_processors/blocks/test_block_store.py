@@ -14,6 +14,7 @@ from crc32c import crc32c
 
 from datanode_processors.blocks.block_file import BlockFile
 from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.blocks.space import DiskSpace
 from datanode_processors.errors import BlockError
 from schemas import stream_errors as codes
 from tests.support.datanodes.checksums import checksums_of
@@ -290,6 +291,34 @@ def test_what_is_found_shorter_on_disk_ends_there(store: BlockStore, tmp_path: P
         next(cells)
 
 
+def test_a_writer_keeps_its_block_whatever_became_of_the_file_until_it_ends(store: BlockStore):
+    with store.open_writer(7, 1, 0, CELL) as writer:
+        writer.write(0, DATA[: 3 * CELL])
+        os.truncate(store.container_folder(7) / "1.block", CELL)
+        store.forget_checksums(7, 1)
+        assert store.written_length(7, 1) == 3 * CELL
+    store.forget_checksums(7, 1)
+    assert store.written_length(7, 1) == CELL
+
+
+def test_there_is_nothing_to_forget_of_a_block_that_is_not_there(store: BlockStore):
+    write(store, DATA[:10])
+    assert store.checksums(7, 2, 0) == b""
+    store.forget_checksums(7, 2)
+    assert [(usage.blocks, usage.used_bytes) for usage in store.containers()] == [(1, 10)]
+
+
+def test_a_read_that_the_kernel_cuts_short_goes_on(store: BlockStore, monkeypatch: pytest.MonkeyPatch):
+    """A signal or the file system may end any read early; only nothing at all is the file's end."""
+    write(store, DATA)
+    pread = os.pread
+    store.forget_checksums(7, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pread", lambda descriptor, size, offset: pread(descriptor, min(size, 1000), offset))
+        assert store.checksums(7, 1, len(DATA)) == checksums_of(DATA, CELL)
+    assert read(store) == DATA
+
+
 # ----------------------------------------------------------------------------------------------- fsync and space
 
 
@@ -382,6 +411,37 @@ def test_the_reserve_is_left_free(tmp_path: Path):
             writer.write(0, DATA)
         writer.write(0, b"")
     assert store.written_length(7, 1) == 0
+
+
+def test_the_file_system_is_asked_for_its_room_once_in_sixteen_mebibytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[Path] = []
+    statvfs = os.statvfs
+
+    def ask(path: Path) -> os.statvfs_result:
+        asked.append(path)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", ask)
+    space, mebibyte = DiskSpace(tmp_path, reserve_bytes=0), 1 << 20
+    for _ in range(16):
+        space.take(mebibyte, tmp_path)
+    assert len(asked) == 1
+    space.take(1, tmp_path)
+    assert len(asked) == 2
+    space.take(20 * mebibyte, tmp_path)
+    assert len(asked) == 3, "more than is left of the answer"
+
+
+def test_a_block_that_goes_while_its_container_is_listed_is_left_out(store: BlockStore):
+    for local_id in (1, 2, 3):
+        write(store, DATA[: 100 * local_id], local_id=local_id)
+    listed = store.blocks(7)
+    assert next(listed) == (1, 100)
+    store.delete(7, 2)
+    assert list(listed) == [(3, 300)]
+    assert list(store.blocks(8)) == [], "no such container"
 
 
 def test_a_write_over_the_limit_of_a_file_leaves_what_was_stored(store: BlockStore, tmp_path: Path):

@@ -9,7 +9,8 @@ import pytest
 
 from datanode_processors.blocks import block_file
 from datanode_processors.blocks.block_store import BlockStore
-from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET, begin_writeback
+from datanode_processors.blocks.fsync import CLOSE, NEVER, PACKET, FsyncCount, begin_writeback
+from datanode_processors.errors import BlockError
 
 CELL = 4096
 
@@ -40,3 +41,25 @@ def test_whole_stretches_are_hinted_once_under_close(
             writer.write(offset, data[offset : offset + size])
             offset += size
     assert hinted == expected
+
+
+def test_a_directory_that_is_stored_keeps_no_descriptor(tmp_path: Path):
+    fsyncs, opened = FsyncCount(), os.listdir("/proc/self/fd")
+    for _ in range(3):
+        fsyncs.directory(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        fsyncs.directory(tmp_path / "gone")
+    assert len(os.listdir("/proc/self/fd")) == len(opened)
+    assert (fsyncs.directories, fsyncs.files) == (3, 0), "one that failed does not count"
+
+
+@pytest.mark.parametrize("fsync", [CLOSE, NEVER, PACKET])
+def test_a_sync_has_the_bytes_stored_under_any_policy(tmp_path: Path, fsync: str):
+    store = BlockStore(tmp_path, fsync=fsync)
+    with store.open_writer(1, 1, 0, CELL) as writer:
+        writer.write(0, b"some")
+        before = store.fsyncs.files
+        writer.sync()
+        assert store.fsyncs.files == (before if fsync == PACKET else before + 1), "stored already after the packet"
+    with pytest.raises(BlockError, match="is closed"):
+        writer.sync()

@@ -7,10 +7,12 @@ import pytest
 
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.fsync import NEVER
+from datanode_processors.errors import BlockError
+from datanode_processors.pipeline import chunk_store
 from datanode_processors.pipeline.chunk_store import ChunkStore
 from datanode_processors.pipeline.core.block_tables import DN_FAMILIES, chunk_key, chunk_of_key
 from replicated_db.shell.rocks import RocksStore
-from schemas.column_families import CHUNK_TABLE
+from schemas.column_families import BLOCK_TABLE, CHUNK_TABLE
 from schemas.records.packets import CELL_BYTES
 
 CONTAINER, BLOCK = 256, 1
@@ -108,3 +110,59 @@ def test_a_chunk_whose_fsync_fails_is_kept_whole(store, blocks, monkeypatch):
     store.write(rows([1, 2]))
     delete_all(store)
     assert stored(blocks) == DATA
+
+
+def looked_up(store, monkeypatch):
+    """Return the list of chunks that are read from files from now on."""
+    read, found = store.read_chunk, []
+
+    def look_up(key, mark):
+        found.append(key)
+        return read(key, mark)
+
+    monkeypatch.setattr(store, "read_chunk", look_up)
+    return found
+
+
+def test_what_was_written_last_is_not_read_from_its_file(store, monkeypatch):
+    """Chunks of some MiB, as a client has under way, are well within the limit."""
+    size = 3 << 20
+    found = looked_up(store, monkeypatch)
+    keys = [chunk_key(CONTAINER, BLOCK, size * number) for number in range(2)]
+    for key in keys:
+        store.write([(CHUNK_TABLE, key, bytes(size))])
+    assert [len(store.get(CHUNK_TABLE, key)) for key in keys] == [size, size]
+    assert found == []
+
+
+def test_the_oldest_chunks_make_room_in_memory_and_are_read_from_their_file(store, monkeypatch):
+    monkeypatch.setattr(chunk_store, "MAX_CACHED_BYTES", SIZES[1] + SIZES[2])
+    found = looked_up(store, monkeypatch)
+    store.write(rows(range(3)))
+    for _, key, value in reversed(rows(range(3))):
+        assert store.get(CHUNK_TABLE, key) == value
+    assert found == [chunk_key(CONTAINER, BLOCK, 0)], "the other two are just as many bytes as may be kept"
+
+
+def test_a_snapshot_reads_chunks_as_they_were(store):
+    key = chunk_key(CONTAINER, BLOCK, 0)
+    store.write([*rows(range(3)), (BLOCK_TABLE, b"row", b"value")])
+    snapshot = store.snapshot()
+    store.write([(BLOCK_TABLE, b"row", None)])
+    assert snapshot.get(BLOCK_TABLE, b"row") == b"value"
+    assert snapshot.get(CHUNK_TABLE, key) == DATA[: SIZES[0]]
+    assert snapshot.get(CHUNK_TABLE, chunk_key(CONTAINER, BLOCK + 1, 0)) is None
+    assert list(snapshot.iterate(BLOCK_TABLE, b"")) == [(b"row", b"value")]
+    assert [value for _, value in snapshot.iterate(CHUNK_TABLE, b"")] == [value for _, _, value in rows(range(3))]
+    snapshot.close()
+
+
+def test_a_snapshot_whose_chunks_have_gone_from_the_file_says_so(store, blocks):
+    store.write(rows(range(3)))
+    snapshot = store.snapshot()
+    delete_all(store)
+    assert snapshot.get(CHUNK_TABLE, chunk_key(CONTAINER, BLOCK, 0)) == DATA[: SIZES[0]], "its bytes are still there"
+    blocks.delete(CONTAINER, BLOCK)
+    with pytest.raises(BlockError, match="was deleted while its snapshot was read"):
+        snapshot.get(CHUNK_TABLE, chunk_key(CONTAINER, BLOCK, 0))
+    snapshot.close()

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition, next_state
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import CLOSED, OPEN
 from datanode_processors.pipeline.core.member_registry import (
@@ -21,6 +20,7 @@ from datanode_processors.pipeline.core.member_registry import (
 )
 from schemas import stream_errors as codes
 from schemas.records.datanode import Member, OpenPipeline, PipelineRow
+from schemas.transitions import NoSuchTransition, next_state
 
 PARTITION = 3
 MEMBERS = [Member(datanode=name, address=f"{name}:1", http_address="", rack="") for name in ("dn1", "dn2", "dn3")]
@@ -65,8 +65,8 @@ def registry() -> MemberRegistry:
     """Return a registry with one pipeline that is followed and saved; the log has nothing of it."""
     registry = MemberRegistry()
     registry.ask(FIRST)
-    registry.note_replica(PARTITION)
-    registry.note_saved(PARTITION)
+    registry.on_replica(PARTITION)
+    registry.on_saved(PARTITION)
     return registry
 
 
@@ -89,7 +89,7 @@ def test_a_pipeline_that_is_not_known_is_opened_and_then_saved() -> None:
     assert registry.state_of(PARTITION) is S.ABSENT
     assert registry.ask(FIRST) == (TellOpened(), OpenReplica(), SaveRegistry())
     assert (registry.state_of(PARTITION), registry.opened()) == (S.OPENING, [])
-    registry.note_replica(PARTITION)
+    registry.on_replica(PARTITION)
     assert (registry.state_of(PARTITION), registry.opened()) == (S.FOLLOWED, [FIRST])
 
 
@@ -98,7 +98,7 @@ def test_a_pipeline_whose_replica_could_not_be_opened_is_asked_for_anew() -> Non
     registry.ask(FIRST)
     with pytest.raises(NoSuchTransition):
         registry.ask(FIRST)
-    registry.note_failure(PARTITION)
+    registry.on_failure(PARTITION)
     assert registry.state_of(PARTITION) is S.ABSENT
     assert registry.ask(FIRST) == (TellOpened(), OpenReplica(), SaveRegistry())
 
@@ -110,9 +110,9 @@ def test_what_is_known_and_saved_needs_nothing(registry: MemberRegistry) -> None
 def test_what_could_not_be_saved_is_saved_by_the_next_who_asks() -> None:
     registry = MemberRegistry()
     registry.ask(FIRST)
-    registry.note_replica(PARTITION)
+    registry.on_replica(PARTITION)
     assert registry.ask(FIRST) == (SaveRegistry(),)
-    registry.note_saved(PARTITION)
+    registry.on_saved(PARTITION)
     assert registry.ask(FIRST) == ()
 
 
@@ -120,7 +120,7 @@ def test_what_the_registry_file_has_is_opened_and_not_saved_again() -> None:
     registry = MemberRegistry()
     registry.remember(FIRST)
     assert registry.state_of(PARTITION) is S.OPENING
-    registry.note_replica(PARTITION)
+    registry.on_replica(PARTITION)
     assert registry.ask(FIRST) == ()
 
 
@@ -135,7 +135,7 @@ def test_members_that_have_moved_are_adopted_and_saved(registry: MemberRegistry)
 def test_pipelines_are_listed_by_partition(registry: MemberRegistry) -> None:
     other = replace(FIRST, pipeline="pipeline-1", partition=1)
     registry.ask(other)
-    registry.note_replica(1)
+    registry.on_replica(1)
     assert registry.opened() == [other, FIRST]
 
 
@@ -160,28 +160,28 @@ def test_another_pipeline_on_the_partition_is_refused(registry: MemberRegistry, 
 
 
 def test_a_pipeline_is_open_and_closed_as_the_log_says(registry: MemberRegistry) -> None:
-    registry.note_row(row())
+    registry.on_row(row())
     assert registry.state_of(PARTITION) is S.OPEN
     assert registry.is_for_the_log(FIRST)
-    registry.note_row(row(state=CLOSED))
+    registry.on_row(row(state=CLOSED))
     assert registry.state_of(PARTITION) is S.CLOSED
     assert not registry.is_for_the_log(FIRST)
 
 
 def test_a_closed_pipeline_is_opened_again_as_a_later_generation(registry: MemberRegistry) -> None:
-    registry.note_row(row(state=CLOSED))
+    registry.on_row(row(state=CLOSED))
     assert registry.ask(SECOND) == (TellOpened(), Adopt(), SaveRegistry())
     registry.adopt(SECOND)
     assert registry.state_of(PARTITION) is S.REOPENING
     assert registry.is_for_the_log(SECOND)
-    registry.note_row(row(state=CLOSED))
+    registry.on_row(row(state=CLOSED))
     assert registry.state_of(PARTITION) is S.REOPENING, "it is the earlier generation that is closed"
-    registry.note_row(row(2))
+    registry.on_row(row(2))
     assert registry.state_of(PARTITION) is S.OPEN
 
 
 def test_a_generation_that_the_log_has_already_is_open_when_it_is_asked_for(registry: MemberRegistry) -> None:
-    registry.note_row(row(2))
+    registry.on_row(row(2))
     assert registry.ask(SECOND) == (TellOpened(), Adopt(), SaveRegistry())
     registry.adopt(SECOND)
     assert registry.state_of(PARTITION) is S.OPEN
@@ -190,7 +190,7 @@ def test_a_generation_that_the_log_has_already_is_open_when_it_is_asked_for(regi
 def test_a_generation_that_was_closed_before_anybody_opened_it_is_not_brought_to_the_log(
     registry: MemberRegistry,
 ) -> None:
-    registry.note_row(row(2, CLOSED))
+    registry.on_row(row(2, CLOSED))
     registry.ask(SECOND)
     registry.adopt(SECOND)
     assert registry.state_of(PARTITION) is S.CLOSED
@@ -200,15 +200,15 @@ def test_a_generation_that_was_closed_before_anybody_opened_it_is_not_brought_to
 def test_a_pipeline_of_the_registry_file_is_as_its_row_says() -> None:
     registry = MemberRegistry()
     registry.remember(SECOND)
-    registry.note_replica(PARTITION)
-    registry.note_row(row(1))
+    registry.on_replica(PARTITION)
+    registry.on_row(row(1))
     assert registry.state_of(PARTITION) is S.REOPENING
 
 
 def test_a_row_that_comes_late_says_nothing(registry: MemberRegistry) -> None:
-    registry.note_row(row(2))
-    registry.note_row(row(1, CLOSED))
+    registry.on_row(row(2))
+    registry.on_row(row(1, CLOSED))
     assert registry.state_of(PARTITION) is S.OPEN
-    registry.note_row(row(2, CLOSED))
-    registry.note_row(row(2))
+    registry.on_row(row(2, CLOSED))
+    registry.on_row(row(2))
     assert registry.state_of(PARTITION) is S.CLOSED

@@ -100,7 +100,7 @@ class World:
         """Have a member read the log to its end."""
         for entry in self.log.entries[pipeline.replica.read_offset + 1 :]:
             pipeline.replica.offer(entry.offset, entry.value)
-        pipeline.applied()
+        pipeline.on_applied()
 
 
 @pytest.fixture
@@ -310,17 +310,17 @@ def committed(world: World, length: int = 1000) -> tuple[Pipeline, int]:
 def test_a_watch_is_satisfied_by_what_is_applied_committed_and_verified(world: World) -> None:
     pipeline, index = committed(world)
     assert not pipeline.watch(watch(1000, bcs_id=index)).satisfied
-    pipeline.verified(KEY, 999)
+    pipeline.on_verified(KEY, 999)
     assert not pipeline.watch(watch(1000, bcs_id=index)).satisfied
     assert pipeline.watch(watch(999, bcs_id=index)).satisfied
-    pipeline.verified(KEY, 1000)
+    pipeline.on_verified(KEY, 1000)
     found = pipeline.watch(watch(1000, bcs_id=index))
     assert (found.datanode, found.bcs_id, found.length, found.satisfied) == ("dn1", index, 1000, True)
     assert not pipeline.watch(watch(1000, bcs_id=index + 1)).satisfied
     assert not pipeline.watch(watch(1001)).satisfied
-    pipeline.verified(KEY, 500)
+    pipeline.on_verified(KEY, 500)
     assert pipeline.watch(watch(1000)).satisfied, "an older length takes nothing back"
-    pipeline.failed(KEY, "damaged")
+    pipeline.on_failed(KEY, "damaged")
     assert not pipeline.watch(watch(1)).satisfied
 
 
@@ -330,7 +330,7 @@ def test_a_watch_waits_for_what_may_still_come_and_has_it_verified(world: World)
     waiting = threading.Thread(target=lambda: answers.append(pipeline.watch(watch(1000, timeout_ms=60_000))))
     waiting.start()
     eventually(lambda: world.wanted == [KEY])
-    pipeline.verified(KEY, 1000)
+    pipeline.on_verified(KEY, 1000)
     waiting.join(WAIT_S / 2)
     assert answers
     assert answers[0].satisfied
@@ -339,7 +339,7 @@ def test_a_watch_waits_for_what_may_still_come_and_has_it_verified(world: World)
     )
     ahead.start()
     pipeline.proposals.submit(put(2000)).result(WAIT_S)
-    pipeline.applied()
+    pipeline.on_applied()
     ahead.join(WAIT_S / 2)
     assert answers[1].satisfied
     assert answers[1].length == 2000
@@ -350,7 +350,7 @@ def test_a_watch_has_what_is_committed_verified_as_long_as_there_is_time(
     world: World, monkeypatch: pytest.MonkeyPatch, by_index: bool
 ) -> None:
     pipeline, index = committed(world)
-    pipeline._wanted = lambda _, key: pipeline.verified(key, 1000)
+    pipeline._wanted = lambda _, key: pipeline.on_verified(key, 1000)
     monkeypatch.setattr(f"{MODULE}.time", SimpleNamespace(monotonic=lambda: 5.0))
     assert not pipeline.watch(watch(1000, bcs_id=index, timeout_ms=0)).satisfied
     assert pipeline.watch(watch(1000, bcs_id=index if by_index else 0, timeout_ms=1)).satisfied
@@ -360,7 +360,7 @@ def test_a_divergence_is_reported_before_a_damaged_block(world: World) -> None:
     pipeline = world.member("dn2")
     evidence: Any = SimpleNamespace(index=5)
     pipeline.replica.evidence = evidence
-    pipeline.failed(KEY, "bytes are missing")
+    pipeline.on_failed(KEY, "bytes are missing")
     assert pipeline.report().fault == "divergence at index 5"
 
 
@@ -382,7 +382,7 @@ def test_a_watch_ends_with_its_member(world: World) -> None:
     asking = threading.Thread(target=lambda: found.append(pipeline.watch(watch(1001, timeout_ms=600_000))))
     asking.start()
     pipeline.stop()
-    pipeline.applied()
+    pipeline.on_applied()
     asking.join(WAIT_S / 2)
     assert found
     assert not found[0].satisfied
@@ -400,16 +400,16 @@ def test_a_watch_of_a_deleted_block_is_refused(world: World) -> None:
 
 def test_what_is_unhealthy_is_reported_until_it_is_verified_or_deleted(world: World) -> None:
     pipeline = world.member("dn1")
-    pipeline.failed(KEY, "bytes are missing")
+    pipeline.on_failed(KEY, "bytes are missing")
     report = pipeline.report()
     assert (report.healthy, report.fault) == (False, "bytes are missing")
     assert pipeline.status()["unhealthy_blocks"] == 1
-    pipeline.verified(KEY, 10)
+    pipeline.on_verified(KEY, 10)
     assert pipeline.report().healthy
-    pipeline.failed(KEY, "again")
+    pipeline.on_failed(KEY, "again")
     pipeline.forget(KEY)
     assert pipeline.report().healthy
-    pipeline.verified(KEY, 10)
+    pipeline.on_verified(KEY, 10)
     pipeline.forget(KEY)
     assert KEY not in pipeline._verified
 
@@ -418,5 +418,5 @@ def test_the_blocks_verified_last_are_remembered(world: World, monkeypatch: pyte
     monkeypatch.setattr(f"{MODULE}.MAX_VERIFIED", 2)
     pipeline = world.member("dn1")
     for key in (b"a", b"b", b"a", b"c"):
-        pipeline.verified(key, 1)
+        pipeline.on_verified(key, 1)
     assert list(pipeline._verified) == [b"a", b"c"]

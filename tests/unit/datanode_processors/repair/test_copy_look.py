@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition
 from datanode_processors.repair.core.copy_look import (
     CopyDropped,
     CopyKept,
@@ -27,6 +26,7 @@ from datanode_processors.repair.core.instructions import (
     Instructions,
     LogLine,
 )
+from schemas.transitions import NoSuchTransition
 
 BEGINS = LookBegins()
 COMPARED = LengthsCompared((7, 8), ("a:1", "b:1"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition
 from datanode_processors.errors import BlockError
 from datanode_processors.repair.core.copy_look import CopyDropped, CopyKept
 from datanode_processors.repair.core.copy_repair import (
@@ -39,6 +38,7 @@ from datanode_processors.repair.core.instructions import (
     RepairBlock,
 )
 from schemas import stream_errors as codes
+from schemas.transitions import NoSuchTransition
 
 BEGINS = RepairBegins()
 BAD = CellsRead((1, 4, 9), ("a:1", "b:1"))

@@ -30,9 +30,10 @@ from datanode_processors.repair.core.instructions import LookAt, RepairOne
 from datanode_processors.repair.scrubber import Place, Scrubber, bad_cells
 from datanode_processors.repair.transfer import has_rows, import_container, replace_rows
 from datanode_processors.status import DatanodeStatus
+from replicated_db.shell.system import SystemClock
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
-from schemas.records.datanode import BlockId, BlockRow, ContainerReport, DeleteBlocks, FetchContainer, ListContainer
+from schemas.records.datanode import BlockId, BlockRow, DeleteBlocks, FetchContainer, ListContainer
 from tests.support.datanodes.block_nodes import BCS_ID, BLOCK, CELL, CELLS, CONTAINER, DATA, PARTITION, Node, row_of
 from tests.support.local.waiting import eventually
 
@@ -54,8 +55,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
     """Makes members ``dn1``… that have two blocks in a closed container, and others that have what they fetch."""
     made: list[Node] = []
 
-    def begin(name: str, *, member: bool = True) -> Node:
-        node = Node(name, tmp_path, member=member)
+    def begin(name: str, *, member: bool = True, **options: Any) -> Node:
+        node = Node(name, tmp_path, member=member, **options)
         made.append(node)
         if member:
             node.write()
@@ -98,8 +99,11 @@ def is_whole(node: Node) -> bool:
 
 def healthy(node: Node) -> bool:
     """Return what heartbeats say of the copy."""
-    beats: Any = SimpleNamespace(_pipelines=node.pipelines, _blocks=node.store)
-    reports: list[ContainerReport] = Heartbeats._containers(beats)
+    beats = Heartbeats(
+        node.config, node.store, node.pipelines, streams=lambda: 0, layout_version=1, prepared=lambda: False,
+        clock=SystemClock(), send=lambda *_: None, fatal=lambda _: None,
+    )  # fmt: skip
+    reports = beats.heartbeat().containers
     assert [(report.container_id, report.closed) for report in reports] == [(CONTAINER, True)]
     return reports[0].healthy
 
@@ -241,7 +245,7 @@ def test_health_and_metrics_tell_of_a_damaged_copy(run: Run) -> None:
     member, node = run("dn1"), run("dn4", member=False)
     fetch(node, member)
     pipelines: Any = node.pipelines
-    config = node.pipelines._config
+    config = node.config
     told = DatanodeStatus(config, node.store, pipelines, node.server.snapshot, lambda: 0, lambda: False)
     assert told.health() == (200, {"status": "ok"})
     member.damage(2)
@@ -723,6 +727,21 @@ def test_a_source_that_is_no_address_ends_nothing(run: Run, source: str) -> None
     upkeep.damaged(CONTAINER, BLOCK, "found by a test")
     eventually(lambda: is_whole(node) and healthy(node))
     assert upkeep._thread.is_alive()
+
+
+def test_a_failure_that_nobody_expects_ends_the_process(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its thread nobody would repair copies, and nobody would know."""
+    heard: list[BaseException] = []
+    node = run("dn4", member=False, fatal=heard.append)
+    upkeep = node.pipelines.upkeep
+    failure = MemoryError("as if")
+
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.setattr(upkeep, "save", fail)
+    upkeep.named(CONTAINER, ["127.0.0.1:1"])
+    eventually(lambda: heard == [failure])
 
 
 def test_a_copy_that_was_confirmed_stays_so_when_its_sources_are_named(run: Run) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from datanode_processors.core.transitions import NoSuchTransition, next_state
 from datanode_processors.repair.core import upkeep_plan
 from datanode_processors.repair.core.copy_states import (
     COPY_TRANSITIONS,
@@ -27,6 +26,7 @@ from datanode_processors.repair.core.upkeep_plan import (
     WHOLE,
     UpkeepPlan,
 )
+from schemas.transitions import NoSuchTransition, next_state
 
 CONTAINER, BLOCK = 259, 7
 HERE = (CONTAINER, BLOCK)
@@ -166,7 +166,7 @@ def test_new_sources_are_written_and_not_too_often(plan: UpkeepPlan) -> None:
     assert [plan.take(10), plan.take(10)] == [LOOK, None]
     plan.name_sources(CONTAINER, 10, new=True)
     assert {plan.take(10), plan.take(10)} == {SaveSources(), LOOK}
-    plan.note_saving(10)
+    plan.on_saving(10)
     plan.name_sources(CONTAINER, 11, new=True)
     assert [plan.take(11), plan.take(11), due_s(plan)] == [LOOK, None, 10 + SAVE_S]
 
@@ -233,7 +233,7 @@ def test_sources_that_are_named_and_deletions_hurry_repairs(plan: UpkeepPlan) ->
     plan.find(*HERE, "found", 0)
     for hurry in (
         lambda: plan.name_sources(CONTAINER, 0.5, new=False),
-        lambda: plan.note_deletion([HERE, (CONTAINER, 99)], 0.5),
+        lambda: plan.on_deletion([HERE, (CONTAINER, 99)], 0.5),
     ):
         assert REPAIR in {plan.take(0.5), plan.take(0.5)}
         plan.begin_repair(HERE)
@@ -243,18 +243,18 @@ def test_sources_that_are_named_and_deletions_hurry_repairs(plan: UpkeepPlan) ->
 
 
 def test_a_deletion_has_a_copy_looked_at_that_is_unconfirmed_or_damaged_as_a_whole(plan: UpkeepPlan) -> None:
-    plan.note_deletion([HERE], 0)
+    plan.on_deletion([HERE], 0)
     assert plan.next_due_s() is None
     plan.start_with(CONTAINER, 0)
     look(plan, 0, heard=False)
-    plan.note_deletion([HERE], 0.5)
+    plan.on_deletion([HERE], 0.5)
     assert plan.take(0.5) == LOOK
     plan.begin_look(CONTAINER)
     plan.end_look(CONTAINER, 0.5, heard=True)
-    plan.note_deletion([HERE], 1)
+    plan.on_deletion([HERE], 1)
     assert plan.take(1) is None
     plan.find(CONTAINER, WHOLE, "no rows", 1)
-    plan.note_deletion([HERE], 1)
+    plan.on_deletion([HERE], 1)
     assert {plan.take(1), plan.take(1)} == {LOOK, REPAIR_WHOLE}
 
 

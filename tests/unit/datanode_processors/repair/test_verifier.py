@@ -13,16 +13,17 @@ from typing import Any
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.repair.committed_files import CommittedFiles
 from datanode_processors.repair.core.repairs import Repairs
 from datanode_processors.repair.core.verify_queue import LookThrough
 from datanode_processors.repair.verifier import PEER_TIMEOUT_S
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import hello_frame
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import block_key
 from schemas.conversation.conversation import Event
 from schemas.records.datanode import BlockRow, Member, OpenPipeline, ReadBlock
 from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, PARTITION, Node, row_of
+from tests.support.datanodes.streams import hello_frame
 from tests.support.local.waiting import eventually
 
 
@@ -36,7 +37,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def close(node: Node) -> None:
     replica: Any = node.replica
     node.replica.close()
-    node.pipelines.verifier._files.close(replica, CONTAINER)
+    CommittedFiles(node.store, note=lambda text, **_: node.notes.append(text)).close(replica, CONTAINER)
 
 
 def test_a_closed_container_whose_blocks_are_deleted_is_not_reported(node: Node):
@@ -122,7 +123,7 @@ def test_what_is_found_while_a_repair_ends_is_repaired_too(pair: Pair, found: st
     node, _ = pair
     verifier: Any = node.pipelines.verifier
     replica: Any = node.replica
-    was_verified = replica.verified
+    was_verified = replica.on_verified
     ends: list[int] = []
 
     def verified(key: bytes, length: int) -> None:
@@ -142,7 +143,7 @@ def test_what_is_found_while_a_repair_ends_is_repaired_too(pair: Pair, found: st
             node.damage(2)
             verifier.repair(replica, KEY, 2)
 
-    replica.verified = verified
+    replica.on_verified = verified
     verifier.start()
     verifier.verify(replica, KEY)
     eventually(lambda: ends and is_right(node, DATA if found == "a longer length" else SHORT), timeout_s=10)

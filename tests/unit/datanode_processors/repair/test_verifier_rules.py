@@ -11,6 +11,7 @@ import pytest
 
 from datanode_processors.errors import BlockError
 from datanode_processors.repair import verifier as module
+from datanode_processors.repair.committed_files import CommittedFiles
 from datanode_processors.repair.verifier import Verifier
 from replicated_db.core.errors import StoreFailure
 from schemas import stream_errors as codes
@@ -41,9 +42,9 @@ class Heard(Replica):
         super().__init__()
         self.told: list[tuple[Any, ...]] = []
 
-    def verified(self, key: bytes, length: int) -> None:
+    def on_verified(self, key: bytes, length: int) -> None:
         self.told.append(("verified", key, length))
-        super().verified(key, length)
+        super().on_verified(key, length)
 
     def forget(self, key: bytes) -> None:
         self.told.append(("forget", key))
@@ -67,6 +68,7 @@ class World:
             fatal=self.fatal.append, changed=lambda: self.changes.append(None),
         )  # fmt: skip
         self.verifier._pipelines[PARTITION] = cast(Any, self.replica)
+        self.files: Any = CommittedFiles(self.node.store, note=lambda text, **_: self.notes.append(text))
 
     def members(self, *nodes: Node) -> None:
         members = [Member(datanode=one.name, address=one.address, http_address="", rack="/r") for one in nodes]
@@ -116,15 +118,15 @@ def test_cells_that_are_missing_or_wrong_are_found(
     world.node.write(DATA[:left])
     world.node.damage(*damaged)
     world.node.store.forget_checksums(CONTAINER, BLOCK)
-    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == wrong
+    assert world.files.wrong_cells(CONTAINER, BLOCK, row_of()) == wrong
 
 
 def test_bytes_beyond_the_committed_length_are_not_looked_at(world: World) -> None:
     world.node.write()
     world.node.damage(9)
     world.node.store.forget_checksums(CONTAINER, BLOCK)
-    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL])) == []
-    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL + 100])) == [9]
+    assert world.files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL])) == []
+    assert world.files.wrong_cells(CONTAINER, BLOCK, row_of(DATA[: 9 * CELL + 100])) == [9]
 
 
 def test_a_file_that_was_cut_behind_the_stores_back_is_compared_as_it_is(world: World) -> None:
@@ -132,7 +134,7 @@ def test_a_file_that_was_cut_behind_the_stores_back_is_compared_as_it_is(world: 
     world.node.store.forget_checksums(CONTAINER, BLOCK)
     with world.node.path.open("r+b") as file:
         file.truncate(3 * CELL)
-    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == list(range(3, CELLS))
+    assert world.files.wrong_cells(CONTAINER, BLOCK, row_of()) == list(range(3, CELLS))
 
 
 def test_a_block_that_is_right_is_verified_to_its_committed_length(world: World) -> None:
@@ -196,9 +198,7 @@ def test_a_cell_that_was_read_wrong_is_news_once(world: World) -> None:
     world.verifier.repair(world.replica, KEY, 5)
     assert world.verifier._repairs.cells(PLACE) == {4, 5}
     assert len(world.changes) == 2
-    assert world.verifier._files.wrong_cells(CONTAINER, BLOCK, row_of()) == [4], (
-        "what the store remembered is forgotten"
-    )
+    assert world.files.wrong_cells(CONTAINER, BLOCK, row_of()) == [4], "what the store remembered is forgotten"
 
 
 # --------------------------------------------------------------------------------------------- lists, and what is next
@@ -303,7 +303,7 @@ def test_a_container_that_cannot_be_closed_is_noted(world: World, monkeypatch: p
         raise BlockError(codes.DISK_FULL, "no byte is left")
 
     monkeypatch.setattr(world.node.store, "close_container", refuse)
-    world.verifier._files.close(world.replica, CONTAINER)
+    world.files.close(world.replica, CONTAINER)
     (note,) = world.notes
     assert note.startswith(f"container {CONTAINER} is not closed here: ")
     assert "no byte is left" in note
@@ -311,12 +311,12 @@ def test_a_container_that_cannot_be_closed_is_noted(world: World, monkeypatch: p
 
 def test_a_container_is_closed_at_a_start_if_its_row_says_so_and_it_is_not(world: World) -> None:
     world.node.write()
-    assert not world.verifier._files.is_to_close(world.replica, CONTAINER)
+    assert not world.files.is_to_close(world.replica, CONTAINER)
     world.replica.close()
-    assert world.verifier._files.is_to_close(world.replica, CONTAINER)
+    assert world.files.is_to_close(world.replica, CONTAINER)
     world.verifier._look_through(world.replica)
     assert world.node.store.is_closed(CONTAINER)
-    assert not world.verifier._files.is_to_close(world.replica, CONTAINER)
+    assert not world.files.is_to_close(world.replica, CONTAINER)
 
 
 # -------------------------------------------------------------------------------------------------------------- repairs

@@ -28,7 +28,7 @@ from datanode_processors.wire import server
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.forwarding import Forwarding
 from datanode_processors.wire.peer import Peer
-from datanode_processors.wire.wire import Wire, WireClosed, connect, hello_frame, read_error, split_address
+from datanode_processors.wire.wire import Wire, WireClosed, connect, read_error, split_address
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.records.datanode import (
@@ -63,6 +63,7 @@ from tests.support.datanodes.streams import (
     Datanode,
     NodeProcess,
     Proxy,
+    hello_frame,
     put_block,
     routes_of,
     write_block,
@@ -376,7 +377,7 @@ def test_a_record_that_would_grow_is_not_decoded(patient: Watched, greeted: bool
     bomb = encode_frame(Kind.REQUEST, encode(many_blocks()), sequence=1)
     assert len(bomb) > MIB
     wire = connect(patient.node.address, TIMEOUT_S)
-    wire.wait_hello(TIMEOUT_S)
+    wire.wait_frame(TIMEOUT_S)
     tracemalloc.start()
     try:
         wire.wait_send(HELLO + bomb if greeted else bomb[:CELL], timeout_s=TIMEOUT_S)
@@ -403,7 +404,7 @@ def test_what_is_sent_on_is_not_decoded_either() -> None:
 @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.OPEN, Kind.ERROR])
 def test_a_header_alone_gets_no_room(patient: Watched, kind: Kind) -> None:
     wire = connect(patient.node.address, TIMEOUT_S)
-    wire.wait_hello(TIMEOUT_S)
+    wire.wait_frame(TIMEOUT_S)
     wire.wait_send(HELLO + encode_header(kind, 0, 0, 0, MAX_PAYLOAD_BYTES, 0), timeout_s=TIMEOUT_S)
     assert read_error(wire.wait_frame(TIMEOUT_S)).code == stream_errors.BAD_FRAME
     wire.close()
@@ -470,7 +471,7 @@ def test_what_a_peer_says_does_not_fill_or_forge_the_log(patient: Watched) -> No
     hello = Hello(peer=name, cluster=CLUSTER, min_version=1, max_version=1, max_payload_bytes=1)
     routes = [Route(datanode="y\n" * 14_000, address="z" * 14_000, children=["w" * 14_000])]
     wire.wait_send(encode_frame(Kind.HELLO, encode(hello)) + opening(routes), timeout_s=TIMEOUT_S)
-    wire.wait_hello(TIMEOUT_S)
+    wire.wait_frame(TIMEOUT_S)
     error = read_error(wire.wait_frame(TIMEOUT_S))
     assert error.code == stream_errors.INVALID_REQUEST
     assert len(error.message) < 2 * MAX_MESSAGE_CHARACTERS + 100
@@ -496,7 +497,7 @@ def test_an_error_of_a_peer_is_cut_where_it_comes_in() -> None:
 def hello_or_error(address: str) -> str:
     wire = connect(address, TIMEOUT_S)
     try:
-        frame = wire.wait_hello(TIMEOUT_S)
+        frame = wire.wait_frame(TIMEOUT_S)
         return "HELLO" if frame.header.kind is Kind.HELLO else read_error(frame).code
     finally:
         wire.close()
@@ -542,7 +543,7 @@ def test_without_descriptors_a_peer_is_told_so(tmp_path: Path) -> None:
         said = []
         for _ in range(20):
             socks.append(connect(node.address, TIMEOUT_S))
-            frame = socks[-1].wait_hello(TIMEOUT_S)
+            frame = socks[-1].wait_frame(TIMEOUT_S)
             said.append("HELLO" if frame.header.kind is Kind.HELLO else read_error(frame).code)
         assert said.index(stream_errors.OVERLOADED) >= 2
         assert set(said[said.index(stream_errors.OVERLOADED) :]) == {stream_errors.OVERLOADED}

@@ -8,18 +8,20 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.repair.copy_sources import SOURCES_FILE, CopySources
 from datanode_processors.repair.core.verify_queue import VerifyBlock
 from datanode_processors.repair.transfer import import_container
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import encode_block_row
 from schemas.column_families import BLOCK_TABLE
-from schemas.records.datanode import BlockRow, Member
+from schemas.records.datanode import BlockRow, FetchContainer, Member
 from tests.support.datanodes.block_nodes import (
     BCS_ID,
     BLOCK,
@@ -119,7 +121,7 @@ def test_bytes_beyond_the_committed_length_are_never_sent(make: Make) -> None:
     node.replica.put(row_of(DATA[: 5 * CELL + 10]))
     for unhealthy in (False, True):
         if unhealthy:
-            node.replica.failed(KEY, "as if")
+            node.replica.on_failed(KEY, "as if")
         else:
             assert node.read() == (DATA[: 5 * CELL + 10], None)
         assert node.salvage() == (DATA[: 5 * CELL + 10], None)
@@ -129,7 +131,7 @@ def test_bytes_beyond_the_committed_length_are_never_sent(make: Make) -> None:
 def test_a_salvage_is_refused_what_a_read_is(make: Make) -> None:
     node = make()
     node.write()
-    node.replica.failed(KEY, "as if")
+    node.replica.on_failed(KEY, "as if")
     assert refused(node.salvage(bcs_id=BCS_ID + 1), codes.NOT_COMMITTED) == b""
     node.replica.put(row_of(b"", deleted=True))
     assert refused(node.salvage(), codes.BLOCK_DELETED) == b""
@@ -186,6 +188,67 @@ def copied(make: Make, *, data: bytes = DATA, row: BlockRow | None = None) -> No
     pieces = [] if row is not None and row.deleted else [data]
     import_container(node.store, CONTAINER, [(KEY, encode_block_row(row or row_of(data)), pieces)])
     return node
+
+
+def unhealthy(node: Node) -> int:
+    return len(node.pipelines.upkeep.unhealthy_containers())
+
+
+def test_only_what_a_copy_should_have_can_be_damaged_in_it(make: Make) -> None:
+    node = copied(make)
+    for local_id, offset in ((BLOCK, len(DATA)), (BLOCK + 1, 0)):
+        node.pipelines.on_corrupt_cell(CONTAINER, local_id, offset)
+    node.pipelines.on_corrupt_cell(CONTAINER + 256, BLOCK, 0)
+    assert unhealthy(node) == 0
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, len(DATA) - 1)
+    assert unhealthy(node) == 1
+
+
+def test_a_reader_that_finds_a_copy_short_has_it_repaired(make: Make) -> None:
+    node = copied(make)
+    os.truncate(node.path, len(DATA) - 1)
+    node.store.forget_checksums(CONTAINER, BLOCK)
+    assert refused(node.read(), codes.NOT_COMMITTED) == b""
+    assert unhealthy(node) == 1
+
+
+def test_where_a_copy_came_from_is_on_the_disk_once_it_is_here(make: Make, tmp_path: Path) -> None:
+    """A holder that is killed at once still knows whom to ask."""
+    member, node = make(), make("dn4", member=False)
+    member.write()
+    member.replica.close()
+    member.store.close_container(CONTAINER)
+    node.pipelines.handle(FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=[member.address]))
+    assert node.path.read_bytes() == DATA
+    assert CopySources(tmp_path / "dn4" / SOURCES_FILE).of(CONTAINER) == (member.address,)
+
+
+def test_a_deleted_block_of_a_copy_cannot_be_damaged(make: Make) -> None:
+    node = copied(make, row=replace(row_of(), deleted=True))
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, 0)
+    assert unhealthy(node) == 0
+
+
+@pytest.mark.parametrize(("offset", "known"), [(0, True), (len(DATA) - 1, True), (len(DATA), False)])
+def test_only_committed_bytes_of_a_member_can_be_damaged(make: Make, offset: int, known: bool) -> None:
+    node = make()
+    node.write()
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK + 1, offset)
+    assert not node.replica.unhealthy
+    node.pipelines.on_corrupt_cell(CONTAINER, BLOCK, offset)
+    assert (KEY in node.replica.unhealthy) == known
+
+
+def test_a_member_that_is_to_have_a_copy_looks_through_its_replica(make: Make) -> None:
+    """The bytes of a block are missing; nothing but the request makes the datanode look."""
+    node = make()
+    member = Member(datanode="dn1", address=node.address, http_address="", rack="/r")
+    node.replica.opened = replace(node.replica.opened, members=[member])
+    node.pipelines.verifier.start()
+    request = FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=["127.0.0.1:1"])
+    assert "its own replica repairs" in node.pipelines.handle(request).detail
+    eventually(lambda: KEY in node.replica.unhealthy, timeout_s=30)
+    node.pipelines.verifier.stop()
 
 
 def test_a_copy_is_read_up_to_the_index_that_it_has(make: Make) -> None:

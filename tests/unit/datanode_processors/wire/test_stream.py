@@ -137,24 +137,24 @@ ROUTES = [route("dn0", "a", "b"), route("a"), route("b")]
 def opened(offset: int = 0) -> StreamState:
     state = StreamState(opening(ROUTES, offset=offset), 0, place_in(ROUTES, "dn0"))
     for child in ("a", "b"):
-        assert not state.open
-        state.child_said(child, header(Kind.ACK, 0, offset))
-    assert state.open
+        assert not state.is_open
+        state.on_child_ack(child, header(Kind.ACK, 0, offset))
+    assert state.is_open
     return state
 
 
 def test_a_leaf_is_open_at_once_and_acknowledges_what_it_has() -> None:
     state = StreamState(opening([route("dn0")], offset=50), 0, Place(is_root=True, children=()))
-    assert state.open
+    assert state.is_open
     assert state.everyone == 50
-    state.data(header(Kind.DATA, 1, 50, 10))
+    state.on_data(header(Kind.DATA, 1, 50, 10))
     assert state.everyone == 50, "received is not stored"
-    state.stored()
+    state.on_stored()
     assert state.everyone == 60
-    state.ended(header(Kind.END, 2, 60))
-    assert not state.complete
-    state.flushed()
-    assert state.complete
+    state.on_end(header(Kind.END, 2, 60))
+    assert not state.is_complete
+    state.on_flushed()
+    assert state.is_complete
 
 
 @given(st.lists(st.integers(1, 5000), max_size=20), st.randoms())
@@ -163,23 +163,23 @@ def test_what_is_acknowledged_is_the_least_and_never_falls(lengths: list[int], c
     had = {"a": 0, "b": 0}
     before = 0
     for sequence, length in enumerate(lengths, 1):
-        state.data(header(Kind.DATA, sequence, state.received, length))
-        state.stored()
+        state.on_data(header(Kind.DATA, sequence, state.received, length))
+        state.on_stored()
         for child in ("a", "b"):
             if chance.random() < 0.7:
                 had[child] = chance.randint(had[child], state.received)
-                state.child_said(child, header(Kind.ACK, sequence, had[child]))
+                state.on_child_ack(child, header(Kind.ACK, sequence, had[child]))
         assert state.everyone == min(state.received, *had.values())
         assert state.everyone >= before
         before = state.everyone
-    state.ended(header(Kind.END, 99, state.received))
-    state.flushed()
+    state.on_end(header(Kind.END, 99, state.received))
+    state.on_flushed()
     for child in had:
-        assert not state.complete
-        assert state.outstanding(child)
-        state.child_said(child, header(Kind.ACK, 99, state.received))
-        assert not state.outstanding(child)
-    assert state.complete
+        assert not state.is_complete
+        assert state.is_outstanding(child)
+        state.on_child_ack(child, header(Kind.ACK, 99, state.received))
+        assert not state.is_outstanding(child)
+    assert state.is_complete
     assert state.everyone == state.received
 
 
@@ -193,34 +193,34 @@ def test_what_is_acknowledged_is_the_least_and_never_falls(lengths: list[int], c
 )  # fmt: skip
 def test_frames_that_do_not_follow_are_refused_and_change_nothing(wrong: FrameHeader) -> None:
     state = opened()
-    state.data(header(Kind.DATA, 1, 0, 100))
-    take = state.ended if wrong.kind is Kind.END else state.data
+    state.on_data(header(Kind.DATA, 1, 0, 100))
+    take = state.on_end if wrong.kind is Kind.END else state.on_data
     with pytest.raises(BlockError) as caught:
         take(wrong)
     assert caught.value.code == stream_errors.OUT_OF_ORDER
     assert (state.received, state.sequence, state.end) == (100, 1, None)
-    state.data(header(Kind.DATA, 2, 100, 10))
+    state.on_data(header(Kind.DATA, 2, 100, 10))
 
 
 def test_nothing_follows_end_and_a_block_has_an_end() -> None:
     state = opened()
-    state.ended(header(Kind.END, 1, 0))
+    state.on_end(header(Kind.END, 1, 0))
     for late in (header(Kind.DATA, 2, 0, 1), header(Kind.END, 2, 0)):
         with pytest.raises(BlockError, match="after END"):
-            state.data(late)
+            state.on_data(late)
     far = opened(MAX_BLOCK_BYTES)
     with pytest.raises(BlockError, match="at most"):
-        far.data(header(Kind.DATA, 1, MAX_BLOCK_BYTES, 1))
+        far.on_data(header(Kind.DATA, 1, MAX_BLOCK_BYTES, 1))
 
 
 def test_the_window_is_held() -> None:
     state = StreamState(opening(ROUTES, window_bytes=1000), 0, place_in(ROUTES, "dn0"))
-    state.data(header(Kind.DATA, 1, 0, MAX_PACKET_BYTES))
+    state.on_data(header(Kind.DATA, 1, 0, MAX_PACKET_BYTES))
     with pytest.raises(BlockError, match="window"):
-        state.data(header(Kind.DATA, 2, MAX_PACKET_BYTES, 1001))
-    state.data(header(Kind.DATA, 2, MAX_PACKET_BYTES, 1000))
+        state.on_data(header(Kind.DATA, 2, MAX_PACKET_BYTES, 1001))
+    state.on_data(header(Kind.DATA, 2, MAX_PACKET_BYTES, 1000))
     state.acknowledged = 1000
-    state.data(header(Kind.DATA, 3, MAX_PACKET_BYTES + 1000, 1000))
+    state.on_data(header(Kind.DATA, 3, MAX_PACKET_BYTES + 1000, 1000))
 
 
 @pytest.mark.parametrize(
@@ -230,11 +230,11 @@ def test_the_window_is_held() -> None:
 )
 def test_a_child_that_acknowledges_nonsense_has_failed(wrong: FrameHeader) -> None:
     state = opened()
-    state.data(header(Kind.DATA, 1, 0, 100))
-    state.stored()
-    state.child_said("a", header(Kind.ACK, 1, 50))
+    state.on_data(header(Kind.DATA, 1, 0, 100))
+    state.on_stored()
+    state.on_child_ack("a", header(Kind.ACK, 1, 50))
     with pytest.raises(BlockError) as caught:
-        state.child_said("a", wrong)
+        state.on_child_ack("a", wrong)
     assert (caught.value.code, caught.value.datanode) == (stream_errors.DOWNSTREAM_FAILED, "a")
     assert state.everyone == 0, "b has nothing yet"
 
@@ -243,12 +243,12 @@ def test_open_and_end_are_acknowledged_at_their_offsets() -> None:
     state = StreamState(opening(ROUTES, offset=7), 3, place_in(ROUTES, "dn0"))
     for wrong in (header(Kind.ACK, 3, 8), header(Kind.ACK, 4, 7)):
         with pytest.raises(BlockError):
-            state.child_said("a", wrong)
+            state.on_child_ack("a", wrong)
     ended = opened()
-    ended.data(header(Kind.DATA, 1, 0, 100))
-    ended.ended(header(Kind.END, 2, 100))
+    ended.on_data(header(Kind.DATA, 1, 0, 100))
+    ended.on_end(header(Kind.END, 2, 100))
     with pytest.raises(BlockError):
-        ended.child_said("a", header(Kind.ACK, 2, 60))
+        ended.on_child_ack("a", header(Kind.ACK, 2, 60))
 
 
 @pytest.mark.parametrize(
@@ -265,10 +265,10 @@ def test_a_childs_error_goes_up_with_the_name_and_what_everyone_has(
     code: str, datanode: str, told: str, named: str
 ) -> None:
     state = opened()
-    state.data(header(Kind.DATA, 1, 0, 100))
-    state.stored()
-    state.child_said("a", header(Kind.ACK, 1, 60))
-    state.child_said("b", header(Kind.ACK, 1, 80))
+    state.on_data(header(Kind.DATA, 1, 0, 100))
+    state.on_stored()
+    state.on_child_ack("a", header(Kind.ACK, 1, 60))
+    state.on_child_ack("b", header(Kind.ACK, 1, 80))
     error = state.child_refused("a", StreamError(code=code, message="why", datanode=datanode, offset=90, hint="h"))
     assert (error.code, error.datanode, error.offset) == (told, named, 60)
     assert "why" in error.message
@@ -314,47 +314,47 @@ def test_each_level_below_is_half_a_time_out_more() -> None:
 
 def test_a_packet_may_end_at_the_end_of_the_block_and_not_beyond() -> None:
     state = opened(MAX_BLOCK_BYTES - 10)
-    state.data(header(Kind.DATA, 1, MAX_BLOCK_BYTES - 10, 10))
+    state.on_data(header(Kind.DATA, 1, MAX_BLOCK_BYTES - 10, 10))
     assert state.received == MAX_BLOCK_BYTES
     with pytest.raises(BlockError, match="at most"):
-        opened(MAX_BLOCK_BYTES - 10).data(header(Kind.DATA, 1, MAX_BLOCK_BYTES - 10, 11))
+        opened(MAX_BLOCK_BYTES - 10).on_data(header(Kind.DATA, 1, MAX_BLOCK_BYTES - 10, 11))
 
 
 def test_end_may_have_the_next_number_and_no_other_offset() -> None:
     state = opened()
-    state.data(header(Kind.DATA, 5, 0, 100))
-    state.ended(header(Kind.END, 6, 100))
+    state.on_data(header(Kind.DATA, 5, 0, 100))
+    state.on_end(header(Kind.END, 6, 100))
     assert state.end is not None
     assert state.end.sequence == 6
 
 
 def test_a_stream_is_complete_when_each_child_has_acknowledged_the_end_itself() -> None:
     state = opened()
-    state.data(header(Kind.DATA, 1, 0, 100))
+    state.on_data(header(Kind.DATA, 1, 0, 100))
     for child in ("a", "b"):
-        assert state.outstanding(child)
-        state.child_said(child, header(Kind.ACK, 1, 100))
-        assert not state.outstanding(child)
+        assert state.is_outstanding(child)
+        state.on_child_ack(child, header(Kind.ACK, 1, 100))
+        assert not state.is_outstanding(child)
     assert state.everyone == 0, "not stored here"
-    state.stored()
+    state.on_stored()
     assert state.everyone == 100
-    state.ended(header(Kind.END, 2, 100))
-    state.flushed()
+    state.on_end(header(Kind.END, 2, 100))
+    state.on_flushed()
     for child in ("a", "b"):
-        assert state.outstanding(child)
-        state.child_said(child, header(Kind.ACK, 1, 100))
-        assert state.outstanding(child), "that was of the packet"
-        state.child_said(child, header(Kind.ACK, 2, 100))
-    assert state.complete
+        assert state.is_outstanding(child)
+        state.on_child_ack(child, header(Kind.ACK, 1, 100))
+        assert state.is_outstanding(child), "that was of the packet"
+        state.on_child_ack(child, header(Kind.ACK, 2, 100))
+    assert state.is_complete
 
 
 def test_a_child_owes_an_acknowledgement_from_the_beginning() -> None:
     state = StreamState(opening(ROUTES), 4, place_in(ROUTES, "dn0"))
-    assert state.outstanding("a")
+    assert state.is_outstanding("a")
     assert (state.sequence, state.received, state.acknowledged) == (4, 0, 0)
-    state.child_said("a", header(Kind.ACK, 4, 0))
-    assert not state.outstanding("a")
-    assert not state.open
+    state.on_child_ack("a", header(Kind.ACK, 4, 0))
+    assert not state.is_outstanding("a")
+    assert not state.is_open
 
 
 def failed(act: Any, *arguments: Any) -> BlockError:
@@ -365,14 +365,14 @@ def failed(act: Any, *arguments: Any) -> BlockError:
 
 def test_what_a_child_did_wrong_is_told() -> None:
     state = opened()
-    state.data(header(Kind.DATA, 1, 0, 100))
-    error = failed(state.child_said, "a", header(Kind.ACK, 1, 101))
+    state.on_data(header(Kind.DATA, 1, 0, 100))
+    error = failed(state.on_child_ack, "a", header(Kind.ACK, 1, 101))
     assert error.message == "datanode a: acknowledged 101 after 0; it was sent 100"
     assert (error.code, error.hint, error.datanode) == (codes.DOWNSTREAM_FAILED, codes.BAD_FRAME, "a")
-    error = failed(state.child_said, "a", header(Kind.DATA, 1, 50))
+    error = failed(state.on_child_ack, "a", header(Kind.DATA, 1, 50))
     assert error.message == "datanode a: sent DATA where ACK was expected"
-    state.ended(header(Kind.END, 2, 100))
-    error = failed(state.child_said, "b", header(Kind.ACK, 2, 60))
+    state.on_end(header(Kind.END, 2, 100))
+    error = failed(state.on_child_ack, "b", header(Kind.ACK, 2, 60))
     assert error.message == "datanode b: acknowledged END at 60, not 100"
 
 

@@ -82,6 +82,7 @@ def test_prepare_takes_its_checkpoint_each_time_and_logs_the_state_once():
     assert (again.checkpoint_name, again.control_operations) == ("v2", ())
     assert "prepared already, with the checkpoint v2" in refused(Prepare(shard=1, checkpoint="v3"), prepared)
     assert "illegal checkpoint name '../x'" in refused(Prepare(shard=1, checkpoint="../x"))
+    assert "'snapshot-' are those of snapshots" in refused(Prepare(shard=1, checkpoint="snapshot-1"))
     assert logged(CancelPrepare(shard=1), prepared) == (Prepared, {"prepared": False, "checkpoint": ""})
     assert logged(CancelPrepare(shard=1)) is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,20 @@ from om_processors.fleet import block_deletion
 from om_processors.fleet.block_deletion import BlockDeletion
 from om_processors.fleet.core.fleet import Fleet, Picture
 from om_processors.namespace import tables
+from replicated_db.core.ports import RowPage
 from replicated_db.core.tables.memory import ManualClock
-from schemas.column_families import DELETED_TABLE
+from schemas.column_families import DELETED_TABLE, SNAPSHOT_TABLE
 from schemas.records.datanode import BlocksDeleted, DeleteBlocks
-from schemas.records.messages import CommitKey, CreateKey, DeleteKey, PurgeBlocks, RequestBody
+from schemas.records.messages import (
+    CommitKey,
+    CreateKey,
+    CreateSnapshot,
+    DeleteKey,
+    DeleteSnapshot,
+    PurgeBlocks,
+    PurgeSnapshots,
+    RequestBody,
+)
 from tests.support.om.fleets import CLUSTER, TIMEOUT_MS, container, heartbeat, pipeline_row, report
 from tests.support.om.om_world import World
 
@@ -71,8 +82,8 @@ class Case:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=1 - listened_ms)
         for name in ("dn1", "dn2"):
             reports = [report(number, leading=name == "dn2") for number in sorted(self.following)]
-            fleet.hear(heartbeat(name, pipelines=reports), 1)
-        fleet.hear(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
+            fleet.on_heartbeat(heartbeat(name, pipelines=reports), 1)
+        fleet.on_heartbeat(heartbeat("dn3", containers=[container(number) for number in self.copies]), 1)
         return fleet.picture([pipeline_row(number, ["dn1", "dn2"]) for number in range(3)], (), 1)
 
     def turn(self) -> None:
@@ -181,6 +192,20 @@ def test_copies_elsewhere_are_deleted_before_the_row_goes():
     assert case.post.proposed == [PurgeBlocks(shard=0, rows=[row])]
 
 
+def test_a_purge_that_is_lost_is_proposed_again_after_the_blocks_were_deleted_again():
+    """What was deleted is forgotten with the proposal, so that nothing is remembered for ever."""
+    case = Case()
+    case.key("a")
+    for purges in (1, 2):
+        case.turn()
+        assert len(case.post.sent) == 3
+        case.post.answer()
+        case.turn()
+        assert case.post.sent == []
+        assert len(case.post.proposed) == purges
+    assert case.post.proposed[0] == case.post.proposed[1]
+
+
 def test_an_empty_table_rests():
     case = Case()
     case.turn()
@@ -214,6 +239,86 @@ def until_purged(case: Case, turns: int) -> list[int]:
         for key in [key for purge in case.post.proposed for key in purge.rows]:
             case.world.tables.tables[DELETED_TABLE].pop(key, None)
     return sizes
+
+
+def test_blocks_that_a_snapshot_needs_are_not_even_asked_for():
+    case = Case()
+    case.key("before", 1)
+    session = case.world.session(CreateKey(**PLACE, key="kept", size=100))
+    case.world.do(CommitKey(**PLACE, key="kept", session_id=session.session_id, size=100))
+    case.world.do(CreateSnapshot(**PLACE, snapshot="snap1"))
+    case.world.do(DeleteKey(**PLACE, key="kept"))
+    case.key("after", 1)
+    until_purged(case, 5)
+    (row,) = case.rows()
+    kept = tables.decode_key(case.world.tables.get(DELETED_TABLE, row) or b"")
+    assert kept.key == "kept"
+    assert [row for body in case.post.proposed for row in body.rows if b"kept" in row] == []
+    case.world.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    assert until_purged(case, 5) == [], "it is not purged yet"
+    case.world.do(PurgeSnapshots(shard=0, rows=sorted(case.world.tables.tables[SNAPSHOT_TABLE])))
+    until_purged(case, 5)
+    assert case.rows() == []
+
+
+def test_rows_behind_pages_that_snapshots_need_are_found(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(block_deletion, "MAX_ROWS", 2)
+    case = Case()
+    names = [f"k{number}" for number in range(30)]
+    for name in names:
+        session = case.world.session(CreateKey(**PLACE, key=name, size=100))
+        case.world.do(CommitKey(**PLACE, key=name, session_id=session.session_id, size=100))
+    case.world.do(CreateSnapshot(**PLACE, snapshot="snap1"))
+    for name in names:
+        case.world.do(DeleteKey(**PLACE, key=name))
+    case.key("z", 1)
+    assert [key for key, _ in case.deletion._next_rows()] == [], "ten pages a turn"
+    (row,) = [key for key, _ in case.deletion._next_rows()]
+    assert b"/z/" in row
+    until_purged(case, 8)
+    assert len(case.rows()) == 30
+    assert case.post.sent == []
+
+
+def test_a_walk_that_finds_only_what_snapshots_need_rests():
+    case = Case()
+    session = case.world.session(CreateKey(**PLACE, key="kept", size=100))
+    case.world.do(CommitKey(**PLACE, key="kept", session_id=session.session_id, size=100))
+    case.world.do(CreateSnapshot(**PLACE, snapshot="snap1"))
+    case.world.do(DeleteKey(**PLACE, key="kept"))
+    case.turn()
+    case.key("a", 1)
+    case.deletion.turn(case.picture())
+    assert case.post.sent == []
+    case.turn()
+    assert len(case.post.sent) == 1
+
+
+def test_the_rows_are_read_before_the_snapshots():
+    """Between the two reads a snapshot is made and a key that it names retired: read the other way round, its blocks would go."""
+    case = Case()
+    session = case.world.session(CreateKey(**PLACE, key="kept", size=100))
+    case.world.do(CommitKey(**PLACE, key="kept", session_id=session.session_id, size=100))
+    view = case.world.tables
+    page, iterate = view.page, view.iterate
+    order: list[str] = []
+
+    def reading_rows(cf: str, start: bytes, limit: int) -> RowPage:
+        if not order:
+            case.world.do(CreateSnapshot(**PLACE, snapshot="snap1"))
+            case.world.do(DeleteKey(**PLACE, key="kept"))
+        order.append(cf)
+        return page(cf, start, limit)
+
+    def reading_snapshots(cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        if cf == SNAPSHOT_TABLE and order:
+            order.append(cf)
+        return iterate(cf, start, stop)
+
+    view.page, view.iterate = reading_rows, reading_snapshots  # type: ignore[method-assign]
+    case.turn()
+    assert order == [DELETED_TABLE, SNAPSHOT_TABLE]
+    assert (case.post.sent, case.post.proposed) == ([], [])
 
 
 def test_no_request_names_more_blocks_than_a_datanode_takes(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import pytest
 
 from om_processors.execution.requests.key import MAX_EXPIRED_ROWS
 from om_processors.fleet import open_key_cleanup
-from om_processors.fleet.open_key_cleanup import MAX_BYTES, REST_MS, OpenKeyCleanup, OpenKeyCleanupLoop
+from om_processors.fleet.open_key_cleanup import MAX_BYTES, REST_MS, OpenKeyCleanup, OpenKeyCleanupLoop, fitting
 from om_processors.namespace import tables
 from replicated_db.core.tables.memory import ManualClock
 from schemas.codecs.codec import encode
@@ -251,3 +251,13 @@ def test_the_loop_acts_for_the_shards_that_are_led():
     assert [body.shard for body in cases[0].proposed] == [1]
     loop.close()
     assert failures == []
+
+
+def test_rows_fit_with_their_names_counted_twice():
+    """A name is in the request, and in the operation that the request becomes."""
+    half = MAX_BYTES // 2
+    exact = [(bytes(half // 2), bytes(half - 2 * (half // 2))), (bytes(half // 2), b"")]
+    assert list(fitting(exact)) == exact
+    assert list(fitting([(bytes(half // 2), b""), (bytes(half // 2), b"xx")])) == [(bytes(half // 2), b"")]
+    assert list(fitting([(bytes(MAX_BYTES), b""), (b"k", b"")])) == [(bytes(MAX_BYTES), b"")]
+    assert list(fitting([])) == []

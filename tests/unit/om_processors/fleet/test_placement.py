@@ -25,7 +25,7 @@ def picture_of(
 ) -> Picture:  # fmt: skip
     fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=MIN_FREE_BYTES, since_ms=since_ms)
     for beat in beats:
-        fleet.hear(beat, NOW_MS - (ages_ms or {}).get(beat.datanode, 0))
+        fleet.on_heartbeat(beat, NOW_MS - (ages_ms or {}).get(beat.datanode, 0))
     wanted = [DatanodeRow(datanode=name, state=state, changed_at_ms=0) for name, state in (states or {}).items()]
     return fleet.picture(rows, wanted, NOW_MS)
 
@@ -60,10 +60,10 @@ def test_nobody_is_dead_to_one_who_has_just_begun_to_listen():
 
 def test_strangers_are_ignored():
     fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
-    fleet.hear(heartbeat("dn1", cluster="other"), 0)
+    fleet.on_heartbeat(heartbeat("dn1", cluster="other"), 0)
     assert (fleet.ignored, fleet.picture((), (), 0).datanodes) == (1, {})
     for number in range(MAX_DATANODES + 5):
-        fleet.hear(heartbeat(f"d{number}"), 0)
+        fleet.on_heartbeat(heartbeat(f"d{number}"), 0)
     assert (fleet.ignored, len(fleet.picture((), (), 0).datanodes)) == (6, MAX_DATANODES)
 
 
@@ -140,7 +140,7 @@ def test_a_closed_pipeline_whose_members_are_back_is_opened_again():
     assert again(picture_of(sick, [row])) == (0, list(NAMES)), "one of them has a fault there: on another partition"
     old = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
     for beat in back:
-        old.hear(beat, NOW_MS)
+        old.on_heartbeat(beat, NOW_MS)
     assert again(old.picture([row], (), NOW_MS, reopens=False)) == (0, list(NAMES)), "before finalize"
 
 
@@ -289,8 +289,34 @@ def test_containers_that_come_in_turns_are_gathered():
     first = [container(number) for number in range(MAX_REPORTED_CONTAINERS)]
     second = [container(number + 500, used=11) for number in range(MAX_REPORTED_CONTAINERS)]
     for part in (first, second):
-        fleet.hear(heartbeat("dn1", containers=part), 0)
+        fleet.on_heartbeat(heartbeat("dn1", containers=part), 0)
     known = fleet.picture((), (), 0).containers
     assert (len(known), known[0].used_bytes, known[500].used_bytes) == (MAX_REPORTED_CONTAINERS + 500, 10, 11)
-    fleet.hear(heartbeat("dn1", containers=[container(7)]), 0)
+    fleet.on_heartbeat(heartbeat("dn1", containers=[container(7)]), 0)
     assert list(fleet.picture((), (), 0).containers) == [7], "all there are fit again"
+
+
+def test_a_container_of_no_known_pipeline_or_closed_everywhere_hides_no_other():
+    closed = [container(256), container(512, partition=7, closed=False, used=1000)]
+    full = [*closed, container(768, closed=False, used=1000)]
+    picture = picture_of(following(containers=full), [pipeline_row(0, NAMES)])
+    assert [found.container_id for found, _ in placement.full_containers(picture, 1000)] == [768]
+
+
+def test_one_datanode_gets_few_copies_in_a_turn(monkeypatch: pytest.MonkeyPatch):
+    """Those that it fetches already count."""
+    held = [container(256 * number) for number in range(1, 9)]
+    beats = [
+        heartbeat("dn1", pipelines=[report(0)], containers=held),
+        heartbeat("dn2", pipelines=[report(0)], containers=held),
+        heartbeat("dn4"),
+        heartbeat("dn5"),
+    ]
+    picture = picture_of(beats, [pipeline_row(0, NAMES, CLOSED)])
+    targets = [copy.target for copy in placement.copies(picture)]
+    assert sorted(targets) == sorted(["dn4", "dn5"] * placement.MAX_COPIES_PER_DATANODE)
+    fetching = [(10**6, "dn4")]
+    targets = [copy.target for copy in placement.copies(picture, fetching)]
+    assert targets.count("dn4") == placement.MAX_COPIES_PER_DATANODE - 1
+    monkeypatch.setattr(placement, "MAX_COPIES_PER_TURN", 3)
+    assert len(placement.copies(picture)) == 3

@@ -63,9 +63,9 @@ class Case:
         fleet = Fleet(cluster=CLUSTER, timeout_ms=TIMEOUT_MS, min_free_bytes=0, since_ms=0)
         held = [container(256 * number) for number in range(1, self.copies + 1)]
         for name in self.members:
-            fleet.hear(heartbeat(name, pipelines=[report(0)]), 1)
+            fleet.on_heartbeat(heartbeat(name, pipelines=[report(0)]), 1)
         for name in self.holders:
-            fleet.hear(heartbeat(name, containers=held, incarnation=self.incarnation), 1)
+            fleet.on_heartbeat(heartbeat(name, containers=held, incarnation=self.incarnation), 1)
         return fleet.picture([pipeline_row(0, ["dn1", "dn2", "dn3"], CLOSED)], (), 1)
 
     def turn(self, after_ms: int = 500, *, answered: bool = True) -> list[tuple[str, int, list[str]]]:
@@ -186,7 +186,7 @@ class Moving:
             if name == self.unheard:
                 continue
             address, life = f"{name}:{self.port}", bytes([self.lives] * 16)
-            fleet.hear(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), self.now_ms)
+            fleet.on_heartbeat(heartbeat(name, pipelines=[report(0)], address=address, incarnation=life), self.now_ms)
         return fleet.picture([pipeline_row(0, self.case.members, self.state, self.generation)], (), self.now_ms)
 
     def turn(self, after_ms: int = 500) -> list[tuple[str, list[str]]]:
@@ -242,19 +242,6 @@ def test_nobody_is_told_an_old_address_of_one_that_may_be_heard_soon():
 
 def test_what_a_later_generation_is_to_know_is_told_by_its_opening():
     assert Moving(generation=2).turn() == []
-
-
-def test_a_fetch_for_a_dead_datanode_is_given_up():
-    case = Case()
-    unwanted: list[Callable[[Any], bool]] = []
-    loop: Any = case.loop
-    loop._view = SimpleNamespace(refresh=case.picture)
-    loop._loops = {1: SimpleNamespace(leading=True)}
-    loop._deletions = {1: SimpleNamespace(turn=lambda _: None)}
-    case.courier.give_up = unwanted.append
-    loop.turn()
-    keys = [("fetch", 256, "dn4"), ("fetch", 256, "dn9"), ("open", 0, 1, "dn9"), "other"]
-    assert [key for key in keys if unwanted[0](key)] == [("fetch", 256, "dn9")]
 
 
 def test_messages_carry_the_addresses_of_now():

@@ -16,7 +16,7 @@ def working(per_second: int) -> Backlog:
     """A leader that has executed so many requests a second, for two windows."""
     backlog = Backlog(max_queued=1000)
     for now_ms in range(1_000_000, 1_000_000 + 2 * RATE_WINDOW_MS + 1, 10):
-        backlog.took(per_second // 100, now_ms)
+        backlog.on_taken(per_second // 100, now_ms)
     return backlog
 
 
@@ -38,7 +38,7 @@ def test_without_a_measure_the_hint_is_the_shortest():
 
 def test_a_time_without_requests_is_no_measure_of_the_rate():
     backlog = working(1000)
-    backlog.took(5, 1_000_000 + 100 * RATE_WINDOW_MS)
+    backlog.on_taken(5, 1_000_000 + 100 * RATE_WINDOW_MS)
     assert abs(backlog.retry_after_ms(2000) - 2000) < 50
 
 
@@ -46,8 +46,8 @@ def test_one_large_envelope_says_little_of_what_is_not_read_yet():
     """A hundred single requests behind an envelope of 500 were taken for 50,000, and refused as too many."""
     size = RecordSize()
     for _ in range(1000):
-        size.saw(1)
-    size.saw(500)
+        size.on_record(1)
+    size.on_record(500)
     assert size.requests_in(100) < 1000
     assert size.records_for(500) > 50
 
@@ -55,7 +55,7 @@ def test_one_large_envelope_says_little_of_what_is_not_read_yet():
 def test_a_queue_of_envelopes_is_known_for_what_it_is():
     size = RecordSize()
     for _ in range(1000):
-        size.saw(500)
+        size.on_record(500)
     assert 49_000 < size.requests_in(100) <= 50_000
     assert size.records_for(500) == 1
     assert size.records_for(1) == 1
@@ -63,5 +63,14 @@ def test_a_queue_of_envelopes_is_known_for_what_it_is():
 
 def test_a_record_without_requests_counts_as_one():
     size = RecordSize()
-    size.saw(0)
+    size.on_record(0)
     assert size.mean == 1.0
+
+
+def test_a_pause_of_two_windows_is_no_measure_either():
+    backlog = Backlog(max_queued=1000)
+    backlog.on_taken(0, 1_000_000)
+    backlog.on_taken(500, 1_000_000 + 2 * RATE_WINDOW_MS)
+    assert backlog.retry_after_ms(10**6) == MIN_RETRY_AFTER_MS
+    backlog.on_taken(500, 1_000_000 + 4 * RATE_WINDOW_MS - 1)
+    assert backlog.retry_after_ms(10**3) > MIN_RETRY_AFTER_MS

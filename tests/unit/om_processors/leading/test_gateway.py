@@ -20,6 +20,7 @@ from schemas.records.messages import (
     LogDigestBase,
     Prepare,
     PurgeBlocks,
+    PurgeSnapshots,
     RemoveNode,
     RequestBody,
     Response,
@@ -37,6 +38,7 @@ BODIES: list[Any] = [
     SetRequestMode(shard=0, request_type="CreateKey", mode="late"), CreatePipeline(partition=0, members=[]),
     RetirePipeline(partition=0, reason=""), SetDatanodeState(datanode="dn1", state="IN_SERVICE"),
     PurgeBlocks(shard=0, rows=[b"row"]), ExpireOpenKeys(shard=0, modified_before_ms=1, rows=[b"row"]),
+    PurgeSnapshots(shard=0, rows=[b"/vol1/bucket1/#1"]),
 ]  # fmt: skip
 OTHER = ClusterSecret(b"the secret of some other cluster, or none")
 

@@ -41,9 +41,10 @@ from om_processors.leading.core.leadership_events import (
     ThreadEnded,
 )
 from om_processors.leading.core.leadership_machine import HANDLERS, UNFIT_WAIT_S, LeadershipMachine
-from om_processors.leading.core.leadership_states import ImpossibleEvent, MemberState, ShardRole
+from om_processors.leading.core.leadership_states import MemberState, ShardRole
 from om_processors.leading.core.lending import LEND_TIMEOUT_S, Answer, Loan
 from om_processors.leading.core.watchdog import Bounds, ShardSigns, Signs
+from schemas.transitions import NoSuchTransition
 
 NOW_S = 1000.0
 LOAN_S = 3.0
@@ -131,7 +132,7 @@ def outcome(found: LeadershipMachine, event: Event) -> tuple[str, str]:
         return kinds(found.handle(event)), ""
     except OMError as refusal:
         return "", refusal.message
-    except ImpossibleEvent:
+    except NoSuchTransition:
         return "", "impossible"
 
 

@@ -13,14 +13,12 @@ from om_processors.leading.core.leadership_states import (
     SHARD_TABLE,
     STOPS,
     WITH_THREAD,
-    ImpossibleEvent,
     MemberSignal,
     MemberState,
     ShardRole,
     ShardSignal,
-    next_member_state,
-    next_role,
 )
+from schemas.transitions import NoSuchTransition, next_state
 
 MEMBER = """
 signal     OUTSIDE  JOINING   MEMBER    LEAVING   STOPPING  STOPPED
@@ -58,20 +56,20 @@ def cells(grid: str) -> list[tuple[str, str, str]]:
 def test_the_table_of_membership(state: str, signal: str, following: str):
     before, what = MemberState[state], MemberSignal[signal]
     if following == "!":
-        with pytest.raises(ImpossibleEvent, match=f"{signal} while {state}"):
-            next_member_state(before, what)
+        with pytest.raises(NoSuchTransition, match=rf"{signal} cannot happen in MemberState\.{state}"):
+            next_state(MEMBER_TABLE, before, what)
     else:
-        assert next_member_state(before, what) is (before if following == "=" else MemberState[following])
+        assert next_state(MEMBER_TABLE, before, what) is (before if following == "=" else MemberState[following])
 
 
 @pytest.mark.parametrize(("role", "signal", "following"), cells(SHARD))
 def test_the_table_of_a_shard(role: str, signal: str, following: str):
     before, what = ShardRole[role], ShardSignal[signal]
     if following == "!":
-        with pytest.raises(ImpossibleEvent, match=f"{signal} while {role}"):
-            next_role(before, what)
+        with pytest.raises(NoSuchTransition, match=rf"{signal} cannot happen in ShardRole\.{role}"):
+            next_state(SHARD_TABLE, before, what)
     else:
-        assert next_role(before, what) is (before if following == "=" else ShardRole[following])
+        assert next_state(SHARD_TABLE, before, what) is (before if following == "=" else ShardRole[following])
 
 
 @pytest.mark.parametrize(
@@ -84,16 +82,14 @@ def test_the_grids_have_every_cell(grid: str, states: type[Enum], signals: type[
 
 def test_a_node_that_leaves_or_stops_takes_on_nothing_as_owner():
     """What a leaving node's shards become, no signal but an assignment makes a leader of."""
-    left = {next_role(role, ShardSignal.NODE_LEAVES) for role in ShardRole}
+    left = {next_state(SHARD_TABLE, role, ShardSignal.NODE_LEAVES) for role in ShardRole}
     assert left == {ShardRole.ELSEWHERE, ShardRole.VACANT, ShardRole.LENT}
-    lead = {
-        signal for (role, signal), following in SHARD_TABLE.items() if role in left and following is ShardRole.LEADING
-    }
+    lead = {signal for role in left for signal, after in SHARD_TABLE[role].items() if after is ShardRole.LEADING}
     assert lead == {ShardSignal.ASSIGNED, ShardSignal.TAKEN_BACK}  # refused, or another signal, outside the group
 
 
 def test_from_stopping_there_is_no_way_back():
-    assert {following for (state, _), following in MEMBER_TABLE.items() if state in STOPS} == STOPS
+    assert {following for state in STOPS for following in MEMBER_TABLE[state].values()} == STOPS
     assert STOPS.isdisjoint(IN_GROUP)
 
 

@@ -74,6 +74,8 @@ def test_key_info(world):
         (lambda view: queries.key_info(view, "vol1", "bucket1", "open"), "KEY_NOT_FOUND"),
         (lambda view: queries.list_buckets(view, "NO"), "INVALID_VOLUME_NAME"),
         (lambda view: queries.list_buckets(view, "vol9"), "VOLUME_NOT_FOUND"),
+        (lambda view: queries.list_keys(view, "NO", "bucket1"), "INVALID_VOLUME_NAME"),
+        (lambda view: queries.list_keys(view, "vol9", "bucket1"), "VOLUME_NOT_FOUND"),
         (lambda view: queries.list_keys(view, "vol1", "NO"), "INVALID_BUCKET_NAME"),
         (lambda view: queries.list_keys(view, "vol1", "bucket9"), "BUCKET_NOT_FOUND"),
         (lambda view: queries.list_volumes(view, limit=0), "INVALID_REQUEST"),

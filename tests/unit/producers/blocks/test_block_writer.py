@@ -3,8 +3,8 @@
 import pytest
 
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import Datanodes
 from producers.blocks.datanode_directory import PipelineView
+from producers.blocks.datanodes import Datanodes
 from producers.blocks.stream_options import StreamOptions
 from producers.errors import DatanodeError
 from schemas import stream_errors
@@ -27,7 +27,7 @@ def test_only_an_error_of_the_tree_says_what_all_replicas_have(status):
     writer = BlockWriter(location, view, Datanodes(), StreamOptions())
     writer.put(memoryview(bytes(4 * CELL_BYTES)), keep=True)
     for packet in writer.window.next_packets():
-        writer.window.was_sent(packet)
+        writer.window.on_sent(packet)
     sent = writer.window.sent
     writer._recover(DatanodeError(status, "as if", datanode="dn1", offset=sent))
     all_have = sent if status == stream_errors.DOWNSTREAM_FAILED else 0

@@ -36,7 +36,7 @@ def send_all(found):
     while packets := found.next_packets():
         assert len(packets) == 1 or sum(len(packet.data) for packet in packets) <= SEND_BYTES
         for packet in packets:
-            found.was_sent(packet)
+            found.on_sent(packet)
         sent += packets
     return sent
 
@@ -46,7 +46,7 @@ def test_small_packets_are_sent_together_within_the_window():
     found.write(memoryview(content(200 * KIB)), keep=True)
     assert [len(found.next_packets())] * 2 == [SEND_BYTES // (4 * KIB)] * 2, "asking changes nothing"
     assert sum(len(packet.data) for packet in send_all(found)) == 100 * KIB
-    found.acknowledge(4 * KIB)
+    found.on_acknowledged(4 * KIB)
     assert [packet.offset for packet in found.next_packets()] == [100 * KIB]
 
 
@@ -98,7 +98,7 @@ def test_the_window_bounds_what_is_on_its_way():
     assert len(send_all(found)) == 2
     assert found.packed > found.sent
     assert found.next_packet() is None
-    found.acknowledge(64 * KIB)
+    found.on_acknowledged(64 * KIB)
     assert len(send_all(found)) == 1
 
 
@@ -106,14 +106,14 @@ def test_the_buffer_is_released_by_the_watch_alone():
     found = window(buffer_bytes=128 * KIB)
     assert found.write(memoryview(content(512 * KIB)), keep=True) == 128 * KIB
     send_all(found)
-    found.acknowledge(128 * KIB)
+    found.on_acknowledged(128 * KIB)
     assert found.room() == 0
     assert found.due() == 128 * KIB
-    found.ask(128 * KIB)
+    found.begin_commit(128 * KIB)
     assert found.due() is None
-    found.commit(128 * KIB, 7)
+    found.on_committed(128 * KIB, 7)
     assert found.room() == 0
-    found.watch(128 * KIB)
+    found.on_watched(128 * KIB)
     assert found.room() == 128 * KIB
     assert (found.held_bytes, found.bcs_id, list(found.unwatched())) == (0, 7, [])
 
@@ -122,22 +122,22 @@ def test_a_commit_may_be_asked_for_again():
     found = window()
     found.write(memoryview(content(128 * KIB)), keep=True)
     send_all(found)
-    found.acknowledge(128 * KIB)
-    found.ask(128 * KIB)
-    found.give_up_asking()
+    found.on_acknowledged(128 * KIB)
+    found.begin_commit(128 * KIB)
+    found.on_commit_failed()
     assert found.due() == 128 * KIB
 
 
 def test_what_cannot_be_is_refused():
     found = window()
     with pytest.raises(ValueError, match="5 bytes are acknowledged, but 0 were sent"):
-        found.acknowledge(5)
+        found.on_acknowledged(5)
     with pytest.raises(ValueError, match="5 bytes cannot be committed: 0 are acknowledged"):
-        found.ask(5)
+        found.begin_commit(5)
     with pytest.raises(ValueError, match="5 bytes are committed, but 0 were asked for"):
-        found.commit(5, 1)
+        found.on_committed(5, 1)
     with pytest.raises(ValueError, match="5 bytes were watched, but 0 are committed"):
-        found.watch(5)
+        found.on_watched(5)
     with pytest.raises(ValueError, match="no packet ended at 5"):
         found.checksums(5)
     with pytest.raises(ValueError, match="65536 bytes are not packed"):
@@ -194,13 +194,13 @@ class Windows(RuleBasedStateMachine):
                 # A datanode overwrites what it has by the same bytes.
                 assert packet.offset <= len(self.stored)
                 self.stored[packet.offset : packet.end] = packet.data
-                self.window.was_sent(packet)
+                self.window.on_sent(packet)
 
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share):
         known = self.window
         offset = known.acknowledged + int((known.sent - known.acknowledged) * share)
-        known.acknowledge(offset)
+        known.on_acknowledged(offset)
         assert known.acknowledged <= max(offset, known.acknowledged)
 
     @rule()
@@ -218,16 +218,16 @@ class Windows(RuleBasedStateMachine):
         self.commit(self.window.acknowledged, lost)
 
     def commit(self, length, lost):
-        assert self.window.ask(length) == cells_of(bytes(self.data[:length]))
+        assert self.window.begin_commit(length) == cells_of(bytes(self.data[:length]))
         if lost:
-            self.window.give_up_asking()
+            self.window.on_commit_failed()
         else:
-            self.window.commit(length, self.window.bcs_id + 1)
+            self.window.on_committed(length, self.window.bcs_id + 1)
 
     @rule()
     def watch(self):
         known = self.window
-        known.watch(known.committed)
+        known.on_watched(known.committed)
         self.released = known.committed
 
     @invariant()
@@ -263,14 +263,14 @@ def filled(length: int, **limits: int):
     assert found.write(memoryview(content(length)), keep=True) == length
     found.seal()
     while send_all(found):
-        found.acknowledge(found.sent)
+        found.on_acknowledged(found.sent)
     assert found.acknowledged == length
     return found
 
 
 def committed(found, length: int, bcs_id: int) -> None:
-    found.ask(length)
-    found.commit(length, bcs_id)
+    found.begin_commit(length)
+    found.on_committed(length, bcs_id)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_packet_is_sent_in_its_turn():
     found = window()
     found.write(memoryview(content(128 * KIB)), keep=True)
     with pytest.raises(ValueError, match="a packet at 65536 was sent where 0 follows"):
-        found.was_sent(found._held[1])
+        found.on_sent(found._held[1])
     assert found.sent == 0
 
 
@@ -370,11 +370,11 @@ def test_an_acknowledgement_between_packets_counts_up_to_the_one_before():
     found = window()
     found.write(memoryview(content(192 * KIB)), keep=True)
     send_all(found)
-    found.acknowledge(128 * KIB + 5)
+    found.on_acknowledged(128 * KIB + 5)
     assert found.acknowledged == 128 * KIB
-    found.acknowledge(64 * KIB)
+    found.on_acknowledged(64 * KIB)
     assert found.acknowledged == 128 * KIB, "an older one takes nothing back"
-    found.acknowledge(192 * KIB)
+    found.on_acknowledged(192 * KIB)
     assert found.acknowledged == 192 * KIB
 
 
@@ -382,7 +382,7 @@ def test_a_stream_is_resumed_at_what_is_acknowledged():
     found = window()
     found.write(memoryview(content(192 * KIB)), keep=True)
     send_all(found)
-    found.acknowledge(64 * KIB)
+    found.on_acknowledged(64 * KIB)
     assert found.resume() == 64 * KIB
     assert [packet.offset for packet in send_all(found)] == [64 * KIB, 128 * KIB]
 
@@ -392,16 +392,16 @@ def test_a_commit_is_due_at_each_multiple_and_one_at_a_time():
     found.write(memoryview(content(320 * KIB)), keep=True)
     due = []
     for _ in range(5):
-        found.was_sent(found.next_packet())
-        found.acknowledge(found.sent)
+        found.on_sent(found.next_packet())
+        found.on_acknowledged(found.sent)
         due.append(found.due())
     assert due == [None, 128 * KIB, 128 * KIB, 256 * KIB, 256 * KIB]
     committed(found, 128 * KIB, 3)
     assert found.due() is None, "the first is not watched"
-    found.watch(128 * KIB)
+    found.on_watched(128 * KIB)
     assert found.due() == 256 * KIB
     committed(found, 256 * KIB, 4)
-    found.watch(256 * KIB)
+    found.on_watched(256 * KIB)
     assert found.due() is None
 
 
@@ -419,54 +419,54 @@ def test_many_short_packets_are_committed_early_and_wait_for_that(monkeypatch):
         found.seal()
     assert found.room() == 0
     send_all(found)
-    found.acknowledge(20)
+    found.on_acknowledged(20)
     assert found.due() == 20
     committed(found, 20, 1)
-    found.watch(20)
+    found.on_watched(20)
     assert found.room() > 0
     assert found.due() is None
-    assert found.ask(20) == cells_of((content(10) * 3)[:20])
+    assert found.begin_commit(20) == cells_of((content(10) * 3)[:20])
 
 
 def test_what_is_asked_for_lies_between_what_was_and_what_is_acknowledged():
     found = filled(192 * KIB)
-    found.ask(64 * KIB)
-    assert found.ask(64 * KIB) == cells_of(content(64 * KIB))
+    found.begin_commit(64 * KIB)
+    assert found.begin_commit(64 * KIB) == cells_of(content(64 * KIB))
     with pytest.raises(
         ValueError, match="65535 bytes cannot be committed: 196608 are acknowledged, 65536 were asked for"
     ):
-        found.ask(64 * KIB - 1)
+        found.begin_commit(64 * KIB - 1)
     with pytest.raises(ValueError, match="cannot be committed"):
-        found.ask(192 * KIB + 1)
+        found.begin_commit(192 * KIB + 1)
     assert found.asked == 64 * KIB
 
 
 def test_the_entry_that_committed_most_counts_and_of_two_of_one_length_the_later():
     found = filled(192 * KIB)
-    found.ask(192 * KIB)
-    found.commit(128 * KIB, 7)
-    found.commit(64 * KIB, 9)
+    found.begin_commit(192 * KIB)
+    found.on_committed(128 * KIB, 7)
+    found.on_committed(64 * KIB, 9)
     assert (found.committed, found.bcs_id) == (128 * KIB, 7)
-    found.commit(128 * KIB, 6)
+    found.on_committed(128 * KIB, 6)
     assert found.bcs_id == 7
-    found.commit(128 * KIB, 8)
+    found.on_committed(128 * KIB, 8)
     assert found.bcs_id == 8
-    found.give_up_asking()
+    found.on_commit_failed()
     assert found.asked == 128 * KIB
 
 
 def test_a_watch_releases_whole_packets_and_remembers_by_which_entry():
     found = filled(200 * KIB)
     committed(found, 128 * KIB, 5)
-    found.watch(100 * KIB)
+    found.on_watched(100 * KIB)
     assert (found.watched, found.watched_bcs_id, found.held_bytes) == (100 * KIB, 5, 100 * KIB)
     assert b"".join(found.unwatched()) == content(200 * KIB)[100 * KIB :]
-    found.watch(64 * KIB)
+    found.on_watched(64 * KIB)
     assert found.watched == 100 * KIB
-    found.commit(128 * KIB, 6)
-    found.watch(100 * KIB)
+    found.on_committed(128 * KIB, 6)
+    found.on_watched(100 * KIB)
     assert found.watched_bcs_id == 6
-    found.watch(128 * KIB)
+    found.on_watched(128 * KIB)
     assert [packet.offset for packet in found._held] == [128 * KIB, 192 * KIB]
     assert sorted(found._tails) == [128 * KIB, 192 * KIB, 200 * KIB]
     assert found.next_packet() is None
@@ -476,10 +476,10 @@ def test_a_watch_releases_whole_packets_and_remembers_by_which_entry():
 
 def test_an_empty_block_is_watched_by_its_entry():
     found = window()
-    found.watch(0)
+    found.on_watched(0)
     assert found.watched_bcs_id == 0
     committed(found, 0, 4)
-    found.watch(0)
+    found.on_watched(0)
     assert found.watched_bcs_id == 4
 
 

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from om_processors.errors import OMError
-from producers.bulk.ingest import NAMED_FAILURES, Progress, ingest
+from producers.bulk import ingest as module
+from producers.bulk.ingest import NAMED_FAILURES, Progress, ingest, ingest_contents
 from producers.bulk.listing import actual_listing, differences, expected_listing
 from producers.bulk.tree_layout import TreeLayout
 from producers.client import Client
@@ -203,3 +204,47 @@ def test_a_with_block_that_ends_with_unanswered_requests_says_so(cluster):
     with pytest.raises(OutcomeUnknown, match="CreateVolume /v1"):
         client.__exit__(None, None, None)
     assert isinstance(future.exception(timeout=10), OutcomeUnknown)
+
+
+def test_one_key_at_a_time_is_enough_and_none_is_too_few(client, cluster, tree):
+    for write in (lambda n: ingest(client, tree, max_in_flight=n), lambda n: ingest_contents(client, tree, writers=n)):
+        with pytest.raises(ValueError, match="must be at least 1, not 0"):
+            write(0)
+    assert ingest(client, tree, max_in_flight=1).complete
+    assert differences(expected_listing(tree), listed(cluster)) == []
+
+
+class Growing:
+    """A rule with a volume for each directory, in whose tree files appear behind the first look at it."""
+
+    def __init__(self, root):
+        self.root = root
+        self.asked = []
+
+    def bucket_for(self, relative_path):
+        if not self.asked:
+            for number in range(3):
+                path = self.root / "later" / f"file{number}"
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(b"new")
+        self.asked.append(relative_path)
+        return f"volume-{relative_path.partition('/')[0].lower()}", "bucket"
+
+
+def test_a_place_of_files_that_appear_behind_the_survey_is_made_once(client, cluster, tmp_path):
+    root = tmp_path / "growing"
+    (root / "lib").mkdir(parents=True)
+    (root / "lib" / "first").write_bytes(b"1")
+    layout = Growing(root)
+    summary = ingest(client, root, layout=layout)
+    assert summary.complete
+    assert (summary.keys, summary.places) == (4, [("volume-later", "bucket"), ("volume-lib", "bucket")])
+    # Of each place: does the volume exist, then volume and bucket; of each file: create and commit.
+    assert summary.requests == len(cluster.seen) == 2 * 2 + 2 * 4
+
+
+def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch):
+    monkeypatch.setattr(module, "PROGRESS_INTERVAL_MS", 1_000_000_000_000)
+    told: list[Progress] = []
+    ingest(client, tree, progress=told.append)
+    assert len(told) == 1, "the last"

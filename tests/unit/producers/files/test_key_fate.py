@@ -23,8 +23,10 @@ from producers.files.core.failed_blocks import (
     TryAnotherBlock,
 )
 from producers.files.core.key_fate import FATES, FateEvent, FateOfKey, KeyFate
+from schemas.transitions import NoSuchTransition
 
 F, E = KeyFate, FateEvent
+WRONG = NoSuchTransition
 FIRST = DatanodeError("TIMED_OUT", "the first", datanode="dn1")
 SECOND = NotFound("KEY_NOT_FOUND", "the second")
 ANSWER = NotFound("BUCKET_NOT_FOUND", "the answer")
@@ -47,15 +49,15 @@ WAYS: dict[KeyFate, tuple[FateEvent, ...]] = {
 }
 EXPECTED: dict[KeyFate, dict[FateEvent, KeyFate | type[Exception]]] = {
     F.WRITING: {
-        E.COMMIT_SENT: F.COMMITTING, E.COMMIT_TAKEN: KeyError, E.COMMIT_REFUSED: KeyError, E.FAILED: F.FAILED,
+        E.COMMIT_SENT: F.COMMITTING, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.FAILED,
         E.ABORTED: F.ABORTED,
     },
     F.COMMITTING: {
-        E.COMMIT_SENT: KeyError, E.COMMIT_TAKEN: F.COMMITTED, E.COMMIT_REFUSED: F.COMMIT_FAILED, E.FAILED: F.UNKNOWN,
+        E.COMMIT_SENT: WRONG, E.COMMIT_TAKEN: F.COMMITTED, E.COMMIT_REFUSED: F.COMMIT_FAILED, E.FAILED: F.UNKNOWN,
         E.ABORTED: F.ABORTED,
     },
     F.COMMITTED: {
-        E.COMMIT_SENT: ClientClosed, E.COMMIT_TAKEN: KeyError, E.COMMIT_REFUSED: KeyError, E.FAILED: F.COMMITTED,
+        E.COMMIT_SENT: ClientClosed, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.COMMITTED,
         E.ABORTED: F.COMMITTED,
     },
     F.ABORTED: {
@@ -63,11 +65,11 @@ EXPECTED: dict[KeyFate, dict[FateEvent, KeyFate | type[Exception]]] = {
         E.ABORTED: F.ABORTED,
     },
     F.FAILED: {
-        E.COMMIT_SENT: DatanodeError, E.COMMIT_TAKEN: KeyError, E.COMMIT_REFUSED: KeyError, E.FAILED: F.FAILED,
+        E.COMMIT_SENT: DatanodeError, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.FAILED,
         E.ABORTED: F.ABORTED,
     },
     F.COMMIT_FAILED: {
-        E.COMMIT_SENT: NotFound, E.COMMIT_TAKEN: KeyError, E.COMMIT_REFUSED: KeyError, E.FAILED: F.COMMIT_FAILED,
+        E.COMMIT_SENT: NotFound, E.COMMIT_TAKEN: WRONG, E.COMMIT_REFUSED: WRONG, E.FAILED: F.COMMIT_FAILED,
         E.ABORTED: F.ABORTED,
     },
     F.UNKNOWN: {

@@ -108,8 +108,12 @@ def test_reads_of_ranges(make):
         assert file.read1(10) == b""
         file.seek(CELL_BYTES - 3)
         assert file.read1(10) == data[CELL_BYTES - 3 : CELL_BYTES]
-        with pytest.raises(ValueError, match="lies before the key"):
+        file.seek(-5, io.SEEK_END)
+        assert file.read1() == data[-5:]
+        with pytest.raises(ValueError, match="offset -1 lies before the key"):
             file.seek(-1)
+        with pytest.raises(ValueError, match="offset -3 lies before the key"):
+            file.seek(-3 - len(data), io.SEEK_END)
 
 
 def test_files_are_what_pythons_io_expects(make):
@@ -572,6 +576,7 @@ def test_the_same_awaited(make):
             await file.hsync()
             assert file.tell() == len(data)
         async with client.open("/v/b/k") as file:
+            assert await file.read(0) == b""
             assert await file.read(10) == data[:10]
             assert await file.pread(5, 1000) == data[1000:1005]
             file.seek(0)

@@ -15,7 +15,8 @@ from producers import waiting
 from producers.blocks import datanode_connection, datanode_directory
 from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_writer import BlockWriter
-from producers.blocks.datanode_connection import DatanodeConnection, Datanodes
+from producers.blocks.datanode_connection import DatanodeConnection
+from producers.blocks.datanodes import Datanodes
 from producers.errors import UNREACHABLE, DatanodeError, StratologError
 from producers.files.key_reader import KeyReader
 from producers.waiting import WORD_AFTER_MS
@@ -278,8 +279,8 @@ def test_a_commit_that_ends_after_its_block_was_given_up_changes_nothing(make, m
         found = salvaged(self, failure)
         if self.stuck:
             go_on.set()
-            assert self._durable is not None
-            self._durable.exception(60)  # it ends well right now
+            assert self._commits._under_way is not None
+            self._commits._under_way.exception(60)  # it ends well right now
         return found
 
     monkeypatch.setattr(BlockCommitter, "make_durable", make_durable)
@@ -423,3 +424,30 @@ def test_who_waits_to_ask_again_does_not_keep_others(make, monkeypatch):
     waiter.join(30)
     assert not waiter.is_alive()
     assert not any(held)
+
+
+def test_who_may_ask_does_and_an_object_manager_that_just_failed_is_left_alone(make, monkeypatch):
+    world = make()
+    directory = world.client.streams.directory
+    directory.cluster_name()
+    monkeypatch.setattr(datanode_directory, "MIN_REFRESH_MS", 0)
+    real, asked = world.om.respond, []
+
+    def respond(target):
+        asked.append(target)
+        return real(target)
+
+    world.om.respond = respond
+    directory.try_refresh()
+    assert len(asked) == 1
+
+    def fail(target):
+        asked.append(target)
+        return 500, b"{}"
+
+    world.om.respond = fail
+    directory.try_refresh()
+    assert len(asked) > 1
+    del asked[1:]
+    directory.try_refresh()
+    assert len(asked) == 1, "it has just failed"

@@ -8,6 +8,7 @@ import pytest
 from producers.errors import InvalidArgument, NotConnected, NotFound, RequestFailed, RetryableError
 from producers.reads.node_addresses import address_of
 from producers.reads.read_views import PAGE_ENTRIES
+from producers.reads.read_words import missing
 from producers.reads.reads import Reads
 from schemas.records.messages import CommitKey
 from schemas.records.rows import BlockLocation
@@ -300,3 +301,30 @@ def test_a_page_says_where_the_next_one_begins(reads, monkeypatch):
 def vars_of(key):
     commit = CommitKey(volume="v1", bucket="b1", key=key, session_id=1, size=5, blocks=[])
     return asdict(key_row(commit, {}))
+
+
+@pytest.mark.parametrize(
+    ("code", "path", "found"),
+    [
+        ("VOLUME_NOT_FOUND", "/v1/volumes/v", "volume /v"),
+        ("VOLUME_NOT_FOUND", "/v1/volumes", None),
+        ("BUCKET_NOT_FOUND", "/v1/volumes/v/buckets/b", "bucket /v/b"),
+        ("BUCKET_NOT_FOUND", "/v1/volumes/v/buckets", None),
+        ("KEY_NOT_FOUND", "/v1/volumes/v/buckets/b/keys", None),
+        ("INTERNAL_ERROR", "/v1/volumes/v", None),
+        ("BUCKET_NOT_FOUND", "/v1/other/v/buckets/b", None),
+    ],
+)
+def test_what_is_missing_is_named_by_the_path(code, path, found):
+    assert missing(code, path, {}) == found
+
+
+def test_a_page_is_refused_what_a_listing_is(reads):
+    for ask in (
+        reads.volumes_page, lambda **wrong: reads.buckets_page("v1", **wrong),
+        lambda **wrong: reads.keys_page("v1", "b1", **wrong),
+    ):  # fmt: skip
+        for wrong in ({"prefix": 5}, {"start_after": 5}, {"consistency": "perhaps"}, {"limit": 0}):
+            (name,) = wrong
+            with pytest.raises((InvalidArgument, TypeError), match=name):
+                ask(**wrong)

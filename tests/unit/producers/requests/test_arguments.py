@@ -28,6 +28,7 @@ NO_METADATA = ("a", 1, [("a", "b")], {1: "b"}, {"a": 1}, {"a": "\udcff"})
 NO_LIST = (None, 1, "ab", b"ab")
 PLACE = {"volume": "v", "bucket": "b", "key": "k"}
 NAMES = dict.fromkeys(PLACE, NO_TEXT)
+PLACES = {"volume": NO_TEXT, "bucket": NO_TEXT}
 LISTING = {"prefix": NO_TEXT, "start_after": NO_TEXT, "limit": NO_LIMIT, "consistency": NO_CONSISTENCY}
 QUOTAS = {"owner": NO_TEXT, "quota_in_bytes": NO_QUOTA, "quota_in_namespace": NO_QUOTA}
 NEW_QUOTAS = {"owner": NO_TEXT[1:], "quota_in_bytes": NO_NEW_QUOTA, "quota_in_namespace": NO_NEW_QUOTA}
@@ -55,6 +56,12 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
         {"from_key": "k", "to_key": "l"},
         {"volume": NO_TEXT, "bucket": NO_TEXT, "from_key": NO_TEXT, "to_key": NO_TEXT},
     ),
+    "create_snapshot": ({}, PLACES | {"snapshot": NO_TEXT}),
+    "delete_snapshot": ({"snapshot": "s"}, PLACES | {"snapshot": NO_TEXT}),
+    "rename_snapshot": ({"snapshot": "s", "to": "t"}, PLACES | {"snapshot": NO_TEXT, "to": NO_TEXT}),
+    "set_snapshot_properties": (
+        {"snapshot": "s", "properties": {"a": "b"}}, PLACES | {"snapshot": NO_TEXT, "properties": (None, *NO_METADATA)},
+    ),
     "open": (
         {"path": "/v/b/k"},
         {
@@ -72,9 +79,19 @@ METHODS: dict[str, tuple[dict[str, Any], dict[str, tuple[Any, ...]]]] = {
     "volume_info": ({}, {"volume": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "bucket_info": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "key_info": ({}, NAMES | {"consistency": NO_CONSISTENCY}),
+    "snapshot_info": ({"snapshot": "s"}, {"volume": NO_TEXT, "bucket": NO_TEXT, "snapshot": NO_TEXT, "consistency": NO_CONSISTENCY}),
     "list_volumes": ({}, LISTING),
     "list_buckets": ({}, {"volume": NO_TEXT} | LISTING),
     "list_keys": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
+    "list_snapshots": ({}, {"volume": NO_TEXT, "bucket": NO_TEXT} | LISTING),
+    "snapshot_diff": (
+        {"from_snapshot": "s"},
+        {
+            "volume": NO_TEXT, "bucket": NO_TEXT, "from_snapshot": NO_TEXT, "to_snapshot": NO_TEXT[1:],
+            "page_size": (None, *NO_LIMIT, 1001), "on_progress": (1, "f"), "consistency": NO_CONSISTENCY,
+        },
+    ),
+    "cancel_snapshot_diff": ({}, {"job": (*NO_TEXT, "", "j", "0" * 33, "../x")}),
     "close": ({}, {"timeout_ms": NO_COUNT}),
 }  # fmt: skip
 """By method: arguments that it needs besides names, and by argument what is none."""

@@ -109,20 +109,20 @@ def test_a_shard_that_does_not_exist_is_refused(shard):
 def test_an_answer_ends_its_call_once():
     calls = table()
     call = begin(calls)
-    assert calls.answer(answer(1), now_ms=5.0) is call
-    assert calls.answer(answer(1), now_ms=6.0) is None
+    assert calls.on_response(answer(1), now_ms=5.0) is call
+    assert calls.on_response(answer(1), now_ms=6.0) is None
     assert len(calls) == 0
 
 
 def test_other_clients_answers_are_ignored():
     calls = table()
     begin(calls)
-    assert calls.answer(answer(1, client_id=bytes(16)), now_ms=5.0) is None
+    assert calls.on_response(answer(1, client_id=bytes(16)), now_ms=5.0) is None
     assert len(calls) == 1
 
 
 def test_answers_to_calls_never_made_are_ignored():
-    assert table().answer(answer(99), now_ms=0.0) is None
+    assert table().on_response(answer(99), now_ms=0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_final_error_becomes_an_exception_with_request_and_response(status, ki
     calls = table()
     begin(calls)
     response = answer(1, status)
-    call = calls.answer(response, now_ms=1.0)
+    call = calls.on_response(response, now_ms=1.0)
     assert call is not None
     error = outcome_of(call, response)
     assert isinstance(error, kind)
@@ -174,13 +174,13 @@ def test_a_refusal_is_sent_again_soon_and_ends_nothing(status):
     call = begin(calls)
     now_ms, waits = 0.0, []
     for _ in range(4):
-        assert calls.answer(answer(1, status, index=-1), now_ms=now_ms) is None
+        assert calls.on_response(answer(1, status, index=-1), now_ms=now_ms) is None
         begun_ms = now_ms
         while not calls.step(now_ms=now_ms).resend:
             now_ms += 10
         waits.append(now_ms - begun_ms)
     assert waits == [100, 200, 300, 300]
-    assert calls.answer(answer(1), now_ms=now_ms) is call
+    assert calls.on_response(answer(1), now_ms=now_ms) is call
 
 
 def overloaded(after_ms):
@@ -190,16 +190,16 @@ def overloaded(after_ms):
 def test_an_overloaded_leader_is_left_alone_for_as_long_as_it_asks():
     calls = table(policy=replace(POLICY, deadline_ms=60_000, overload_max_ms=5_000))
     call = begin(calls)
-    calls.answer(overloaded(3_000), now_ms=0.0)
+    calls.on_response(overloaded(3_000), now_ms=0.0)
     assert calls.step(now_ms=2_999).resend == [], "not even by silence"
     assert calls.step(now_ms=3_000).resend == [call]
-    calls.answer(overloaded(60_000), now_ms=3_000)
+    calls.on_response(overloaded(60_000), now_ms=3_000)
     assert calls.step(now_ms=7_999).resend == []
     assert calls.step(now_ms=8_000).resend == [call], "the policy bounds the wait"
-    calls.answer(overloaded(1), now_ms=8_000)
+    calls.on_response(overloaded(1), now_ms=8_000)
     assert calls.step(now_ms=8_299).resend == [], "a short hint does not shorten the usual wait"
     assert calls.step(now_ms=8_300).resend == [call]
-    calls.answer(overloaded(5_000), now_ms=59_000)
+    calls.on_response(overloaded(5_000), now_ms=59_000)
     assert calls.step(now_ms=60_000).expired == [call]
 
 
@@ -207,14 +207,14 @@ def test_a_second_refusal_does_not_put_the_sending_off():
     calls = table()
     call = begin(calls)
     for now_ms in (0.0, 90.0, 95.0):
-        calls.answer(answer(1, NOT_LEADER), now_ms=now_ms)
+        calls.on_response(answer(1, NOT_LEADER), now_ms=now_ms)
     assert calls.step(now_ms=100).resend == [call]
 
 
 def test_at_the_deadline_the_outcome_is_unknown_and_says_what_came():
     calls = table()
     call = begin(calls)
-    calls.answer(answer(1, NOT_LEADER), now_ms=9_990)
+    calls.on_response(answer(1, NOT_LEADER), now_ms=9_990)
     step = calls.step(now_ms=10_000)
     assert step.expired == [call]
     assert step.resend == []
@@ -231,7 +231,7 @@ def test_an_answer_after_the_deadline_is_ignored():
     calls = table()
     begin(calls)
     calls.step(now_ms=10_000)
-    assert calls.answer(answer(1), now_ms=10_001) is None
+    assert calls.on_response(answer(1), now_ms=10_001) is None
 
 
 def test_a_deadline_shorter_than_the_first_wait_holds():
@@ -246,13 +246,13 @@ def test_answered_below_is_the_lowest_call_that_may_be_repeated():
     for _ in range(4):
         begin(calls)
     assert calls.answered_below == 1
-    calls.answer(answer(2), now_ms=0)
+    calls.on_response(answer(2), now_ms=0)
     assert calls.answered_below == 1
-    calls.answer(answer(1), now_ms=0)
+    calls.on_response(answer(1), now_ms=0)
     assert calls.answered_below == 3
     assert codec.decode_as(Request, begin(calls).value).answered_below == 3
     for call_id in (3, 4, 5):
-        calls.answer(answer(call_id), now_ms=0)
+        calls.on_response(answer(call_id), now_ms=0)
     assert codec.decode_as(Request, begin(calls).value).answered_below == 6
 
 
@@ -260,7 +260,7 @@ def test_a_refused_call_holds_answered_below():
     calls = table()
     begin(calls)
     begin(calls)
-    calls.answer(answer(1, OVERLOADED), now_ms=0)
+    calls.on_response(answer(1, OVERLOADED), now_ms=0)
     assert calls.answered_below == 1
 
 
@@ -270,7 +270,7 @@ def test_the_limit_of_calls_in_flight_holds_and_sends_nothing():
         begin(calls)
     with pytest.raises(TooManyInFlight, match="5 requests in flight"):
         begin(calls)
-    calls.answer(answer(4), now_ms=0)
+    calls.on_response(answer(4), now_ms=0)
     assert begin(calls).call_id == 6
 
 
@@ -304,9 +304,9 @@ def test_positions_are_the_highest_index_of_each_shard():
     calls = table()
     for call_id, (shard, index) in enumerate([(0, 5), (1, 9), (0, 3)], start=1):
         begin(calls)
-        calls.answer(answer(call_id, shard=shard, index=index), now_ms=0)
+        calls.on_response(answer(call_id, shard=shard, index=index), now_ms=0)
     begin(calls)
-    calls.answer(answer(4, "UNDECODABLE", shard=2, index=-1), now_ms=0)
+    calls.on_response(answer(4, "UNDECODABLE", shard=2, index=-1), now_ms=0)
     assert calls.positions == {0: 5, 1: 9}
 
 
@@ -348,7 +348,7 @@ def test_waits_stay_bounded_however_often_a_call_was_sent(sendings):
     call = begin(calls)
     call.sendings = sendings
     call.refusals = sendings
-    calls.answer(answer(1, OVERLOADED), now_ms=0)
+    calls.on_response(answer(1, OVERLOADED), now_ms=0)
     assert call.due_ms <= 300 * 1.25
     calls.step(now_ms=500)
     assert 500 < call.due_ms <= 500 + 4_000 * 1.25
@@ -384,7 +384,7 @@ class CallsModel(RuleBasedStateMachine):
     @rule(data=st.data(), status=st.sampled_from([OK, VOLUME_NOT_FOUND, NOT_LEADER, OVERLOADED, REQUEST_EXPIRED]))
     def respond(self, data, status):
         call_id = data.draw(st.sampled_from(sorted(self.bytes_of)))
-        call = self.calls.answer(answer(call_id, status), now_ms=self.now_ms)
+        call = self.calls.on_response(answer(call_id, status), now_ms=self.now_ms)
         final = status not in {NOT_LEADER, OVERLOADED}
         assert (call is not None) == (final and call_id not in self.ended)
         if call is not None:
@@ -427,7 +427,7 @@ def test_a_refused_call_is_sent_again_though_one_before_it_is_unanswered():
     calls = table()
     for _ in range(3):
         begin(calls)
-    calls.answer(answer(2, NOT_LEADER), now_ms=0)
+    calls.on_response(answer(2, NOT_LEADER), now_ms=0)
     assert due(calls, 99) == []
     assert due(calls, 100) == [2]
     assert due(calls, 999) == []
@@ -442,14 +442,14 @@ def test_calls_that_end_are_looked_for_no_more():
     for _ in range(4):
         begin(calls)
     for call_id in (2, 3, 4):
-        calls.answer(answer(call_id, NOT_LEADER), now_ms=0)
-    calls.answer(answer(3), now_ms=0)
-    calls.answer(answer(4, VOLUME_NOT_FOUND), now_ms=0)
+        calls.on_response(answer(call_id, NOT_LEADER), now_ms=0)
+    calls.on_response(answer(3), now_ms=0)
+    calls.on_response(answer(4, VOLUME_NOT_FOUND), now_ms=0)
     assert calls._again == {2}
     calls.step(now_ms=10_000)
     assert (len(calls), calls._again) == (0, set())
     begin(calls)
-    calls.answer(answer(5, NOT_LEADER), now_ms=0)
+    calls.on_response(answer(5, NOT_LEADER), now_ms=0)
     calls.abandon()
     assert calls._again == set()
 
@@ -508,7 +508,7 @@ def test_the_first_and_the_last_shard_exist(shard):
 def test_the_index_of_a_shards_first_entry_is_a_position():
     calls = table()
     begin(calls)
-    calls.answer(answer(1, index=0, shard=2), now_ms=0)
+    calls.on_response(answer(1, index=0, shard=2), now_ms=0)
     assert calls.positions == {2: 0}
 
 
@@ -516,10 +516,10 @@ def test_jitter_stretches_a_refusals_wait_and_an_overload_too():
     assert JITTER_SHARE == 0.25
     calls = table(jitter=0.5)
     call = begin(calls)
-    calls.answer(answer(1, NOT_LEADER), now_ms=0)
+    calls.on_response(answer(1, NOT_LEADER), now_ms=0)
     assert call.due_ms == 112.5
     overloaded = replace(answer(1, OVERLOADED), message=with_retry_after("too many", 1_000))
-    calls.answer(overloaded, now_ms=0)
+    calls.on_response(overloaded, now_ms=0)
     assert call.due_ms == 1_125
     assert (call.refusals, call.sendings) == (2, 1)
     assert due(calls, 1_125) == [1]
@@ -531,9 +531,9 @@ def test_nothing_is_due_after_the_deadline():
     calls = table(Policy(deadline_ms=1_000, silence_ms=900, silence_max_ms=900, refusal_ms=500, refusal_max_ms=500))
     call = begin(calls)
     assert (call.due_ms, call.deadline_ms) == (900, 1_000)
-    calls.answer(answer(1, NOT_LEADER), now_ms=700)
+    calls.on_response(answer(1, NOT_LEADER), now_ms=700)
     assert call.due_ms == 900
-    calls.answer(answer(1, OVERLOADED), now_ms=800)
+    calls.on_response(answer(1, OVERLOADED), now_ms=800)
     assert call.due_ms == 1_000
     call.due_ms = 950
     assert due(calls, 950) == [1]
@@ -545,7 +545,7 @@ def test_nothing_is_due_after_the_deadline():
 def test_an_overload_without_a_hint_waits_as_a_refusal_does():
     calls = table()
     call = begin(calls)
-    calls.answer(answer(1, OVERLOADED), now_ms=10)
+    calls.on_response(answer(1, OVERLOADED), now_ms=10)
     assert call.due_ms == 110
 
 
@@ -556,7 +556,7 @@ def test_an_unknown_outcome_says_how_often_it_was_sent_and_what_was_said_last():
     error = unknown(call, "STATUS", "so")
     assert (error.status, error.message, error.response) == ("STATUS", "so; sent 2 times; the outcome is unknown", None)
     refusal = answer(1, NOT_LEADER)
-    calls.answer(refusal, now_ms=1_000)
+    calls.on_response(refusal, now_ms=1_000)
     error = expired(call, POLICY)
     assert error.message == (
         f"no answer in 10000 ms: no leader of shard {call.shard} answers; sent 2 times, last refused with NOT_LEADER: why;"

@@ -169,6 +169,16 @@ def test_silence_is_counted_only_while_something_is_in_flight(opened: Open, monk
     eventually(lambda: pipeline._silent_ms == 0, timeout_s=WAIT_S)
 
 
+def test_a_client_that_asks_nothing_never_renews_its_connection(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "SILENT_BROKER_MS", 3)
+    monkeypatch.setattr(engine, "IDLE_WAIT_MS", 1)
+    rounds: list[None] = []
+    monkeypatch.setattr(MemoryConnection, "serve", lambda _: rounds.append(None))
+    _, connection = opened()
+    eventually(lambda: len(rounds) > 20, timeout_s=WAIT_S)
+    assert connection.renewals == 0
+
+
 def test_a_client_that_is_closed_tells_what_is_unanswered_and_closes_its_connection(opened: Open) -> None:
     pipeline, connection = opened()
     connection.held = True

@@ -10,7 +10,7 @@ from replicated_db.core.applying.late import LOGGED_LIMITS
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.execution.calls import RUN, CallRuling, RunLimits, judge_call, run_call
 from replicated_db.core.execution.retry import BELOW_FLOOR, REQUEST_LIFETIME_MS, floor_value, retry_key
-from replicated_db.core.execution.service import MAX_MESSAGE_CHARACTERS, MAX_REFUSAL_BYTES, Executed
+from replicated_db.core.execution.service import MAX_MESSAGE_CHARACTERS, MAX_REFUSAL_BYTES, Executed, shortened
 from replicated_db.core.execution.shard_state import ShardState
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.column_families import RETRY
@@ -113,3 +113,9 @@ def test_bounds_of_answers_hold_where_the_leader_executes_and_not_in_what_logged
 def test_a_store_that_fails_stops():
     with pytest.raises(StoreFailure):
         run(StoreFailure("no disk"), LOGGED_LIMITS)
+
+
+def test_an_error_that_quotes_the_request_is_cut_and_says_its_length():
+    assert shortened("x" * MAX_MESSAGE_CHARACTERS) == "x" * MAX_MESSAGE_CHARACTERS
+    long = "x" * (MAX_MESSAGE_CHARACTERS + 1)
+    assert shortened(long) == f"{long[:-1]}… ({MAX_MESSAGE_CHARACTERS + 1:,} characters long)"

@@ -423,3 +423,30 @@ def test_the_cache_alone():
     assert not cache.writing
     assert len(cache) == 1
     assert [*cache.iterate("things", b"")] == [(b"a", b"0"), (b"b", b"2"), (b"d", b"0")]
+
+
+def test_the_modes_of_request_types_are_known_after_a_restart():
+    shard = LateShard()
+    shard.catch_up()
+    for node in shard.nodes.values():
+        assert node.replica.state.late == {"Late"}
+        assert node.restart().replica.state == node.replica.state
+
+
+def test_a_cache_says_once_that_it_is_filled_and_again_after_it_was_written():
+    """The thread that writes caches sleeps until then."""
+    shard = LateShard()
+    filled: list[int] = []
+    late = shard.replica.late
+    late.on_filled = lambda: filled.append(late.requests)
+    assert not late.unwritten
+    for text in (b"put a 1", b"put b 2"):
+        shard.logged(text)
+        shard.settle()
+    assert len(filled) == 1
+    assert late.unwritten
+    shard.replica.flush()
+    assert not late.unwritten
+    shard.logged(b"put c 3")
+    shard.settle()
+    assert len(filled) == 2

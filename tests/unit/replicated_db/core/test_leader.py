@@ -838,3 +838,10 @@ def test_genesis_whose_outcome_is_unknown_is_written_once():
         counted = [record for record in log_records(shard) if isinstance(record, Genesis)]
         assert len(counted) == 1
         assert all(node.replica.genesis == counted[0] for node in shard.nodes.values())
+
+
+def test_a_leader_that_waits_for_nothing_goes_on_with_nothing():
+    shard = Shard()
+    shard.do(put(b"k", b"1"))
+    assert shard.leader.must_read is None
+    assert shard.leader.on_read() == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +12,10 @@ import pytest
 from rocksdict import Options, Rdict
 
 from replicated_db.core.errors import StoreFailure
-from replicated_db.core.ports import Clock, Ids, RowPage
+from replicated_db.core.ports import MAX_CHECKPOINTS, Clock, Ids, RowPage
 from replicated_db.core.tables.column_families import LOCAL_FAMILIES
 from replicated_db.core.tables.memory import ManualClock, MemoryLog, MemoryStore, SequenceIds
-from replicated_db.shell.rocks import MAX_CHECKPOINTS, MAX_SKIPPED_KEYS, RocksReader, RocksStore
+from replicated_db.shell.rocks import MAX_SKIPPED_KEYS, WORK_FOLDER, RocksReader, RocksStore
 from replicated_db.shell.system import SystemClock, SystemIds
 from stratolog.local.processes import wait_until
 from tests.support.replicated.kit import FAMILIES
@@ -23,7 +25,7 @@ from tests.support.replicated.port_suites import ROWS, LogSuite, StoreSuite
 class TestMemoryStore(StoreSuite):
     @pytest.fixture
     def store(self) -> MemoryStore:
-        return MemoryStore(FAMILIES.names)
+        return MemoryStore(FAMILIES.names, kept="keep-")
 
     @pytest.fixture
     def read_checkpoint(self, store: MemoryStore) -> Callable[[str], dict[bytes, bytes]]:
@@ -33,7 +35,7 @@ class TestMemoryStore(StoreSuite):
 class TestRocksStore(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[RocksStore]:
-        store = RocksStore(tmp_path / "db", FAMILIES.names)
+        store = RocksStore(tmp_path / "db", FAMILIES.names, kept="keep-")
         yield store
         store.close()
 
@@ -188,8 +190,72 @@ def test_only_the_youngest_checkpoints_are_kept(path: Path):
         store.write([("things", b"n", b"%d" % number)])
         store.checkpoint(f"c{9 - number}")
     store.checkpoint("c4")
-    kept = {one.name for one in path.with_name("db.checkpoints").iterdir()}
+    kept = set(store.checkpoint_names())
     assert kept == {f"c{9 - number}" for number in range(3, MAX_CHECKPOINTS + 3)}
+    store.close()
+
+
+def checkpoint_rows(path: Path, name: str) -> dict[bytes, bytes]:
+    reader = RocksReader(path.with_name("db.checkpoints") / name, FAMILIES.names)
+    rows = dict(reader.iterate("things", b""))
+    reader.close()
+    return rows
+
+
+def test_what_a_killed_process_leaves_of_a_checkpoint_is_no_checkpoint_and_goes(path: Path):
+    """Killed anywhere between the first file and the last: whatever has a checkpoint's name is whole."""
+    work = path.with_name("db.checkpoints") / WORK_FOLDER
+    store = RocksStore(path, FAMILIES.names, kept="keep-")
+    store.write([("things", key, value) for key, value in ROWS])
+    store.checkpoint("keep-1")
+    store.close()
+    for left in ("keep-1", "keep-2", "keep-2.tmp"):  # being removed, whole but not moved, half made
+        (work / left).mkdir(parents=True)
+        (work / left / "000009.sst").write_bytes(b"half")
+    store = RocksStore(path, FAMILIES.names, kept="keep-")
+    assert not work.exists()
+    assert store.checkpoint_names() == ["keep-1"]
+    assert checkpoint_rows(path, "keep-1") == dict(ROWS)
+    (work / "keep-2.tmp").mkdir(parents=True)
+    store.checkpoint("keep-2")
+    assert checkpoint_rows(path, "keep-2") == dict(ROWS)
+    store.close()
+
+
+CHECKPOINTING = """
+import os, sys
+from pathlib import Path
+from replicated_db.shell.rocks import RocksStore
+store = RocksStore(Path(sys.argv[1]), ("retryTable", "things"), kept="keep-")
+for number in range(400):
+    store.write([("things", b"%06d" % number, os.urandom(2000))])
+print("made", flush=True)
+for number in range(1000):
+    store.checkpoint(f"keep-{number % 5}")
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("checkpoints", [0, 1, 3, 6, 7])
+def test_a_process_that_is_killed_while_it_makes_checkpoints(path: Path, checkpoints: int):
+    """kill -9, at no chosen moment of the next checkpoint; each that has its name afterwards can be read and has all rows."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHECKPOINTING, str(path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[4]
+    )
+    assert process.stdout is not None
+    for _ in range(checkpoints + 1):
+        process.stdout.readline()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    store = RocksStore(path, ("retryTable", "things"), kept="keep-")
+    rows = dict(store.iterate("things", b""))
+    names = store.checkpoint_names()
+    assert len(names) >= min(checkpoints, 5) - 1, "the one that is being replaced may be away"
+    for name in [*names]:
+        assert checkpoint_rows(path, name) == rows
+    store.checkpoint("keep-0")
+    assert checkpoint_rows(path, "keep-0") == rows
     store.close()
 
 

@@ -11,6 +11,7 @@ import pytest
 from replicated_db.core.applying.evidence import audit_report
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import AheadOfLog, BrokenLog, StoreFailure, WrongCluster
+from replicated_db.core.leading.leader import claim_for
 from replicated_db.core.log.position import KEY_INDEX_KEY, Position
 from replicated_db.core.log.reading import Reading
 from replicated_db.core.ports import Write
@@ -26,6 +27,7 @@ from tests.support.replicated.kit import (
     FAMILIES,
     NONCE,
     START_MS,
+    Shard,
     add,
     assert_sound,
     batch,
@@ -277,10 +279,10 @@ def test_settings_that_changed_between_two_starts(feed: Feed):
 
 def test_a_broken_record_changes_nothing(feed: Feed):
     feed.batch(put(b"a", b"1"))
-    before = dict(feed.store._tables["things"]), feed.replica.position
+    before = list(feed.store.iterate("things", b"")), feed.replica.position
     with pytest.raises(BrokenLog):
         feed.batch(put(b"a", b"2"), prev_chain=bytes(32))
-    assert (dict(feed.store._tables["things"]), feed.replica.position) == before
+    assert (list(feed.store.iterate("things", b"")), feed.replica.position) == before
     assert_sound(feed.replica)
 
 
@@ -468,3 +470,49 @@ def test_row_hash_in_a_bucket():
 
 def test_a_fresh_replica_stands_before_the_first_record():
     assert Feed().replica.position == Position(topic_id="topic-1")
+
+
+# What has counted here.
+
+
+def test_whether_the_leaders_record_counted_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("replicated_db.core.applying.counted.MAX_COUNTED", 3)
+    shard = Shard()
+    for number in range(4):
+        shard.do(put(b"k", b"%d" % number))
+    shard.catch_up()
+    replica = shard.nodes["n2"].replica
+    last = len(shard.log.entries) - 1
+    counted = replica.counted(last)
+    assert counted is not None
+    assert replica.has_counted(last, counted)
+    with pytest.raises(AheadOfLog, match=f"shard 0: the leader's record at {last} was read here but did not count"):
+        replica.has_counted(last, bytes(32))
+    assert replica.has_counted(last - 2, replica.counted(last - 2) or b"")
+    assert not replica.has_counted(last - 3, bytes(32)), "it is too long ago to tell"
+
+
+def test_a_record_that_was_void_here_did_not_count():
+    shard = Shard()
+    shard.do(put(b"k", b"1"))
+    void = shard.log.append(encode(Tick(term=1, nonce=b"?" * 16, seq=1, prev_chain=bytes(32))))
+    shard.do(put(b"k", b"2"))
+    shard.catch_up()
+    replica = shard.nodes["n2"].replica
+    with pytest.raises(AheadOfLog):
+        replica.has_counted(void, bytes(32))
+
+
+def test_a_replica_that_starts_again_right_after_a_claim_has_its_anchor_from_before():
+    """A claim commits to nothing before it: the last counting record does."""
+    shard = Shard()
+    shard.do(put(b"k", b"1"))
+    shard.catch_up()
+    node = shard.nodes["n2"]
+    before = node.replica.position
+    assert node.replica.anchor == before
+    shard.log.append(encode(claim_for(node.replica, b"2" * 16, "", shard.clock.wall_ms())))
+    shard.catch_up()
+    assert node.replica.position.term == before.term + 1
+    again = node.restart().replica
+    assert (again.position, again.anchor) == (node.replica.position, node.replica.anchor) == (again.position, before)

@@ -46,7 +46,7 @@ def control(record: type, **fields: Any) -> Any:
 
 def command(shard: Shard, body: Any, **more: Any) -> Any:
     proposal = propose(body=body, sent_ms=shard.leader.timestamp_ms(shard.clock.elapsed_ms()), **more)
-    proposal.begins_batch = True
+    proposal.begins_batch = proposal.when_prepared = True
     return proposal
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from replicated_db.core.errors import Refused
+from replicated_db.core.errors import DigestsDiffer, Refused
 from replicated_db.core.execution.transaction import MAX_KEY_BYTES, Transaction
+from replicated_db.core.tables.digests import DigestSlots
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.merge import decode_int64, encode_int64
 from replicated_db.core.tables.overlay import Overlay
@@ -187,3 +188,13 @@ def test_submit_computes_hashes_afresh(transaction: Transaction):
     assert second.prev == hash_of("things", b"a", b"2")
     assert third.prev == hash_of("counters", b"n", encode_int64(5))
     assert third.next == hash_of("counters", b"n", encode_int64(6))
+
+
+@pytest.mark.parametrize(
+    ("slot", "named"),
+    [(256 + 5, f"bucket 5 of {FAMILIES.names[1]}"), (99 * 256 + 7, "bucket 7 of family 99")],
+)
+def test_a_digest_base_that_differs_says_where(transaction: Transaction, slot: int, named: str):
+    transaction.settled = lambda: DigestSlots([], [])
+    with pytest.raises(DigestsDiffer, match=f"others in 1 slots, the first being {named}: 0, not 3"):
+        transaction.digest_base([slot], [3], "oracle")

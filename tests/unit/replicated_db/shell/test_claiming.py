@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 import pytest
 
 from replicated_db.core.applying.replica import Offered
@@ -81,3 +83,14 @@ def test_a_claim_behind_what_was_read_is_offered(foreign: Foreign):
     foreign.shard.catch_up()
     foreign.claimer.read_foreign(foreign.claim() + 1)
     assert [one.reading for one in foreign.offered] == [Reading.VALID_CLAIM]
+
+
+def test_a_claimer_knows_its_own_claims(foreign: Foreign):
+    """By them a leader tells a record of its own from one of a node with the same name."""
+    foreign.shard.log.auto = True
+    foreign.shard.catch_up()
+    before = foreign.shard.ids.count
+    assert foreign.claimer.claim(foreign.shard.log.appender(), Event()) is not None
+    own = (foreign.shard.ids.seed << 64 | before + 1).to_bytes(16, "big")
+    assert foreign.claimer.has_claimed(own)
+    assert not foreign.claimer.has_claimed(b"?" * 16)

@@ -97,3 +97,14 @@ def test_positions() -> None:
     for text in ("", "0", "0:", "0:1,", "a:1", "-1:2"):
         with pytest.raises(typer.BadParameter, match="SHARD:INDEX"):
             addresses.positions(text)
+
+
+@pytest.mark.parametrize(("text", "item"), [("a=b", ("a", "b")), ("a=", ("a", "")), ("a=b=c", ("a", "b=c"))])
+def test_a_property_may_be_empty(text: str, item: tuple[str, str]) -> None:
+    assert addresses.property_item(text) == item
+
+
+@pytest.mark.parametrize("text", ["", "a", "=", "=b"])
+def test_a_property_without_a_name_or_a_sign_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="is not NAME=VALUE, nor NAME= to remove a property"):
+        addresses.property_item(text)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,10 @@ import typer.main
 from stratolog.cli import build_app
 from stratolog.commands.common.helps import tidied
 from stratolog.commands.common.names import datanode_names, node_names
+from tests.support.om.snapshot_node import SnapshotNode
+from tests.support.sdk.snapshot_server import SnapshotServer
 
+ROOT = Path(__file__).parents[4]
 OURS = re.compile(r"``|<Address>|<dict|list\[|<function|&lt;")
 
 
@@ -46,3 +52,30 @@ def test_names_are_completed_from_the_settings(tmp_path: Path, monkeypatch: pyte
     assert datanode_names("dn2") == ["dn2"]
     monkeypatch.setenv("STRATOLOG_SHARDS", "nonsense")
     assert node_names("") == datanode_names("") == []
+
+
+def test_names_of_snapshots_are_completed_by_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = SnapshotNode(tmp_path)
+    for name in ("monday", "tuesday", "moon"):
+        node.snapshot(name)
+    server = SnapshotServer(node)
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {
+        "STRATOLOG_NODES": "om1=" + server.address.removeprefix("http://"), "PYTHONPATH": str(ROOT),
+        "_STRATOLOG_COMPLETE": "complete_bash",
+    }  # fmt: skip
+
+    def completed(*words: str) -> list[str]:
+        """Return what a shell offers for the last of the words that were typed."""
+        typed = {"COMP_WORDS": " ".join(("stratolog", *words)), "COMP_CWORD": str(len(words))}
+        command = [sys.executable, "-m", "stratolog"]
+        done = subprocess.run(command, env=environment | typed, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.split()
+
+    assert completed("sh", "snapshot", "delete", "/vol1/bucket1", "mo") == ["monday", "moon"]
+    assert completed("sh", "snapshot", "rename", "/vol1/bucket1", "tu") == ["tuesday"]
+    assert completed("sh", "snapshot", "delete", "/vol1/nosuch", "mo") == []
+    assert completed("sh", "snapshot", "re") == ["rename"]
+    server.close()
+    node.close()
+    assert completed("sh", "snapshot", "delete", "/vol1/bucket1", "mo") == []

@@ -16,6 +16,7 @@ SHELL = [
     *(("sh", kind, verb) for kind in ("volume", "bucket")
       for verb in ("create", "info", "list", "delete", "update", "set-quota", "clear-quota", "setquota", "clrquota")),
     *(("sh", "key", verb) for verb in ("create", "info", "list", "delete", "rename")),
+    *(("sh", "snapshot", verb) for verb in ("create", "info", "list", "ls", "delete", "rename", "set", "diff")),
 ]  # fmt: skip
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
@@ -66,6 +67,13 @@ def test_all_commands_are_there_when_none_is_named(words: tuple[str, ...], strat
         (("sh", "key", "create", "/v/b/k", "--metadata", "x"), "'x' is not NAME=VALUE"),
         (("sh", "key", "list", "/v/b", "--consistency", "strong"), "'strong' is not one of"),
         (("sh", "key", "info", "/v/b/k", "--session", "x"), "'x' is not SHARD:INDEX"),
+        (("sh", "snapshot", "create", "/v"), "is not the address of a bucket"),
+        (("sh", "snapshot", "delete", "/v/b"), "Missing argument 'SNAPSHOT'"),
+        (("sh", "snapshot", "rename", "/v/b", "one"), "Missing argument 'NEW_NAME'"),
+        (("sh", "snapshot", "diff", "/v"), "is not the address of a bucket"),
+        (("sh", "snapshot", "diff", "/v/b", "one", "--page-size", "0"), "greater than or equal to 1"),
+        (("sh", "snapshot", "set", "/v/b", "one", "x"), "'x' is not NAME=VALUE"),
+        (("sh", "snapshot", "set", "/v/b", "one", "=x"), "'=x' is not NAME=VALUE"),
         (("ingest", "absent"), "'absent' does not exist"),
         (("ingest", ".", "--max-in-flight", "0"), "greater than or equal to 1"),
         (("demo", "--tree", "absent"), "'absent' does not exist"),
@@ -127,3 +135,17 @@ def test_nothing_is_rebuilt_without_knowing_the_stack(stratolog: CliRunner, tmp_
     error = stratolog.invoke(build_app(), ["admin", "rebuild", "om1", "0"]).exception
     assert isinstance(error, UserError)
     assert folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("sh", "snapshot", "diff", "/v/b"), "give the snapshot FROM which to compare"),
+        (("sh", "snapshot", "diff", "/v/b", "one", "--cancel", "0"), "one of both"),
+        (("sh", "--at", ".", "snapshot", "diff", "/v/b", "one"), "a state directory"),
+    ],
+)
+def test_a_diff_without_sense(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
+    result = stratolog.invoke(build_app(), arguments)
+    assert isinstance(result.exception, UsageError)
+    assert words in str(result.exception)

@@ -4,7 +4,7 @@ import socket
 import time
 from contextlib import closing
 
-from producers.blocks.datanode_connection import Datanodes
+from producers.blocks.datanodes import Datanodes
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockWatched, Member, WatchBlock
 from schemas.stream_errors import TIMED_OUT

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of keys as files."""
+"""Fixtures of the tests of the client with datanodes."""
 
 import pytest
 

@@ -1,0 +1,38 @@
+"""Peers' checkpoints that nodes install, and have installed, in words (design, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from replicated_db.core.bootstrap.pace import size_words
+from stratolog.configuration.settings import Settings
+from stratolog.nodes.core.leaders import Status, views_in
+
+MAX_SHOWN_CHARACTERS = 500
+
+
+def install_words(said: Mapping[str, Any]) -> str:
+    """Return what a node says of an install (``installed`` of its status), in words."""
+    return (
+        f"that of {said['peer']} at offset {said['offset']}, in {said['rounds']} rounds: "
+        f"{size_words(int(said['fetched_bytes']))} fetched, {size_words(int(said['saved_bytes']))} saved by exclusion, "
+        f"{float(said['took_s']):.2f} s"
+    )
+
+
+def installs_in(name: str, status: Status) -> Iterator[str]:
+    """Yield a line for each replica of a node that began with a peer's checkpoint."""
+    for view in views_in(status):
+        if said := view.get("installed"):
+            yield f"{name}, shard {view['shard']}: installed a peer's checkpoint, {install_words(said)}"
+
+
+def installing(settings: Settings, name: str) -> list[str]:
+    """Return what a node that does not answer yet is installing, from its folder on this machine; empty if nothing."""
+    found = []
+    for file in sorted(settings.node_folder(name).glob("shard-*.candidate/progress.txt")):
+        with suppress(OSError, UnicodeDecodeError):
+            found.append(file.read_text()[:MAX_SHOWN_CHARACTERS])
+    return found

@@ -1,0 +1,89 @@
+"""A small stack of a drill's own, for faults that cannot be taken back: a broker, three nodes, one shard.
+
+It lies in a directory below the running stack's, uses free ports, and is stopped and deleted however the drill ends.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from schemas.topics import OM_LOG
+from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import NodeAddress
+from stratolog.drills.core.install_findings import ScannedDigest
+from stratolog.drills.core.report import StepFailed
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.rebuild import scratch
+from stratolog.drills.kit.session import Session
+from stratolog.local import stack
+from stratolog.local.processes import free_ports
+
+SHARD = 0
+NODES = 3
+ANSWER_S = 30.0
+
+
+@contextmanager
+def own_stack(session: Session, settings: Settings, drill: str, *, detached: bool) -> Iterator[Cluster]:
+    """Start a stack whose empty replicas install instead of reading the log; stop and delete it at the end."""
+    with scratch(session, settings, drill) as folder:
+        wanted = _settings(settings, folder)
+
+        def remove() -> str:
+            stack.down(wanted, remove_data=True)
+            return "the drill's own stack is stopped and deleted"
+
+        stopped = session.touching("a stack of this drill's own", remove)
+        with session.step(f"start a stack in {folder}") as found:
+            own = stack.up(wanted, detached=detached)
+            found(f"{', '.join(node.name for node in own.nodes)} on {own.bootstrap_servers}")
+        yield Cluster(settings=own, detached=detached)
+        with session.step("stop and delete the drill's stack"):
+            stopped()
+
+
+def _settings(settings: Settings, folder: Path) -> Settings:
+    kafka, *nodes = free_ports(1 + NODES)
+    return replace(
+        settings, data_dir=folder / "stack", bootstrap_servers=f"127.0.0.1:{kafka}", brokers=1, shards=1, audit=False,
+        nodes=tuple(NodeAddress(name=f"om{n}", host="127.0.0.1", port=port) for n, port in enumerate(nodes, start=1)),
+        datanodes=(), racks=(), cluster_secret_file=None, bootstrap_records=1, bootstrap_peers=(),
+        explicit=frozenset(),
+    )  # fmt: skip
+
+
+def lose_disk(cluster: Cluster, name: str) -> None:
+    """Delete all that a stopped node of the drill's own stack has stored."""
+    shutil.rmtree(cluster.settings.node_folder(name))
+
+
+def trim_log(cluster: Cluster) -> int:
+    """Delete the log's records before the leader's position; return the log's first offset. Raises StepFailed."""
+    leader = cluster.wait_leader(SHARD)
+    place = TopicPartition(OM_LOG, SHARD, int(cluster.view(leader, SHARD)["applied_offset"]))
+    admin = AdminClient({"bootstrap.servers": cluster.settings.bootstrap_servers, "log_level": 0})
+    try:
+        deleted = admin.delete_records([place], request_timeout=ANSWER_S)[place].result()
+    except KafkaException as error:
+        raise StepFailed(f"the log could not be trimmed: {error}") from error
+    return int(deleted.low_watermark)
+
+
+def scan_all(cluster: Cluster) -> dict[str, ScannedDigest]:
+    """Return every node's digest by a full scan, once all have applied what the leader had."""
+    for name in cluster.names:
+        cluster.wait_caught_up(name, SHARD)
+    found = {}
+    for name in cluster.names:
+        answer = cluster.get(name, f"/v1/shards/{SHARD}/digest", scrub="true")
+        found[name] = ScannedDigest(
+            index=int(answer["index"]), scanned=answer["digest"], incremental=answer["incremental"]["digest"]
+        )
+    return found

@@ -1,0 +1,107 @@
+"""A node whose replica the log no longer reaches installs a peer's checkpoint when it starts; real processes, real Kafka."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from schemas.topics import OM_LOG
+from tests.support.faults.stack_faults import (
+    Load,
+    assert_journal_holds,
+    bystander,
+    fresh_volume,
+)
+from tests.support.local.stack import LocalKafka, TestStack
+
+pytestmark = [pytest.mark.integration, pytest.mark.chaos]
+WRITES = 60
+
+
+@pytest.fixture(scope="module")
+def stack(make_kafka: Callable[..., LocalKafka], tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestStack]:
+    with TestStack(
+        tmp_path_factory.mktemp("stack"), nodes=3, shards=1, barrier_interval_ms=200, kafka=make_kafka()
+    ) as found:
+        found.wait_led()
+        yield found
+
+
+def trim(stack: TestStack) -> int:
+    """Delete all records before the leader's position, as an operator may; return the log's first offset."""
+    first = int(stack.shard(stack.wait_leader(0), 0)["applied_offset"])
+    place = TopicPartition(OM_LOG, 0, first)
+    deleted = stack.kafka.admin.delete_records([place])[place].result()
+    assert deleted.low_watermark == first
+    return first
+
+
+def digests(stack: TestStack) -> set[Any]:
+    stack.wait_converged()
+    found = {name: stack.get(name, "/v1/shards/0/digest", scrub="true").json() for name in stack.names}
+    for one in found.values():
+        assert one["digest"] == one["incremental"]["digest"]
+    assert len({one["index"] for one in found.values()}) == 1
+    return {one["digest"] for one in found.values()}
+
+
+def test_a_node_whose_disk_is_gone(stack: TestStack) -> None:
+    with stack.client() as client:
+        volume = fresh_volume(0, 1)
+        with Load(client, [volume]) as load:
+            load.wait_more(volume, WRITES)
+            victim = bystander(stack)
+            stack.kill_node(victim)
+            shutil.rmtree(stack.settings.node_folder(victim))
+            load.wait_more(volume, WRITES)
+            first = trim(stack)
+            assert first > WRITES
+            stack.start_node(victim)
+            stack.wait("the node serves again", lambda: stack.status(victim) is not None)
+            load.wait_more(volume, WRITES)
+        installed = stack.shard(victim, 0)["installed"]
+        assert installed["offset"] >= first
+        assert installed["fetched_bytes"] > 0
+        assert len(digests(stack)) == 1
+        assert_journal_holds(stack, load)
+    assert not list(stack.settings.node_folder(victim).glob("*.candidate"))
+
+
+def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> None:
+    with stack.client() as client:
+        volume = fresh_volume(0, 1)
+        with Load(client, [volume]) as load:
+            load.wait_more(volume, WRITES)
+            victim = bystander(stack)
+            stack.stop_node(victim)
+            load.wait_more(volume, WRITES)
+            trim(stack)
+            stack.start_node(victim)
+            stack.wait("the node serves again", lambda: stack.status(victim) is not None)
+        assert stack.shard(victim, 0)["installed"]["peer"] in stack.names
+        assert len(digests(stack)) == 1
+        assert_journal_holds(stack, load)
+
+
+def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> None:
+    """It runs, and finds what it wants next below the log's start: it ends, and its next start installs."""
+    with stack.client() as client:
+        volume = fresh_volume(0, 1)
+        victim = bystander(stack)
+        with Load(client, [volume]) as load:
+            load.wait_more(volume, WRITES)
+            stack.pause_node(victim)
+            load.wait_more(volume, WRITES)
+            first = trim(stack)
+            process = stack.nodes[victim]
+            stack.resume_node(victim)
+            stack.wait("the node has ended", lambda: not process.is_running(), 120)
+            stack.start_node(victim)
+            stack.wait("the node serves again", lambda: stack.status(victim) is not None)
+        assert stack.shard(victim, 0)["installed"]["offset"] >= first
+        assert len(digests(stack)) == 1
+        assert_journal_holds(stack, load)

@@ -1,0 +1,172 @@
+"""Block reports: what a scrub barrier has a datanode say of every committed byte, read from the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from datanode_processors.blocks.core.digests import container_digest
+from datanode_processors.repair.block_reports import BlockReports
+from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.system import SystemClock
+from schemas.codecs.codec import decode_as
+from schemas.column_families import BLOCK_TABLE
+from schemas.records.datanode import BlockReport, BlockRow
+from schemas.topics import DN_AUDIT
+from tests.support.datanodes.block_nodes import BCS_ID, BLOCK, CONTAINER, DATA, KEY, PARTITION, Node, row_of
+from tests.support.local.waiting import eventually
+
+WAIT_S = 30.0
+AT = SimpleNamespace(index=BCS_ID, offset=900)
+
+
+class Snapshot:
+    """The rows of a replica as they are now, which a closed snapshot no longer tells."""
+
+    def __init__(self, node: Node) -> None:
+        self._tables = node.replica.store
+        self.closed = False
+
+    def get(self, cf: str, key: bytes) -> bytes | None:
+        assert not self.closed
+        return self._tables.get(cf, key)
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        assert not self.closed
+        return self._tables.iterate(cf, start, stop)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class World:
+    """A datanode with its committed blocks and its reports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.node = Node("dn1", folder)
+        self.node.write()
+        self.snapshots: list[Snapshot] = []
+        self.node.replica.replica.snapshot = self._snapshot
+        self.sent: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        self.notes: list[str] = []
+        self.fatal: list[BaseException] = []
+        self.reports = BlockReports(
+            self.node.store, node="dn1", cluster="test", clock=SystemClock(), send=lambda *sent: self.sent.put(sent),
+            note=lambda text, **_: self.notes.append(text), fatal=self.fatal.append,
+        )  # fmt: skip
+
+    def _snapshot(self) -> tuple[Any, int, Snapshot]:
+        self.snapshots.append(Snapshot(self.node))
+        return AT, 0, self.snapshots[-1]
+
+    def barrier(self, at: Any = AT) -> None:
+        replica: Any = self.node.replica
+        self.reports.barrier(replica, at)
+
+    def report(self) -> BlockReport:
+        """Pass barriers until one is reported (the scan before it may be about to end), and return what is said."""
+
+        def sent() -> bool:
+            if self.sent.empty():
+                self.barrier()
+            return not self.sent.empty()
+
+        eventually(sent, timeout_s=WAIT_S)
+        topic, value, key, partition, _ = self.sent.get(timeout=WAIT_S)
+        assert (topic, key, partition) == (DN_AUDIT, f"{PARTITION}/dn1".encode(), PARTITION)
+        eventually(lambda: all(snapshot.closed for snapshot in self.snapshots), timeout_s=WAIT_S)
+        while not self.sent.empty():  # of a barrier that was passed meanwhile
+            self.sent.get()
+        return decode_as(BlockReport, value)
+
+    def stop(self) -> None:
+        self.reports.stop()
+        self.node.stop()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.stop()
+
+
+def digest(*rows: tuple[int, BlockRow]) -> int:
+    return container_digest(CONTAINER, [(local_id, row.length, row.checksums) for local_id, row in rows])
+
+
+def test_a_report_tells_each_containers_bytes_as_of_the_barrier(world: World) -> None:
+    small = row_of(DATA[:9])
+    world.node.write(DATA[:9], BLOCK + 1)
+    world.node.replica.put(small, BLOCK + 1)
+    world.node.replica.put(row_of(b"", deleted=True), BLOCK + 2)
+    found = world.report()
+    assert (found.datanode, found.cluster, found.partition) == ("dn1", "test", PARTITION)
+    assert (found.index, found.log_offset, found.complete) == (BCS_ID, 900, True)
+    (container,) = found.containers
+    assert (container.container_id, container.blocks, container.used_bytes) == (CONTAINER, 2, len(DATA) + 9)
+    assert container.digest == digest((BLOCK, row_of()), (BLOCK + 1, small))
+    assert container.unreadable == []
+
+
+def test_a_block_that_is_damaged_or_missing_is_named_and_changes_the_digest(world: World) -> None:
+    whole = world.report().containers[0]
+    world.node.damage(3)
+    damaged = world.report().containers[0]
+    assert damaged.unreadable == [KEY]
+    assert (damaged.blocks, damaged.digest == whole.digest) == (1, False)
+    world.node.path.unlink()
+    missing = world.report().containers[0]
+    assert (missing.unreadable, missing.blocks, missing.digest == whole.digest) == ([KEY], 1, False)
+
+
+def test_a_block_that_is_deleted_while_it_is_read_counts_as_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes go with the deletion; the barrier was before."""
+    whole = world.report().containers[0]
+    old = dict(world.node.replica.store.tables[BLOCK_TABLE])
+    world.node.replica.put(row_of(deleted=True))
+    world.node.path.unlink()
+    monkeypatch.setattr(Snapshot, "iterate", lambda _, cf, *__: iter(sorted(old.items()) if cf == BLOCK_TABLE else []))
+    assert world.report().containers[0] == whole
+
+
+def test_a_barrier_that_was_passed_already_is_left_out(world: World) -> None:
+    world.barrier(SimpleNamespace(index=BCS_ID - 1, offset=899))
+    assert world.notes == [f"pipeline-3: block report at {BCS_ID - 1} left out"]
+    assert world.snapshots[0].closed
+    assert world.report().containers, "the next one is reported"
+
+
+def test_a_report_that_fails_is_noted_and_the_next_one_is_sent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(Snapshot, "iterate", lambda *_: 1 // 0)
+        world.barrier()
+        eventually(lambda: len(world.notes) == 1 and world.snapshots[0].closed, timeout_s=WAIT_S)
+    assert "no block report: ZeroDivisionError" in world.notes[0]
+    assert world.report().complete
+    assert not world.fatal
+
+
+def test_a_store_that_fails_ends_the_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = StoreFailure("as if")
+
+    def fail(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(Snapshot, "iterate", fail)
+    world.barrier()
+    eventually(lambda: world.fatal == [failure], timeout_s=WAIT_S)
+
+
+def test_after_the_end_nothing_is_reported(world: World) -> None:
+    world.reports.stop()
+    world.barrier()
+    assert world.snapshots[0].closed
+    assert world.sent.empty()

@@ -1,0 +1,151 @@
+"""What a datanode says of itself: everything, or of very many containers the changed ones first and the rest in turns."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from datanode_processors import heartbeats as module
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.heartbeats import Heartbeats
+from replicated_db.shell.system import SystemClock
+from schemas.codecs.codec import decode_as
+from schemas.records.datanode import Heartbeat
+from schemas.topics import DN_HEARTBEATS
+from tests.support.datanodes.block_nodes import CELL, CONTAINER, KEY, Node
+from tests.support.local.waiting import eventually
+
+WAIT_S = 30.0
+AT_ONCE = 3
+
+
+class World:
+    """A datanode and its heartbeats; ``sent`` has what went to the topic."""
+
+    def __init__(self, folder: Path, interval_ms: int = 60_000) -> None:
+        self.node = Node("dn1", folder)
+        self.sent: SimpleQueue[tuple[str, Heartbeat, bytes]] = SimpleQueue()
+        self.fatal: list[BaseException] = []
+        self.broken: Exception | None = None
+        config = DatanodeConfig(
+            node="dn1", cluster="test", host="127.0.0.1", port=0, http_port=0, bootstrap_servers="",
+            data_dir=folder / "dn1", heartbeat_interval_ms=interval_ms,
+        )  # fmt: skip
+        self.beats = Heartbeats(
+            config, self.node.store, self.node.pipelines, streams=lambda: 5, layout_version=2, prepared=lambda: False,
+            clock=SystemClock(), send=self._send, fatal=self.fatal.append,
+        )  # fmt: skip
+
+    def _send(self, topic: str, value: bytes, key: bytes, _: int) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.sent.put((topic, decode_as(Heartbeat, value), key))
+
+    def write(self, *containers: int) -> None:
+        """Have each container hold a block more."""
+        for container_id in containers:
+            used = [usage.blocks for usage in self.node.store.containers() if usage.container_id == container_id]
+            with self.node.store.open_writer(container_id, 1 + sum(used), 0, CELL) as writer:
+                writer.write(0, b"some")
+
+    def reported(self) -> list[int]:
+        return [report.container_id for report in self.beats.heartbeat().containers]
+
+    def stop(self) -> None:
+        self.beats.stop()
+        self.node.stop()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def begin(**options: Any) -> World:
+        made.append(World(tmp_path, **options))
+        return made[-1]
+
+    yield begin
+    for world in made:
+        world.stop()
+
+
+@pytest.fixture
+def world(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(module, "MAX_REPORTED_CONTAINERS", AT_ONCE)
+    return make()
+
+
+def of(*numbers: int) -> list[int]:
+    return [256 * number + 3 for number in numbers]
+
+
+def test_as_many_containers_as_fit_are_all_reported_each_time(world: World) -> None:
+    world.write(*of(1, 2, 3))
+    assert world.reported() == world.reported() == of(1, 2, 3)
+
+
+def test_of_more_containers_every_one_has_its_turn(world: World) -> None:
+    world.write(*of(1, 2, 3, 4, 5, 6, 7))
+    world.reported()
+    turns = [world.reported() for _ in range(7)]
+    assert all(len(turn) == AT_ONCE for turn in turns)
+    assert {name for turn in turns for name in turn} == set(of(1, 2, 3, 4, 5, 6, 7))
+    assert turns[0] == of(4, 5, 6)
+    assert turns[1] == of(7, 1, 2)
+
+
+def test_the_containers_that_have_changed_are_reported_first(world: World) -> None:
+    world.write(*of(1, 2, 3, 4, 5, 6, 7))
+    world.reported()
+    world.write(*of(2, 7))
+    assert world.reported() == [*of(2, 7), of(4)[0]]
+    assert world.reported() == of(7, 1, 2), "they have not changed since"
+
+
+def test_a_container_with_an_unhealthy_block_is_not_healthy(world: World) -> None:
+    world.write(CONTAINER, *of(2))
+    healthy = {report.container_id: report.healthy for report in world.beats.heartbeat().containers}
+    assert healthy == {CONTAINER: True, of(2)[0]: True}
+    world.node.replica.on_failed(KEY, "as if")
+    healthy = {report.container_id: report.healthy for report in world.beats.heartbeat().containers}
+    assert healthy == {CONTAINER: False, of(2)[0]: True}
+
+
+def test_a_disk_that_does_not_answer_has_no_room(world: World) -> None:
+    assert world.beats.heartbeat().free_bytes > 0
+    shutil.rmtree(world.node.store.container_folder(CONTAINER).parents[1])
+    found = world.beats.heartbeat()
+    assert (found.capacity_bytes, found.free_bytes) == (0, 0)
+
+
+def test_a_change_is_said_at_once_and_nothing_after_the_end(make: Callable[..., World]) -> None:
+    world = make()
+    world.beats.start()
+    topic, first, key = world.sent.get(timeout=WAIT_S)
+    assert (topic, first.datanode, first.active_streams, key) == (DN_HEARTBEATS, "dn1", 5, b"dn1")
+    world.beats.changed()
+    assert world.sent.get(timeout=WAIT_S)[1].incarnation == first.incarnation
+    world.beats.stop()
+    assert world.beats.sent == 2
+    world.beats.changed()
+    assert world.sent.empty()
+    assert not world.fatal
+
+
+def test_without_a_change_they_come_at_their_interval(make: Callable[..., World]) -> None:
+    world = make(interval_ms=1)
+    world.beats.start()
+    for _ in range(3):
+        world.sent.get(timeout=WAIT_S)
+
+
+def test_a_failure_to_send_ends_the_process(make: Callable[..., World]) -> None:
+    world = make()
+    world.broken = OSError("no more")
+    world.beats.start()
+    eventually(lambda: world.fatal == [world.broken], timeout_s=WAIT_S)

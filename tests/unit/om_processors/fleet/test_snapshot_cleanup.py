@@ -1,0 +1,247 @@
+"""What is left of deleted snapshots: what a leader has purged, and which checkpoints a replica removes and keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from om_processors.execution.requests.snapshot import MAX_PURGED_SNAPSHOTS
+from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints, SnapshotPurge
+from replicated_db.core.errors import StoreFailure
+from schemas.column_families import KEY_TABLE, SNAPSHOT_TABLE
+from schemas.features import PIPELINE_GENERATIONS
+from schemas.records.log import LATE_MODE
+from schemas.records.messages import (
+    CancelPrepare,
+    CommitKey,
+    CreateBucket,
+    CreateKey,
+    CreateSnapshot,
+    CreateVolume,
+    DeleteKey,
+    DeleteSnapshot,
+    Prepare,
+    PurgeSnapshots,
+    RenameSnapshot,
+    RequestBody,
+)
+from tests.support.om.late_world import LateNode, LateWorld
+
+PLACE: dict[str, Any] = {"volume": "vol1", "bucket": "bucket1"}
+
+
+class Case:
+    """A shard with a leader, n1, and a follower, n2."""
+
+    def __init__(self) -> None:
+        self.world = LateWorld()
+        self.proposed: list[PurgeSnapshots] = []
+        self.notes: list[str] = []
+        self.do(CreateVolume(volume="vol1"))
+        self.do(CreateBucket(**PLACE))
+        proposer: Any = self
+        self.purge = SnapshotPurge(0, self.world.nodes["n1"].replica, proposer, self.note)
+        self.care = {name: SnapshotCheckpoints(node.replica, self.note) for name, node in self.world.nodes.items()}
+
+    def note(self, text: str, *, shard: int) -> None:
+        assert shard == 0
+        self.notes.append(text)
+
+    def propose(self, key: Any, body: RequestBody) -> bool:
+        assert isinstance(body, PurgeSnapshots)
+        assert key == ("purge snapshots", 0, body.rows[0], len(body.rows))
+        self.proposed.append(body)
+        return True
+
+    def do(self, body: RequestBody) -> None:
+        assert self.world.do(body).status == "OK"
+        self.world.nodes["n2"].read()
+
+    def take(self, name: str) -> str:
+        self.do(CreateSnapshot(**PLACE, snapshot=name))
+        return f"snapshot-{self.world.leader.index << 8}"
+
+    def node(self, name: str) -> LateNode:
+        return self.world.nodes[name]
+
+    def restart(self, name: str) -> None:
+        self.world.nodes[name] = node = self.node(name).restart()
+        self.care[name] = SnapshotCheckpoints(node.replica, self.note)
+
+    def turn(self) -> None:
+        for care in self.care.values():
+            care.turn()
+
+    def kept(self) -> list[set[str]]:
+        return [set(node.store.checkpoint_names()) for node in self.world.nodes.values()]
+
+
+def test_a_deleted_snapshot_is_purged_and_every_replica_removes_its_checkpoint():
+    case = Case()
+    first, second = case.take("snap1"), case.take("snap2")
+    case.purge.turn()
+    case.turn()
+    assert (case.proposed, case.kept()) == ([], [{first, second}] * 2)
+    case.do(RenameSnapshot(**PLACE, snapshot="snap1", to="other"))
+    case.do(DeleteSnapshot(**PLACE, snapshot="other"))
+    case.purge.turn()
+    case.turn()
+    (row,) = [key for key, _ in case.node("n1").store.iterate(SNAPSHOT_TABLE, b"") if b"/#" in key]
+    assert case.proposed == [PurgeSnapshots(shard=0, rows=[row])]
+    assert case.kept() == [{first, second}] * 2, "until the purge is applied"
+    case.do(case.proposed[0])
+    case.turn()
+    assert case.kept() == [{second}] * 2
+    case.purge.turn()
+    assert len(case.proposed) == 1
+    assert case.notes == [
+        "1 deleted snapshots are to be purged", *[f"removed 1 checkpoints ({first}), which no snapshot's row names"] * 2,
+    ]  # fmt: skip
+
+
+def test_a_purge_has_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("om_processors.fleet.snapshot_cleanup.MAX_PURGED_SNAPSHOTS", 2)
+    assert MAX_PURGED_SNAPSHOTS > 2
+    case = Case()
+    for number in range(3):
+        case.take(f"snap{number}")
+        case.do(DeleteSnapshot(**PLACE, snapshot=f"snap{number}"))
+    case.purge.turn()
+    case.do(case.proposed[0])
+    case.purge.turn()
+    case.do(case.proposed[1])
+    assert [len(body.rows) for body in case.proposed] == [2, 1]
+
+
+def test_nothing_is_proposed_below_the_level():
+    case = Case()
+    case.take("snap1")
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    replica = case.node("n1").replica
+    object.__setattr__(replica.state, "feature_level", PIPELINE_GENERATIONS)
+    case.purge.turn()
+    assert case.proposed == []
+
+
+def test_a_checkpoint_holds_exactly_what_was_before_the_request():
+    """The requests around it are in flight together, and in the batches right before and after."""
+    case = Case()
+    world = case.world
+    sessions = []
+    for name in ("a", "b"):
+        world.do(CreateKey(**PLACE, key=name, size=0))
+        sessions.append(world.session_at(world.leader.index))
+    world.submit(world.request(CommitKey(**PLACE, key="a", session_id=sessions[0], size=0)))
+    world.submit(world.request(CreateSnapshot(**PLACE, snapshot="snap1")))
+    world.submit(world.request(CommitKey(**PLACE, key="b", session_id=sessions[1], size=0)))
+    world.submit(world.request(DeleteKey(**PLACE, key="a")))
+    world.settle()
+    case.node("n2").read()
+    for node in world.nodes.values():
+        (name,) = node.store.checkpoint_names()
+        copy = node.store.checkpoints[name]
+        assert [key for key, _ in copy.iterate(KEY_TABLE, b"")] == [b"/vol1/bucket1/a"]
+        assert list(copy.iterate(SNAPSHOT_TABLE, b"")) == []
+    assert (
+        len({tuple(node.replica.scan(node.store.checkpoints[name]).slots()[1]) for node in world.nodes.values()}) == 1
+    )
+
+
+def test_a_replica_that_replays_makes_checkpoints_again_and_removes_those_of_purged_snapshots():
+    case = Case()
+    case.take("snap1")
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    second = case.take("snap2")
+    case.purge.turn()
+    case.do(case.proposed[0])
+    case.turn()
+    replayed = LateNode(log=case.world.log, name="n3")
+    care = SnapshotCheckpoints(replayed.replica, case.note)
+    replayed.read()
+    assert len(replayed.store.checkpoint_names()) == 2
+    care.turn()
+    assert replayed.store.checkpoint_names() == [second]
+    scans = [node.replica.scan(node.store.checkpoints[second]) for node in (replayed, case.node("n1"))]
+    assert scans[0] == scans[1]
+
+
+def test_what_no_row_names_goes_at_start_and_others_stay():
+    """A replica that lost its last writes may have the checkpoint of a batch that it has not applied."""
+    case = Case()
+    kept = case.take("snap1")
+    case.turn()
+    store = case.node("n2").store
+    for name in ("snapshot-99", "snapshot-before-upgrade", "upgrade"):
+        store.checkpoint(name)
+    case.turn()
+    assert case.kept()[1] == {kept, "snapshot-99", "snapshot-before-upgrade", "upgrade"}, "no row has changed"
+    case.restart("n2")
+    case.turn()
+    assert case.kept()[1] == {kept, "snapshot-before-upgrade", "upgrade"}, "an operator's is not a snapshot's"
+
+
+def test_a_missing_checkpoint_is_noted_once_and_made_again_by_a_replay():
+    case = Case()
+    name = case.take("snap1")
+    case.node("n2").store.drop_checkpoint(name)
+    for _ in range(2):
+        case.turn()
+    (note,) = case.notes
+    assert note.startswith(
+        f"1 checkpoints ({name}) of active snapshots not on this node's disk: reads of them fail here"
+    )
+    case.take("snap2")
+    case.turn()
+    assert len(case.notes) == 1
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    case.restart("n2")
+    case.turn()
+    assert len(case.notes) == 1, "nobody reads a deleted one"
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_tried_again():
+    case = Case()
+    name = case.take("snap1")
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    case.purge.turn()
+    case.do(case.proposed[0])
+    store = case.node("n2").store
+    drop = store.drop_checkpoint
+
+    def refuse(name: str) -> None:
+        raise StoreFailure("RocksDB: the disk is full")
+
+    store.drop_checkpoint = refuse  # type: ignore[method-assign]
+    case.turn()
+    assert case.kept() == [set(), {name}]
+    assert "a checkpoint stays for now: RocksDB: the disk is full" in case.notes
+    store.drop_checkpoint = drop  # type: ignore[method-assign]
+    case.turn()
+    assert case.kept() == [set(), set()]
+
+
+def test_rows_that_late_validation_has_not_written_yet_are_looked_at_again():
+    case = Case()
+    name = case.take("snap1")
+    case.turn()
+    for request_type in ("DeleteSnapshot", "PurgeSnapshots"):
+        case.world.command(request_type, LATE_MODE)
+    case.do(DeleteSnapshot(**PLACE, snapshot="snap1"))
+    case.turn()
+    row = f"/vol1/bucket1/#{name.removeprefix('snapshot-')}".encode()
+    case.do(PurgeSnapshots(shard=0, rows=[row]))
+    case.turn()
+    for node in case.world.nodes.values():
+        node.replica.flush()
+    case.turn()
+    assert case.kept() == [set(), set()]
+
+
+def test_a_prepared_shard_takes_no_snapshot():
+    case = Case()
+    case.do(Prepare(shard=0, checkpoint="upgrade"))
+    assert case.world.do(CreateSnapshot(**PLACE, snapshot="snap1")).status == "PREPARED"
+    case.do(CancelPrepare(shard=0))
+    name = case.take("snap1")
+    assert case.kept() == [{"upgrade", name}] * 2

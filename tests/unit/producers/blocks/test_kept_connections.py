@@ -1,0 +1,106 @@
+"""Connections for requests: how many are kept, and what becomes of one on which a request fails."""
+
+import pytest
+
+from datanode_processors.errors import BlockError
+from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.server import StreamServer
+from producers.blocks.datanodes import MAX_IDLE
+from producers.errors import DatanodeError
+from schemas import stream_errors
+from schemas.records.datanode import BlockWatched, Member, WatchBlock
+from tests.support.local.waiting import eventually
+from tests.support.sdk.datanodes import CLUSTER
+
+WATCH = WatchBlock(partition=1, container_id=257, local_id=1, length=1, bcs_id=0, timeout_ms=0)
+
+
+@pytest.fixture
+def world(make):
+    return make(replicas=1)
+
+
+@pytest.fixture
+def node(world):
+    return world.members()[0]
+
+
+@pytest.fixture
+def member(node):
+    return Member(datanode=node.name, address=node.address, http_address="", rack="/r")
+
+
+@pytest.fixture
+def datanodes(world):
+    return world.client.streams.datanodes
+
+
+def come_back(node):
+    """Have a datanode end its connections, and listen again where it was."""
+    node.server.stop()
+    node.server = StreamServer(
+        name=node.name, cluster=CLUSTER, host="127.0.0.1", port=int(node.address.split(":")[1]), blocks=node.blocks.store,
+        pipelines=node.pipelines, note=lambda *_, **__: None, limits=WireLimits(stop_grace_s=0.0, linger_s=0.2),
+    )  # fmt: skip
+
+
+def connections(node):
+    return node.server.snapshot().connections
+
+
+def test_so_many_connections_are_kept_and_the_rest_is_closed(node, member, datanodes):
+    borrowed = [datanodes.borrow(member) for _ in range(MAX_IDLE + 2)]
+    eventually(lambda: connections(node) == MAX_IDLE + 2)
+    for connection in borrowed:
+        datanodes.give_back(connection)
+    eventually(lambda: connections(node) == MAX_IDLE)
+    assert [datanodes.borrow(member) in borrowed for _ in range(MAX_IDLE + 1)] == [True] * MAX_IDLE + [False]
+
+
+def test_a_connection_that_comes_back_after_the_end_is_closed(node, member, datanodes):
+    borrowed = datanodes.borrow(member)
+    datanodes.close()
+    datanodes.give_back(borrowed)
+    eventually(lambda: connections(node) == 0)
+
+
+def test_a_refusal_leaves_the_connection_for_the_next_request(node, member, datanodes):
+    handle, refused = node.pipelines.handle, list[WatchBlock]()
+
+    def refuse(request):
+        if not refused:
+            refused.append(request)
+            raise BlockError(stream_errors.OVERLOADED, "as if")
+        return handle(request)
+
+    node.pipelines.handle = refuse
+    with pytest.raises(DatanodeError):
+        datanodes.ask(member, WATCH, BlockWatched)
+    datanodes.ask(member, WATCH, BlockWatched)
+    assert connections(node) == 1
+
+
+def test_a_kept_connection_that_has_ended_costs_no_request(node, member, datanodes):
+    kept = [datanodes.borrow(member) for _ in range(2)]
+    for connection in kept:
+        datanodes.give_back(connection)
+    datanodes.ask(member, WATCH, BlockWatched)
+    come_back(node)
+    for _ in range(2):
+        assert not datanodes.ask(member, WATCH, BlockWatched).satisfied
+    assert connections(node) == 1, "and the others, just as old, are not tried"
+
+
+def test_a_datanode_that_ends_each_connection_is_asked_twice(node, member, datanodes):
+    asked = []
+
+    def end(request):
+        asked.append(request)
+        node.server.stop()
+        raise BlockError(stream_errors.STOPPING, "as if")
+
+    datanodes.ask(member, WATCH, BlockWatched)
+    node.pipelines.handle = end
+    with pytest.raises(DatanodeError):
+        datanodes.ask(member, WATCH, BlockWatched)
+    assert len(asked) == 1

@@ -1,0 +1,163 @@
+"""The log's port on a broker in this process: what every log promises, and what a reader and an appender say of errors.
+
+``tests/integration/test_ports_kafka.py`` runs the same suite on a real broker, with what this one does not have.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from replicated_db.core.ports import AppendRefused, Log, LogUnavailable, OffsetOutOfRange
+from replicated_db.shell.kafka import fresh_consumer, kafka_log
+from replicated_db.shell.kafka.fresh_consumer import FreshConsumer
+from replicated_db.shell.kafka.kafka_log import QUEUE_MAX_MESSAGES, KafkaLog, consumer_settings
+from tests.support.local.memory_broker import MemoryBroker, memory_broker
+from tests.support.replicated.port_suites import LogSuite, read_all, read_until_refused, settle
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[MemoryBroker]:
+    with memory_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(broker: MemoryBroker) -> str:
+    name = f"log-{next(_numbers)}"
+    broker.create(name)
+    return name
+
+
+@pytest.fixture
+def log(broker: MemoryBroker, topic: str) -> Iterator[KafkaLog]:
+    log = KafkaLog(broker.bootstrap_servers, topic, 0, f"id of {topic}")
+    yield log
+    log.close()
+
+
+class TestKafkaLog(LogSuite):
+    """The suite. This broker keeps no append times, so reports and records are compared without them."""
+
+    def test_reports_carry_token_offset_and_append_time(self, log: Log):
+        reports = self.append(log, b"a", b"b", b"c")
+        assert [(report.token, report.offset, report.error) for report in reports] == [
+            (1, 0, None), (2, 1, None), (3, 2, None),
+        ]  # fmt: skip
+        assert all(report.timestamp_ms > 0 for report in reports)
+        assert all(entry.timestamp_ms > 0 for entry in read_all(log, 0, 3))
+
+
+def test_another_partition_is_another_log(broker: MemoryBroker, topic: str):
+    for partition in (0, 1):
+        broker.append(topic, b"partition %d" % partition, partition=partition)
+    for partition in (0, 1):
+        log = KafkaLog(broker.bootstrap_servers, topic, partition, "id")
+        assert [entry.value for entry in read_all(log, 0, 1)] == [b"partition %d" % partition]
+        log.close()
+
+
+def test_a_record_without_a_value_is_an_empty_one(broker: MemoryBroker, topic: str, log: KafkaLog):
+    broker.append(topic, None, b"x")
+    assert [(entry.offset, entry.value) for entry in read_all(log, 0, 2)] == [(0, b""), (1, b"x")]
+
+
+def test_what_a_read_leaves_is_read_next(broker: MemoryBroker, topic: str, log: KafkaLog):
+    """Reading goes on without a new assignment where the last read ended, whatever its limit was."""
+    broker.append(topic, *(b"%d" % number for number in range(9)))
+    seen: list[int] = []
+    while len(seen) < 9:
+        found = log.read(len(seen), 2, 5)
+        assert 1 <= len(found) <= 2
+        seen += [int(entry.value) for entry in found]
+    assert seen == list(range(9))
+
+
+def test_an_offset_that_is_refused_says_where(topic: str, log: KafkaLog):
+    with pytest.raises(OffsetOutOfRange, match=rf"^{topic}/0: offset 7: "):
+        read_until_refused(log, 7)
+
+
+def test_without_a_broker_the_log_is_unavailable(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kafka_log, "REQUEST_TIMEOUT_S", 0.05)
+    log = KafkaLog("127.0.0.1:1", "log", 0, "id")
+    with pytest.raises(LogUnavailable):
+        log.bounds()
+    log.close()
+
+
+def test_an_appender_that_has_no_room_refuses_and_a_closed_one_reports_what_it_dropped(topic: str):
+    """What was queued when a claim was abandoned must not go out later under its nonce."""
+    log = KafkaLog("127.0.0.1:1", topic, 0, "id")
+    appender = log.appender()
+    for token in range(QUEUE_MAX_MESSAGES):
+        appender.append(token, b"x")
+    with pytest.raises(AppendRefused, match=f"^{QUEUE_MAX_MESSAGES} records wait for the broker$"):
+        appender.append(QUEUE_MAX_MESSAGES, b"x")
+    appender.close()
+    reports = settle(appender, QUEUE_MAX_MESSAGES)
+    assert {report.token for report in reports} == set(range(QUEUE_MAX_MESSAGES))
+    assert {(report.offset, report.timestamp_ms) for report in reports} == {(-1, 0)}
+    assert all(report.error for report in reports)
+    log.close()
+
+
+def test_a_record_that_is_too_large_is_refused_at_once(log: KafkaLog):
+    appender = log.appender()
+    with pytest.raises(AppendRefused, match="too large"):
+        appender.append(1, bytes(kafka_log.FETCH_MAX_BYTES + 1))
+    appender.close()
+
+
+# The consumer below it.
+
+
+def test_a_reader_that_hears_nothing_is_made_anew_and_goes_on_where_it_was(
+    broker: MemoryBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fresh_consumer, "SILENT_BROKER_MS", 20)
+    reader = FreshConsumer(consumer_settings(broker.bootstrap_servers))
+    reader.assign(TopicPartition(topic, 0, 0))
+    seen = []
+    for number in range(3):
+        broker.append(topic, b"%d" % number)
+        monkeypatch.setattr(fresh_consumer, "SILENT_BROKER_MS", 10**9)
+        assert [message.value() for message in reader.consume(1, 10)] == [b"%d" % number]
+        before = reader.consumer
+        assert reader.consume(1, 0.01) == []
+        assert reader.consumer is before, "silence is counted from the first time that nothing came"
+        monkeypatch.setattr(fresh_consumer, "SILENT_BROKER_MS", 5)
+        assert reader.consume(1, 0.01) == []
+        seen.append(before)
+        assert reader.consumer is not before
+    assert len(set(map(id, seen))) == 3
+    reader.close()
+    reader.close()
+
+
+def test_a_record_ends_the_silence(broker: MemoryBroker, topic: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fresh_consumer, "SILENT_BROKER_MS", 0)
+    reader = FreshConsumer(consumer_settings(broker.bootstrap_servers))
+    reader.assign(TopicPartition(topic, 0, 0))
+    first = reader.consumer
+    broker.append(topic, b"x")
+    assert reader.consume(1, 10)
+    assert reader.consume(1, 0) == []
+    assert reader.consumer is first
+    reader.assign(TopicPartition(topic, 0, 1))
+    assert reader.consume(1, 0) == []
+    assert reader.consumer is first, "a new assignment begins a new silence"
+    reader.close()
+
+
+def test_a_reader_that_was_never_placed_is_made_anew_all_the_same(broker: MemoryBroker):
+    reader = FreshConsumer(consumer_settings(broker.bootstrap_servers))
+    first = reader.consumer
+    reader.renew()
+    assert reader.consumer is not first
+    reader.close()

@@ -1,0 +1,130 @@
+"""The settings of the audit's jobs: what is taken, what is refused and how the refusal names it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.topics import DN_AUDIT, DN_LOG, OM_VERDICTS
+from spark_streaming.configuration.audit_config import AuditConfig, config_from, load_config
+from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
+from spark_streaming.records.session import SparkSettings, build_session
+from tests.support.local.memory_broker import memory_broker
+
+LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/work"}
+POSITIVE = (
+    "report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
+    "shuffle_partitions", "window_seconds", "windows_trigger_ms",
+)  # fmt: skip
+
+
+def test_what_is_not_named_has_its_default():
+    config = config_from(LEAST)
+    assert config == AuditConfig(bootstrap_servers="here:9092", work_dir=Path("/work"))
+    assert (config.logs, config.verdicts_topic, config.require_blocks, config.windows) == (
+        KNOWN_LOGS, OM_VERDICTS, False, False,
+    )  # fmt: skip
+
+
+def test_everything_lies_below_the_work_directory():
+    config = config_from(LEAST)
+    assert config.checkpoint_dir.parent == config.output_dir.parent == config.health_file.parent == Path("/work")
+    assert len({config.checkpoint_dir, config.output_dir, config.health_file}) == 3
+
+
+def test_plain_values_become_paths_and_logs():
+    log = {"name": "a", "topic": "b", "reports_topic": "c", "column_families": ["d"], "every_partition": False}
+    config = config_from(LEAST | {"jars_dir": "/jars", "jars": ["/x.jar"], "logs": [log]})
+    assert (config.jars_dir, config.jars) == (Path("/jars"), (Path("/x.jar"),))
+    (found,) = config.logs
+    assert (found.name, found.column_families) == ("a", ("d",))
+    assert config_from(LEAST | {"jars_dir": None}).jars_dir is None
+
+
+def test_the_limits_of_a_shard_are_the_configured_ones():
+    limits = config_from(LEAST | {"report_timeout_ms": 7, "scan_timeout_ms": 8}).limits
+    assert (limits.report_timeout_ms, limits.scan_timeout_ms) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (LEAST | {"b": 1, "a": 1}, "unknown settings: a, b"),
+        ({}, "missing settings: bootstrap_servers, work_dir"),
+        (LEAST | {"logs": []}, "logs must name at least one log"),
+        (LEAST | {"logs": [{}]}, "logs: {} is no log"),
+        (LEAST | {"logs": [{"column_families": [], "colour": 1}]}, "is no log"),
+        (LEAST | {"logs": [{"column_families": None}]}, "is no log"),
+    ],
+)
+def test_what_is_wrong_is_named(values: dict[str, Any], error: str):
+    with pytest.raises(ValueError, match=error):
+        config_from(values)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_times_and_counts_are_positive_integers(name: str):
+    assert getattr(config_from(LEAST | {name: 1}), name) == 1
+    for wrong in (0, -1, 1.5, "1", None):
+        with pytest.raises(ValueError, match=f"^{name} must be a positive integer"):
+            config_from(LEAST | {name: wrong})
+
+
+def test_a_file_is_read(tmp_path: Path):
+    file = tmp_path / "audit.json"
+    file.write_text(json.dumps(LEAST))
+    assert load_config(file) == config_from(LEAST)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"), [("[]", "not a JSON object"), ("{", "Expecting"), ("{}", "missing settings")]
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, error: str):
+    file = tmp_path / "audit.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"audit\.json: .*{error}"):
+        load_config(file)
+
+
+# Spark's session.
+
+
+def test_jars_are_named_or_those_of_a_directory(tmp_path: Path):
+    for name in ("b.jar", "a.jar", "notes.txt"):
+        (tmp_path / name).touch()
+    config = config_from(LEAST | {"jars_dir": str(tmp_path), "shuffle_partitions": 5, "driver_memory": "2g"})
+    found = config.spark()
+    assert found.jars == (tmp_path / "a.jar", tmp_path / "b.jar")
+    assert (found.work_dir, found.shuffle_partitions, found.driver_memory) == (Path("/work/spark"), 5, "2g")
+    assert config_from(LEAST | {"jars_dir": str(tmp_path), "jars": ["/x.jar"]}).spark().jars == (Path("/x.jar"),)
+
+
+@pytest.mark.parametrize("changed", [{}, {"jars_dir": "/nowhere"}])
+def test_without_jars_there_is_no_session(changed: dict[str, str]):
+    with pytest.raises(ValueError, match="no Spark jars"):
+        config_from(LEAST | changed).spark()
+
+
+def test_a_session_of_no_partitions_is_refused_before_anything_starts(tmp_path: Path):
+    jar = tmp_path / "a.jar"
+    with pytest.raises(FileNotFoundError, match=r"a\.jar"):
+        build_session(SparkSettings(jars=(jar,), work_dir=tmp_path / "work"))
+    jar.touch()
+    with pytest.raises(ValueError, match="shuffle_partitions must be at least 1, not 0"):
+        build_session(SparkSettings(jars=(jar,), work_dir=tmp_path / "work", shuffle_partitions=0))
+    assert not (tmp_path / "work").exists()
+
+
+# Which logs there are.
+
+
+def test_a_log_is_audited_if_it_and_its_reports_have_topics():
+    with memory_broker() as broker:
+        assert existing(broker.bootstrap_servers, KNOWN_LOGS) == (OBJECT_MANAGER,)
+        broker.append(DN_LOG, b"")
+        assert existing(broker.bootstrap_servers, KNOWN_LOGS) == (OBJECT_MANAGER,)
+        broker.append(DN_AUDIT, b"")
+        assert existing(broker.bootstrap_servers, KNOWN_LOGS) == KNOWN_LOGS

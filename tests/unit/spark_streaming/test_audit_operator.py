@@ -1,0 +1,297 @@
+"""The stateful operator without Spark: rows of a micro-batch in, rows of findings out, all state through the store."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, fields
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from schemas.codecs.codec import decode_as, encode
+from schemas.codecs.registry import registry
+from schemas.features import INITIAL, LATEST
+from schemas.records.datanode import BlockReport
+from schemas.records.messages import AuditReport, Verdict
+from schemas.topics import DN_LOG, OM_LOG
+from spark_streaming.records.core.reading import Header
+from spark_streaming.records.logs import KNOWN_LOGS
+from spark_streaming.records.transforms import AUDIT_SCHEMA
+from spark_streaming.verdicts.audit import AuditProcessor, log_row, report, verdict_value
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.core.shard_state import MatchingLimits
+from tests.support.audit import auditmodel
+from tests.support.audit.spark_state import GroupState, TimerValues
+from tests.support.logs.logbuilder import CLUSTER, REPLICAS, LogBuilder, digest, ordinary_log
+from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
+
+LIMITS = MatchingLimits(report_timeout_ms=1200)
+NAMES = AUDIT_SCHEMA.fieldNames()
+
+
+def frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    """Return rows as Spark hands them over: every column is there, and is null where a row's kind does not have it."""
+    assert all(set(row) <= set(NAMES) for row in rows)
+    return pd.DataFrame([[row.get(name) for name in NAMES] for row in rows], columns=NAMES, dtype=object)
+
+
+def log_frame(log: LogBuilder, start: int = 0, name: str = OM_LOG) -> pd.DataFrame:
+    rows = []
+    for offset, value in list(enumerate(log.values))[start:]:
+        found = auditmodel.log_row(offset, value, log.families)
+        head = {field.name: getattr(found.header, field.name) for field in fields(Header)}
+        genesis = asdict(genesis) if (genesis := head.pop("genesis")) else {}
+        genesis["named_shard"] = genesis.pop("shard", 0)
+        lists = {"slot": found.slot, "next": found.next, "prev": found.prev, "unknown_families": found.unknown_families}
+        base = {"slots": list(found.base_slots), "sums": list(found.base_sums)}
+        rows.append({"log": name, "shard": log.shard, "source": "log"} | genesis | head | lists | base)
+        rows[-1]["replicas"] = genesis.get("replicas") or head["replicas"] or None
+    return frame(*rows)
+
+
+def report_row(sent: AuditReport, offset: int = 0) -> dict[str, Any]:
+    plain = {name: getattr(sent, name) for name in ("cluster", "node", "basis", "barrier_offset", "index", "chain")}
+    plain |= {"slots": sent.slots, "sums": sent.sums, "flagged": sent.flagged, "named_shard": sent.shard}
+    value = encode(sent) if sent.evidence is not None else None
+    of = {"log": OM_LOG, "shard": sent.shard, "source": "report", "kind": "AuditReport", "offset": offset}
+    return of | plain | {"value": value}
+
+
+def block_row(sent: BlockReport) -> dict[str, Any]:
+    of = {"log": DN_LOG, "shard": sent.partition, "source": "report", "kind": "BlockReport", "offset": 0}
+    return of | {"value": encode(sent)}
+
+
+class Operator:
+    """The operator on one group. Each micro-batch has an operator of its own, as if Spark had restarted in between."""
+
+    def __init__(self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True) -> None:
+        self.key = (log, shard)
+        self.state = GroupState()
+        self.timers = timers
+
+    def started(self) -> AuditProcessor:
+        processor = AuditProcessor(KNOWN_LOGS, LIMITS, timers=self.timers)
+        processor.init(self.state)
+        return processor
+
+    def take(self, *frames: pd.DataFrame, now_ms: int = 0) -> list[Any]:
+        found = self.started().handleInputRows(self.key, iter(frames), TimerValues(now_ms))
+        return [row for one in found for row in one.itertuples(index=False)]
+
+    def expire(self, now_ms: int) -> list[Any]:
+        found = self.started().handleExpiredTimer(self.key, TimerValues(now_ms), None)
+        return [row for one in found for row in one.itertuples(index=False)]
+
+
+def verdicts(rows: list[Any]) -> list[Verdict]:
+    return [decode_as(Verdict, row.value) for row in rows if row.finding == "verdict"]
+
+
+def told(rows: list[Any]) -> list[tuple[str, str, int]]:
+    return sorted((one.node, one.verdict, one.barrier_offset) for one in verdicts(rows))
+
+
+def simple() -> LogBuilder:
+    log = LogBuilder().start()
+    log.batch(log.put("keyTable", b"/v/b/k", b"1"))
+    return log
+
+
+def test_rows_of_a_log_are_read_as_its_records():
+    log = ordinary_log()
+    log.digest_base()
+    log.members(*REPLICAS, "om4")
+    rows = log_frame(log).itertuples(index=False)
+    for offset, (row, value) in enumerate(zip(rows, log.values, strict=True)):
+        found, wanted = log_row(row), auditmodel.log_row(offset, value)
+        assert found.header == wanted.header
+        for name in ("slot", "next", "prev", "base_slots", "base_sums"):
+            assert list(getattr(found, name)) == list(getattr(wanted, name)), (offset, name)
+
+
+def test_a_record_that_cannot_be_read_has_only_its_error():
+    (row,) = frame({"offset": 7, "error": "garbage"}).itertuples(index=False)
+    found = log_row(row)
+    assert (found.header.offset, found.header.kind, found.header.error) == (7, None, "garbage")
+    assert (found.header.nonce, found.header.node, found.header.value, found.header.replicas) == (b"", "", b"", ())
+    assert (list(found.slot), found.unknown_families) == ([], ())
+
+
+def test_a_report_that_cannot_be_read_has_only_its_node_and_error():
+    row = {"shard": 2, "offset": 7, "node": "om1", "barrier_offset": -1, "error": "not a valid AuditReport"}
+    (row,) = frame(row).itertuples(index=False)
+    found = report(row)
+    assert (found.partition, found.offset, found.node, found.error) == (2, 7, "om1", "not a valid AuditReport")
+    assert (found.cluster, found.basis, found.chain, list(found.slots)) == ("", "", b"", [])
+    assert (found.flagged, found.evidence) == (False, None)
+
+
+def test_a_report_has_its_evidence():
+    log = simple()
+    sent = log.evidence_report("om2", "keyTable", b"/v/b/k")
+    (row,) = frame(report_row(sent)).itertuples(index=False)
+    assert report(row).evidence == sent.evidence
+    assert report(row).flagged
+
+
+def test_findings_are_the_logs_digest_and_the_replicas_verdicts():
+    log = simple()
+    at = log.barrier()
+    rows = Operator().take(log_frame(log), frame(*(report_row(log.report(at, node)) for node in REPLICAS)))
+    (barrier,) = (row for row in rows if row.finding == "barrier")
+    assert (barrier.log, barrier.shard, barrier.offset, barrier.index) == (OM_LOG, 0, at.offset, at.index)
+    assert barrier.chain == at.chain
+    slots, sums = digests.to_sparse(digests.from_bytes(barrier.value))
+    assert dict(zip(slots, (one % 2**64 for one in sums), strict=True)) == digest(at.rows)
+    assert told(rows) == [(node, "equal", at.offset) for node in REPLICAS]
+    assert {(row.log, row.shard, row.offset, row.index, row.chain) for row in rows if row.finding == "verdict"} == {
+        (OM_LOG, 0, at.offset, at.index, None)
+    }
+
+
+def test_nothing_found_gives_no_frame():
+    log = simple()
+    operator = Operator()
+    assert list(operator.started().handleInputRows(operator.key, iter([log_frame(log)]), TimerValues(0))) == []
+    assert list(operator.started().handleExpiredTimer(operator.key, TimerValues(10**9), None)) == []
+
+
+def test_what_a_micro_batch_leaves_is_there_in_the_next():
+    """Reports before, with and after their barriers: the store forgets them when they have been judged."""
+    log = simple()
+    first = log.barrier()
+    operator = Operator()
+    assert operator.take(frame(report_row(log.report(first, "om1"), 1), report_row(log.report(first, "om2"), 2))) == []
+    assert len(operator.state.maps["reports"].rows) == 2
+    assert told(operator.take(log_frame(log))) == [("om1", "equal", first.offset), ("om2", "equal", first.offset)]
+    assert not operator.state.maps["reports"].rows
+    assert told(operator.take(frame(report_row(log.report(first, "om3"))))) == [("om3", "equal", first.offset)]
+    read = len(log.values)
+    second = log.barrier()
+    assert [row.offset for row in operator.take(log_frame(log, read))] == [second.offset]
+
+
+def test_missing_reports_are_judged_at_their_deadline():
+    log = simple()
+    at = log.barrier()
+    operator = Operator()
+    operator.take(log_frame(log), now_ms=100)
+    # 100 + 1200 ms, in whole half seconds: one timer serves many deadlines, and none is early.
+    assert operator.state.timers == [1500]
+    assert operator.expire(1299) == []
+    assert told(operator.expire(1500)) == [(node, "unknown", at.offset) for node in REPLICAS]
+    assert operator.expire(10**6) == []
+
+
+@pytest.mark.parametrize(("now_ms", "at_ms"), [(300, 1500), (301, 2000), (799, 2000), (800, 2000)])
+def test_timers_are_rounded_up_to_whole_half_seconds(now_ms: int, at_ms: int):
+    log = simple()
+    log.barrier()
+    operator = Operator()
+    operator.take(log_frame(log), now_ms=now_ms)
+    assert operator.state.timers == [at_ms]
+
+
+def test_a_deadline_is_kept_over_a_restart():
+    log = simple()
+    log.barrier()
+    operator = Operator()
+    operator.take(log_frame(log), now_ms=100)
+    operator.expire(1000)
+    assert operator.state.timers == [1500, 1500]
+
+
+def test_without_timers_verdicts_have_the_time_of_the_clock_and_nothing_is_due():
+    log = simple()
+    at = log.barrier()
+    operator = Operator(timers=False)
+    before_ms = time.time_ns() // 1_000_000
+    (verdict,) = verdicts(operator.take(log_frame(log), frame(report_row(log.report(at))), now_ms=5))
+    assert before_ms <= verdict.decided_at_ms <= time.time_ns() // 1_000_000
+    assert operator.state.timers == []
+
+
+def test_with_timers_a_repeated_micro_batch_gives_the_same_verdicts():
+    log = simple()
+    at = log.barrier()
+    batch = (log_frame(log), frame(report_row(log.report(at))))
+    one, other = (verdicts(Operator().take(*batch, now_ms=77)) for _ in range(2))
+    assert one == other
+    assert one[0].decided_at_ms == 77
+
+
+def test_stored_bytes_are_judged_when_all_members_have_reported():
+    log = ordinary_pipeline(shard=3)
+    at = log.barriers[-1]
+    operator = Operator(DN_LOG, 3)
+    operator.take(log_frame(log, name=DN_LOG))
+    first, second, third = (block_row(log.block_report(at, node)) for node in MEMBERS)
+    assert operator.take(frame(first)) == operator.take(frame(second)) == []
+    assert sorted(operator.state.maps["blocks"].rows) == [(at.offset, "dn1"), (at.offset, "dn2")]
+    rows = operator.take(frame(third))
+    assert [(one.node, one.verdict, one.basis, one.log) for one in verdicts(rows)] == [
+        (node, "equal", "replicas:blocks", DN_LOG) for node in MEMBERS
+    ]
+    assert not operator.state.maps["blocks"].rows
+
+
+def test_a_barrier_behind_late_validation_has_no_digest():
+    log = simple()
+    log.request_batch(requests=2)
+    at = log.barrier()
+    operator = Operator()
+    (barrier,) = operator.take(log_frame(log))
+    assert (barrier.finding, barrier.offset, barrier.value, barrier.chain) == ("barrier", at.offset, None, at.chain)
+    # It has one when a majority of the replicas has reported the same, and is found again in the next micro-batch.
+    reported = [report_row(log.report(at, node), n) for n, node in enumerate(REPLICAS)]
+    rows = [row for one in reported for row in operator.take(frame(one))]
+    assert {(one.node, one.verdict, one.basis) for one in verdicts(rows)} == {
+        (node, "equal", "replicas:incremental") for node in REPLICAS
+    }
+    assert not operator.state.maps["reports"].rows
+
+
+def test_kept_barriers_are_dropped_with_their_sums(monkeypatch: pytest.MonkeyPatch):
+    log = simple()
+    barriers = [log.barrier() for _ in range(5)]
+    operator = Operator()
+    monkeypatch.setattr(f"{__name__}.LIMITS", MatchingLimits(report_timeout_ms=1000, kept_barriers=2))
+    operator.take(log_frame(log))
+    assert sorted(operator.state.maps["barriers"].rows) == [(at.offset,) for at in barriers[-2:]]
+
+
+def test_a_broken_log_stays_broken_over_a_restart():
+    log = simple()
+    log.append_value(b"garbage")
+    operator = Operator()
+    rows = operator.take(log_frame(log))
+    assert {(one.node, one.verdict, one.basis) for one in verdicts(rows)} == {
+        (node, "diverged", "log") for node in REPLICAS
+    }
+    at = log.barrier()
+    (verdict,) = verdicts(operator.take(frame(report_row(log.report(at)))))
+    assert (verdict.verdict, verdict.basis, verdict.cluster) == ("diverged", "log", CLUSTER)
+
+
+def test_verdicts_on_the_object_manager_are_readable_by_its_oldest_readers():
+    """A verdict on om.log has the form of the first feature level, one on another log needs the last."""
+    log = simple()
+    at = log.barrier()
+    (verdict,) = verdicts(Operator().take(log_frame(log), frame(report_row(log.report(at)))))
+    newest, *_, oldest = registry.versions("Verdict")
+    assert verdict_value(verdict)[2:10] == oldest.fingerprint
+    assert decode_as(Verdict, verdict_value(verdict)) == verdict
+    pipeline = Verdict(**({field.name: getattr(verdict, field.name) for field in fields(Verdict)} | {"log": DN_LOG}))
+    assert verdict_value(pipeline)[2:10] == newest.fingerprint
+    assert decode_as(Verdict, verdict_value(pipeline)).log == DN_LOG
+    assert INITIAL < LATEST
+
+
+def test_a_pipelines_log_has_its_own_column_families():
+    log = PipelineLog().start()
+    log.batch(log.put_block(5, 1, b"data"))
+    log.barrier()
+    (barrier,) = Operator(DN_LOG).take(log_frame(log, name=DN_LOG))
+    assert len(barrier.value) == 8 * 256 * len(log.families)

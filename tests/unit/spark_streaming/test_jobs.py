@@ -1,0 +1,173 @@
+"""The jobs' mains without Spark: what they refuse, how they end, and the health file that their parent reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from schemas.records.messages import Verdict
+from schemas.topics import DN_LOG, OM_LOG
+from spark_streaming.jobs import audit_batch, audit_stream, health
+from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, run_queries
+from spark_streaming.jobs.health import JobHealth
+
+EQUAL = Verdict(
+    cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
+    differing_slots=0, evidence=None, reason="", decided_at_ms=1000,
+)  # fmt: skip
+
+
+def told(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "health.json"
+
+
+def test_a_job_says_that_it_starts_before_its_first_micro_batch(path: Path):
+    JobHealth(path)
+    found = told(path)
+    assert (found["status"], found["pid"], found["batch_id"], found["error"]) == ("starting", os.getpid(), None, None)
+    assert (found["offsets"], found["verdicts"]) == ({}, {})
+    assert found["updated_at_ms"] > 1_700_000_000_000
+
+
+def test_it_runs_once_a_micro_batch_is_written(path: Path):
+    job = JobHealth(path)
+    job.on_written(3, [EQUAL, replace(EQUAL, log=DN_LOG, shard=7, basis="scrubbed")])
+    found = told(path)
+    assert (found["status"], found["batch_id"]) == ("running", 3)
+    assert set(found["verdicts"]) == {"0/om1/incremental", "dn.log/7/om1/scrubbed"}
+    assert found["verdicts"]["0/om1/incremental"] == {
+        "log": OM_LOG, "shard": 0, "node": "om1", "barrier_offset": 10, "index": 5, "verdict": "equal",
+        "basis": "incremental", "differing_slots": 0, "reason": "", "decided_at_ms": 1000,
+    }  # fmt: skip
+
+
+def test_a_later_verdict_on_the_same_subject_replaces(path: Path):
+    job = JobHealth(path)
+    job.on_written(1, [EQUAL])
+    job.on_written(2, [replace(EQUAL, verdict="diverged")])
+    assert [one["verdict"] for one in told(path)["verdicts"].values()] == ["diverged"]
+
+
+def test_the_newest_verdicts_stay(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "MAX_VERDICTS", 3)
+    job = JobHealth(path)
+    job.on_written(1, [replace(EQUAL, shard=shard) for shard in range(3)])
+    assert len(told(path)["verdicts"]) == 3
+    job.on_written(2, [replace(EQUAL, shard=shard) for shard in (3, 4)])
+    assert set(told(path)["verdicts"]) == {f"{shard}/om1/incremental" for shard in (2, 3, 4)}
+
+
+def test_a_reader_never_finds_half_a_file(path: Path):
+    """The file is replaced as a whole, and nothing else is left beside it."""
+    job = JobHealth(path)
+    with path.open() as opened:
+        job.update(status="stopped")
+        assert json.load(opened)["status"] == "starting"
+    assert told(path)["status"] == "stopped"
+    assert os.listdir(path.parent) == [path.name]
+
+
+# The end of the running audit.
+
+
+@dataclass
+class Query:
+    """A streaming query that has ended, runs, or fails; ``ends`` is what it says each time."""
+
+    ends: list[bool | Exception]
+    lastProgress: dict[str, Any] | None = None  # noqa: N815 - Spark's name
+    is_stopped: bool = False
+
+    def awaitTermination(self, timeout: float) -> bool:
+        assert timeout > 0
+        said = self.ends.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@dataclass
+class Session:
+    """A session that notes which of its queries were stopped before it."""
+
+    queries: list[Query]
+    stopped_before: list[bool] = field(default_factory=list)
+
+    def stop(self) -> None:
+        self.stopped_before = [query.is_stopped for query in self.queries]
+
+
+def run(path: Path, *queries: Query, rounds: int = 99) -> int:
+    """Run until the queries end, or a signal comes after so many rounds; every query is stopped, then the session."""
+    asked = iter([False] * rounds + [True])
+    session = Session(list(queries))
+    status = run_queries(session, list(queries), JobHealth(path), is_asked_to_stop=lambda: next(asked))  # type: ignore[arg-type]
+    assert session.stopped_before == [True] * len(queries)
+    return status
+
+
+def test_a_signal_ends_the_audit_with_status_0(path: Path):
+    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) == 0
+    assert told(path)["status"] == "stopped"
+
+
+def test_a_query_that_ends_by_itself_ends_the_audit(path: Path):
+    assert run(path, Query([False, False]), Query([False, True])) == 0
+    assert told(path)["status"] == "stopped"
+
+
+def test_a_query_that_fails_ends_the_audit_with_status_1(path: Path, capsys: pytest.CaptureFixture[str]):
+    failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
+    assert run(path, Query([False]), Query([failure])) == 1
+    found = told(path)
+    assert found["status"] == "failed"
+    assert "lost offsets" in found["error"]
+    assert len(found["error"]) == MAX_REASON_CHARACTERS
+    assert capsys.readouterr().err == f"audit failed: {found['error']}\n"
+
+
+def test_the_offsets_that_the_audit_has_read_are_in_the_health_file(path: Path):
+    sources = [{"endOffset": '{"om.log": {"0": 5}}'}, {"endOffset": {"om.audit": {"0": 7}}}, {"endOffset": None}]
+    run(path, Query([False], lastProgress={"sources": sources}), rounds=1)
+    assert told(path)["offsets"] == {"om.log": {"0": 5}, "om.audit": {"0": 7}}
+
+
+def test_before_the_first_progress_there_are_no_offsets(path: Path):
+    run(path, Query([False]), rounds=1)
+    assert told(path)["offsets"] == {}
+
+
+# What they refuse.
+
+
+@pytest.mark.parametrize("main", [audit_batch.main, audit_stream.main])
+def test_a_configuration_that_is_wrong_ends_with_status_2(main, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "audit.json"
+    assert main(["--config", str(file)]) == 2
+    assert str(file) in capsys.readouterr().err
+    file.write_text('{"bootstrap_servers": "here"}')
+    assert main(["--config", str(file)]) == 2
+    assert capsys.readouterr().err == f"{file}: missing settings: work_dir\n"
+
+
+def test_an_audit_without_jars_ends_with_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "audit.json"
+    values = {"bootstrap_servers": "here", "work_dir": str(tmp_path), "jars": [str(tmp_path / "kafka.jar")]}
+    file.write_text(json.dumps(values))
+    assert audit_batch.main(["--config", str(file)]) == 2
+    assert capsys.readouterr().err == f"Spark jar not found: {tmp_path / 'kafka.jar'}\n"

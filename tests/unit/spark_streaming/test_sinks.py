@@ -1,0 +1,78 @@
+"""What the audit writes where, as far as it needs no Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Row
+
+from schemas.records.messages import Verdict
+from schemas.topics import DN_LOG, OM_LOG
+from spark_streaming.batch.core.gathering import PartitionFacts
+from spark_streaming.batch.log_view import LogView
+from spark_streaming.records.logs import OBJECT_MANAGER, PIPELINES, AuditedLog
+from spark_streaming.records.sources import log_source, reports_source
+from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW, verdict_value
+from spark_streaming.verdicts.core import digests
+from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.sinks import FindingSink
+
+VERDICT = Verdict(
+    cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
+    differing_slots=0, evidence=None, reason="", decided_at_ms=1000, log=OM_LOG,
+)  # fmt: skip
+
+
+@dataclass
+class Findings:
+    """A micro-batch that can be collected, and no more: whoever would write it needs a session."""
+
+    rows: list[Row]
+    sparkSession: None = None  # noqa: N815 - Spark's name
+
+    def collect(self) -> list[Row]:
+        return self.rows
+
+
+def test_a_sink_with_nowhere_to_write_only_tells():
+    heard: list[tuple[int, list[Verdict], list[LogBarrier]]] = []
+    sink = FindingSink(
+        bootstrap_servers="nowhere", topic=None, output_dir=None, on_written=lambda *one: heard.append(one)
+    )
+    make = Row(*FINDING_SCHEMA.fieldNames())
+    sums = digests.zeros(1)
+    sums[4] = 9
+    rows = [
+        make(BARRIER_ROW, OM_LOG, 0, 10, 5, bytearray(digests.to_bytes(sums)), bytearray(b"chain")),
+        make(VERDICT_ROW, OM_LOG, 0, 10, 5, bytearray(verdict_value(VERDICT)), None),
+        make(BARRIER_ROW, OM_LOG, 1, 11, 6, None, bytearray(b"blind")),
+    ]
+    frame: Any = Findings(rows)
+    sink(frame, 7)
+    sink(Findings([]), 8)  # type: ignore[arg-type]
+    (batch_id, verdicts, (summed, blind)), (empty_id, *nothing) = heard
+    assert (batch_id, verdicts) == (7, [VERDICT])
+    assert (summed.shard, summed.offset, summed.index, summed.chain) == (0, 10, 5, b"chain")
+    assert summed.sums is not None
+    assert digests.to_sparse(summed.sums) == ([4], [9])
+    assert (blind.shard, blind.sums) == (1, None)
+    assert (empty_id, nothing) == (8, [[], []])
+
+
+def test_the_topics_of_logs_and_of_their_reports():
+    logs = (OBJECT_MANAGER, PIPELINES)
+    assert log_source("here", logs).topics == {"om.log": OM_LOG, "dn.log": DN_LOG}
+    assert reports_source("here", logs).topics == {"om.audit": OM_LOG, "dn.audit": DN_LOG}
+
+
+def view(log: AuditedLog, facts: dict[int, PartitionFacts]) -> LogView:
+    return LogView(log=log, records=None, effective=None, facts=facts, partition_count=0)  # type: ignore[arg-type]
+
+
+def test_every_shard_is_judged_even_if_it_has_no_records():
+    """Genesis says how many shards there are; a pipeline is there once it has a record."""
+    facts = {1: PartitionFacts(shards=4), 6: PartitionFacts()}
+    assert view(OBJECT_MANAGER, facts).partitions() == [0, 1, 2, 3, 6]
+    assert view(PIPELINES, facts).partitions() == [1, 6]
+    assert view(OBJECT_MANAGER, {}).partitions() == []
