@@ -14,7 +14,7 @@ from schemas.sharding import MAX_PIPELINES
 DEFAULT_BOOTSTRAP_RECORDS = 100_000
 """Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
 DEFAULT_TRIM_LOG_AFTER_MS = 0
-"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone for good."""
+"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -2,5 +2,6 @@
 
 ``core/fleet`` has the picture; ``core/placement`` and ``core/pipeline_making`` decide; all three are pure.
 ``placement_loop`` carries the decisions out. ``block_deletion`` and ``open_key_cleanup`` reclaim space, row by row
-(``row_cursor``). ``log_trimming`` trims the log. ``leader_duties`` starts and ends all of these loops. Begin with ``core/placement.py``.
+(``row_cursor``). ``log_trimming`` trims the log. ``leader_duties`` starts and ends all of these loops. Begin with
+``core/placement.py``.
 """

@@ -67,8 +67,8 @@ def trim(
 ) -> Json:
     """Log a base, wait until it can be trimmed to, and trim; return the leader's decision.
 
-    After ``wait_s`` the log is trimmed as far as the rules allow by then. ``has_audit``: whether an audit may be running
-    that has not been heard of: it gets AUDIT_WORD_S to speak. Raises Unavailable, UserError.
+    After ``wait_s`` the log is trimmed as far as the rules allow by then. ``has_audit``: whether an audit may be
+    running that has not been heard of: it gets AUDIT_WORD_S to speak. Raises Unavailable, UserError.
     """
     report(f"shard {shard}: the leader is asked for a base")
     base = log_base(settings, shard, wish)

@@ -22,7 +22,7 @@ from schemas.column_families import (
     SNAPSHOT_TABLE,
     USAGE_TABLE,
 )
-from schemas.records.log import LATE_MODE, LEADER_MODE, Genesis, LeaderClaim, Tick
+from schemas.records.log import LATE_MODE, LEADER_MODE, DigestBase, Genesis, LeaderClaim, Tick
 from schemas.records.messages import (
     OWN_DIGESTS,
     AddNode,
@@ -84,8 +84,15 @@ FAULTS = {
     "set_mode": 10, "operate": 3,
 }  # fmt: skip
 
-TRIMS = 12
+TRIMS = 8
 """How often a base is logged, and as often the log is trimmed, in a seed that has trimming at all: half of the seeds."""
+
+CALM = [
+    *[(name, node) for name in ("connect", "wake", "restart") for node in range(3)],
+    ("rebalance", 0), ("go_on", 15), ("go_on", 31), ("deliver", 3), ("go_on", 15), ("log_base", 0), ("go_on", 15),
+    ("deliver", 3), ("go_on", 31), ("deliver", 3), ("go_on", 15), ("go_on", 47), ("trim_log", 0),
+]  # fmt: skip
+"""All nodes run, and what they say is known: the log is trimmed most likely."""
 
 
 def actions_of(seed: int, steps: int = STEPS) -> list[Action]:
@@ -111,6 +118,8 @@ def with_trims(seed: int, actions: list[Action]) -> list[Action]:
     if rng.random() < 0.5:
         for name in ("log_base", "trim_log") * TRIMS:
             actions.insert(rng.randrange(len(actions)), (name, rng.getrandbits(24)))
+        for place in sorted((rng.randrange(len(actions)) for _ in range(TRIMS)), reverse=True):
+            actions[place:place] = CALM
     return actions
 
 
@@ -191,8 +200,17 @@ class Faults:
     def trim_log(self, number: int) -> None:
         """The log is trimmed as far as the rule allows at this moment."""
         world = self.world
+        leader = next((node for node in world.nodes.values() if node.loop.leading), None)
+        own = None if leader is None else leader.durable_place()
+        if leader is None or isinstance(own, str | None):
+            world.note("not trimmed: no leader")
+            return
         answers = {name: node.durable_place() for name, node in world.nodes.items()}
-        logged_at_ms = {entry.offset: entry.timestamp_ms for entry in world.log.entries}
+        entries = world.log.entries
+        logged_at_ms = {
+            base: entries[base.offset].timestamp_ms for base in own.bases
+            if base.offset < len(entries) and isinstance(decode(entries[base.offset].value), DigestBase)
+        }  # fmt: skip
         facts = TrimFacts(
             first=world.log.first, end=len(world.log.entries), now_ms=world.broker_ms(), answers=answers,
             logged_at_ms=logged_at_ms,
@@ -516,8 +534,8 @@ class Faults:
         end = len(entries) - 1 - number % 4
         if end < max(4, world.log.first + 2) or world.truth.halted is not None:
             return
-        # With its beginning trimmed away, a log cannot rebuild a replica, and all have read what is lost: nobody is left.
-        if world.log.first and all(self._has_read(node, end) for node in world.nodes.values()):
+        # With its beginning trimmed away, a log cannot rebuild a replica: one must be left to take a checkpoint from.
+        if world.log.first and all(self._is_spent(node, end) for node in world.nodes.values()):
             return
         if world.seen[
             "digest base asked for"
@@ -542,6 +560,10 @@ class Faults:
                 invariants.may_stop[node.name] = "its consumer has a place that is lost"
             if node.log.end is not None:
                 node.log.end = min(node.log.end, end)
+
+    def _is_spent(self, node: Node, end: int) -> bool:
+        invariants = self.world.invariants
+        return self._has_read(node, end) or node.name in invariants.diverged or node.name in invariants.tainted
 
     def _has_read(self, node: Node, end: int) -> bool:
         return max(node.log.read_to, node.stored_position().offset) >= end

@@ -346,7 +346,7 @@ class Replica:
     def _judge_base(self, base: DigestBase, position: Position, writes: list[Write]) -> Evidence | None:
         if (base.slots, base.sums) == self.digests.slots():
             writes.append((TRANSACTION_INFO, FLAG_KEY, None))
-            row = self._bases.on_digest_base(Base(position.offset, position.index))
+            row = self._bases.on_digest_base(Base(position.offset, position.index, position.chain))
             writes.append((TRANSACTION_INFO, BASES_KEY, row))
             self.evidence = None
             return None

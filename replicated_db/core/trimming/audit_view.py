@@ -1,7 +1,7 @@
 """What the audit's verdicts say about one log: how far it has come with each shard, and who has diverged.
 
-Only a verdict ``equal`` proves that the audit has read its barrier: others also name barriers that no log holds. Of each
-node the last verdict counts, apart for full scans, because an incremental digest does not see what a scan sees.
+Only a verdict ``equal`` proves that the audit has read its barrier: others also name barriers that no log holds. Of
+each node the last verdict counts, apart for full scans, because an incremental digest does not see what a scan sees.
 """
 
 from __future__ import annotations

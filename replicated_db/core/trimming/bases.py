@@ -15,15 +15,20 @@ from dataclasses import astuple, dataclass
 MAX_BASES = 64
 """Bases that a replica remembers. Regular trimming logs one for each sixteenth of the time that it keeps."""
 
-_ENTRY = struct.Struct(">qq?")
+_ENTRY = struct.Struct(">qq32s?")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Base:
-    """A base: its DigestBase's offset, and the managed index there."""
+    """A base: its DigestBase's offset, the managed index there, and the chain after it (32 bytes).
+
+    Members with the same base have read the same log up to there: the chain commits to all of it. A member that has
+    read a tail which the brokers have lost may name the offset and the index of a base that the log has now.
+    """
 
     offset: int
     index: int
+    chain: bytes
 
 
 class Bases:

@@ -7,10 +7,11 @@ answers. So what it restarts from is that position or a later one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from replicated_db.core.trimming.bases import MAX_BASES, Base
+from schemas.records.log import CHAIN_BYTES
 
 MAX_DIGESTS = 32
 """Barriers whose digests a replica remembers, so that members can be compared while the shard is written."""
@@ -45,7 +46,7 @@ class MemberPlace:
         return {
             "node": self.node, "cluster": self.cluster, "shard": self.shard, "offset": self.offset,
             "keeps_from": self.keeps_from, "index": self.index, "flagged": self.flagged, "members": list(self.members),
-            "bases": [list(astuple(base)) for base in self.bases], "digests": [list(pair) for pair in self.digests],
+            "bases": [[base.offset, base.index, base.chain.hex()] for base in self.bases], "digests": [list(pair) for pair in self.digests],
             "holds": list(self.holds),
         }  # fmt: skip
 
@@ -64,7 +65,7 @@ class MemberPlace:
             node=_text(answer, "node"), cluster=_text(answer, "cluster"), shard=_whole(answer, "shard", 0),
             offset=offset, keeps_from=keeps_from, index=_whole(answer, "index", 0), flagged=flagged,
             members=tuple(_texts(answer, "members")),
-            bases=tuple(Base(*_numbers(item, 2)) for item in _items(answer, "bases", MAX_BASES)),
+            bases=tuple(_base(item) for item in _items(answer, "bases", MAX_BASES)),
             digests=tuple(_digest(item) for item in _items(answer, "digests", MAX_DIGESTS + 1)),
             holds=tuple(_numbers(_items(answer, "holds", MAX_HOLDS))),
         )  # fmt: skip
@@ -124,12 +125,20 @@ def _items(answer: Mapping[str, Any], name: str, limit: int) -> list[Any]:
     return values
 
 
-def _numbers(values: Any, count: int | None = None) -> Sequence[int]:
+def _numbers(values: Any) -> Sequence[int]:
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{values!r} are no offsets")
-    if count is not None and len(values) != count:
-        raise ValueError(f"{values!r} are not {count} numbers")
     return values
+
+
+def _base(item: Any) -> Base:
+    if not isinstance(item, list) or len(item) != 3 or not isinstance(item[2], str):
+        raise ValueError(f"{item!r} is no base")
+    offset, index = _numbers(item[:2])
+    chain = bytes.fromhex(item[2])
+    if len(chain) != CHAIN_BYTES:
+        raise ValueError(f"{item!r} has a chain of {len(chain)} bytes")
+    return Base(offset, index, chain)
 
 
 def _digest(item: Any) -> tuple[int, str]:

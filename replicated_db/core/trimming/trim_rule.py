@@ -11,7 +11,8 @@ the audit can begin. Rules:
     audit       the audit has judged what lies before, or has been silent for AUDIT_SILENCE_MS since the base was logged
     agreement   the audit's last verdicts name no replica ``diverged``: what lies before a base is never judged again
     keep        the operator keeps so many of the last records, or all records of so long a time
-    base        there is a base at or below the limit that a majority of the members has read and agrees with
+    base        there is a base at or below the limit that the leader and a majority of the members have read and agree
+                with, flagged ones and those left behind not counted
 
 What is not known allows nothing: a member that does not answer ends it, unless it is left behind.
 """
@@ -19,7 +20,7 @@ What is not known allows nothing: a member that does not answer ends it, unless 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from replicated_db.core.trimming.bases import Base
@@ -51,8 +52,8 @@ class TrimFacts:
     """What is known of one shard.
 
     ``first``, ``end``: the log's bounds. ``answers``: by member, its place, or in words why it is not known. ``audit``:
-    None if no audit is known to have judged the shard; a text if it cannot be told. ``logged_at_ms``: by the offset of
-    a base, when the broker appended it; a base that is left out is not used, because nobody has seen it in the log.
+    None if no audit is known to have judged the shard; a text if it cannot be told. ``logged_at_ms``: for each
+    base of the leader's, when the broker appended it; a base that is left out is not used.
     """
 
     first: int
@@ -60,11 +61,11 @@ class TrimFacts:
     now_ms: int
     answers: Mapping[str, MemberPlace | str]
     audit: AuditPlace | str | None = None
-    logged_at_ms: Mapping[int, int] = field(default_factory=dict)
+    logged_at_ms: Mapping[Base, int] = field(default_factory=dict)
 
     def age_ms(self, base: Base) -> int:
         """Return how long ago a base was logged."""
-        return max(0, self.now_ms - self.logged_at_ms[base.offset])
+        return max(0, self.now_ms - self.logged_at_ms[base])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,7 @@ class TrimDecision:
         """Return the decision as plain values."""
         return {
             "first": self.first, "end": self.end, "offset": self.offset, "records": self.records,
-            "base": None if self.base is None else asdict(self.base), "held_by": self.held_by.rule,
+            "base": None if self.base is None else {"offset": self.base.offset, "index": self.base.index}, "held_by": self.held_by.rule,
             "rules": [{"rule": one.rule, "allows": one.allows, "why": one.why} for one in self.findings],
         }  # fmt: skip
 
@@ -122,8 +123,8 @@ def decide(facts: TrimFacts, wish: TrimWish) -> TrimDecision:
         _agreement(facts, wish),
     ]
     limit = min(finding.allows for finding in limits)
-    known = _bases_of_majority(members, places)
-    held = [base for base in known if base.offset in facts.logged_at_ms]
+    known = _bases_of_majority(members, places, wish)
+    held = [base for base in known if base in facts.logged_at_ms]
     old = [base for base in held if facts.age_ms(base) >= wish.keep_ms]
     below = [base for base in old if base.offset <= limit]
     audit = _audit(facts, wish, below)
@@ -231,11 +232,11 @@ def _audit(facts: TrimFacts, wish: TrimWish, bases: Sequence[Base]) -> RuleFindi
     return RuleFinding(rule="audit", allows=audit.offset + 1, why=why)
 
 
-def _bases_of_majority(members: Sequence[str], places: Sequence[MemberPlace]) -> list[Base]:
+def _bases_of_majority(members: Sequence[str], places: Sequence[MemberPlace], wish: TrimWish) -> list[Base]:
     """Return, in order, the bases that a majority of the members has read and agrees with."""
     votes: dict[Base, int] = {}
     for place in places:
-        if not place.flagged:
+        if not place.flagged and place.node not in wish.leave_behind:
             for base in set(place.bases):
                 votes[base] = votes.get(base, 0) + 1
     return sorted(base for base, count in votes.items() if count > len(members) // 2)

@@ -34,7 +34,7 @@ class LogTrimmer:
         self._verdicts = VerdictTail(bootstrap_servers, log)
         self._servers, self._topic, self._topic_id = bootstrap_servers, topic, topic_id
         self._records: dict[int, KafkaRecords] = {}
-        self._logged_at_ms: dict[int, dict[int, int]] = {}
+        self._logged_at_ms: dict[int, dict[Base, int]] = {}
         self._lock = Lock()
 
     def look(self, partition: int, own: MemberPlace, addresses: Addresses, wish: TrimWish) -> TrimDecision:
@@ -97,14 +97,14 @@ class LogTrimmer:
         )  # fmt: skip
         return decide(facts, wish)
 
-    def _times(self, partition: int, first: int, bases: Sequence[Base]) -> dict[int, int]:
-        """Return when bases behind ``first`` were logged, by offset. Those that are not in the log are left out."""
+    def _times(self, partition: int, first: int, bases: Sequence[Base]) -> dict[Base, int]:
+        """Return when bases behind ``first`` were logged. Those that are not in the log are left out."""
         known, records = self._logged_at_ms.get(partition, {}), self._of(partition)
         times = {
-            base.offset: known.get(base.offset) or records.base_logged_at_ms(base.offset)
+            base: known.get(base) or records.base_logged_at_ms(base.offset)
             for base in bases if base.offset > first
         }  # fmt: skip
-        found = {offset: time_ms for offset, time_ms in times.items() if time_ms is not None}
+        found = {base: time_ms for base, time_ms in times.items() if time_ms is not None}
         self._logged_at_ms[partition] = found
         return found
 

@@ -784,7 +784,7 @@ def test_a_base_lies_before_its_batch_with_the_members_behind_it(shard: Shard):
     for node in shard.nodes.values():
         for replica in (node.replica, node.restart().replica):
             place = replica.durable_place()
-            assert place.bases == (Base(base.outcome.position.offset, 1),)
+            assert place.bases == (Base(base.outcome.position.offset, 1, base.outcome.position.chain),)
             assert (place.offset, place.index, place.flagged) == (replica.position.offset, 3, False)
             assert (3, f"{replica.digests.total():016x}") in place.digests
             assert_sound(replica)

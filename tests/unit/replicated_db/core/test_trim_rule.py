@@ -15,8 +15,9 @@ from schemas.records.messages import Verdict
 
 NOW_MS = 10 * AUDIT_SILENCE_MS
 MEMBERS = ("n1", "n2", "n3")
-OLD, NEW = Base(10, 5), Base(30, 9)
-LOGGED_AT_MS = {10: NOW_MS - AUDIT_SILENCE_MS, 30: NOW_MS - 1000}
+CHAIN = bytes(range(32))
+OLD, NEW = Base(10, 5, CHAIN), Base(30, 9, CHAIN)
+LOGGED_AT_MS = {OLD: NOW_MS - AUDIT_SILENCE_MS, NEW: NOW_MS - 1000}
 
 
 def place(node: str, **changed: Any) -> MemberPlace:
@@ -108,6 +109,12 @@ def test_a_base_of_a_minority_is_none():
     assert decide(known(n1=place("n1", bases=()), n2=place("n2", bases=())), TrimWish()).offset == 0
 
 
+def test_members_that_read_another_log_are_no_majority():
+    """They hold a tail that the brokers have lost: a base at the same offset, of the same index, is another one."""
+    lost = (OLD, Base(30, 9, bytes(32)))
+    assert decide(known(n1=place("n1", bases=lost), n2=place("n2", bases=lost)), TrimWish()).offset == 10
+
+
 def test_a_log_that_begins_at_the_base_is_left_alone():
     facts = replace(known(), first=30, logged_at_ms={})
     done = decide(facts, TrimWish())
@@ -116,7 +123,7 @@ def test_a_log_that_begins_at_the_base_is_left_alone():
 
 
 def test_a_base_that_is_not_found_in_the_log_is_not_used():
-    assert decide(replace(known(), logged_at_ms={10: NOW_MS}), TrimWish()).offset == 10
+    assert decide(replace(known(), logged_at_ms={OLD: NOW_MS}), TrimWish()).offset == 10
     assert decide(replace(known(), logged_at_ms={}), TrimWish()).offset == 0
 
 
@@ -135,7 +142,7 @@ def test_an_answer_is_restored():
     "changed",
     [
         {"offset": "35"}, {"offset": -2}, {"offset": True}, {"keeps_from": 36}, {"keeps_from": -1}, {"flagged": 0},
-        {"members": "n1"}, {"members": [1]}, {"bases": [[1, 2, 3]]}, {"bases": [[0, 0]] * (MAX_BASES + 1)},
+        {"members": "n1"}, {"members": [1]}, {"bases": [[1, 2, "ab"]]}, {"bases": [[1, 2]]}, {"bases": [[1, 2, "x"]]}, {"bases": [[0, 0, CHAIN.hex()]] * (MAX_BASES + 1)},
         {"digests": [[1, 2]]}, {"holds": [-1]}, {"node": None}, {"cluster": 5}, {"shard": -1}, {"index": None},
     ],
     ids=str,
@@ -178,7 +185,7 @@ def test_a_base_without_members_is_dropped():
 def test_the_oldest_bases_are_forgotten():
     bases = Bases(None, -1)
     for number in range(MAX_BASES + 3):
-        bases.on_digest_base(Base(number, number))
+        bases.on_digest_base(Base(number, number, CHAIN))
         row = bases.on_other(is_members=True)
     assert row is not None
     assert len(Bases(row, 0).whole) == MAX_BASES
