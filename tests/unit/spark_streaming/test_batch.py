@@ -136,14 +136,20 @@ def test_partitions_to_judge():
     facts = {1: PartitionFacts(shards=3), 5: PartitionFacts()}
     nothing: Any = None
     for log, wanted in ((OBJECT_MANAGER, [0, 1, 2, 5]), (PIPELINES, [1, 5])):
-        view = LogView(log=log, records=nothing, effective=nothing, facts=facts)
+        view = LogView(log=log, records=nothing, effective=nothing, facts=facts, partition_count=0)
         assert view.partitions() == wanted
-        assert LogView(log=log, records=nothing, effective=nothing, facts={}).partitions() == []
+        assert LogView(log=log, records=nothing, effective=nothing, facts={}, partition_count=0).partitions() == []
 
 
 def test_a_log_without_blocks_has_no_stored_bytes_to_judge():
     nothing: Any = None
-    view = LogView(log=OBJECT_MANAGER, records=nothing, effective=nothing, facts={0: PartitionFacts(replicas=NODES)})
+    view = LogView(
+        log=OBJECT_MANAGER,
+        records=nothing,
+        effective=nothing,
+        facts={0: PartitionFacts(replicas=NODES)},
+        partition_count=0,
+    )
     assert judge_blocks(nothing, "nowhere", view) == {}
 
 
