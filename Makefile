@@ -97,7 +97,7 @@ test: install lint ## lint, typecheck, unit and integration: under 10 minutes on
 # One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):
 # what needs processes is mostly waiting for them.
 suite: install
-	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=4 --dist=loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=5 --dist=loadscope --no-loadscope-reorder
 
 test-full: install lint typecheck ## everything, each fault ROUNDS times
 	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)
