@@ -94,7 +94,7 @@ integration: install ## the tests on a real broker, real RocksDB and real proces
 test: install lint ## lint, typecheck, unit and integration: under 10 minutes on two cores
 	@$(MAKE) --jobs=2 typecheck suite
 
-# One pytest run, so that its summary speaks for all and comes last. Four workers on two cores, whole files at a time (tests/conftest.py):
+# One pytest run, so that its summary speaks for all and comes last. Five workers on two cores, whole files at a time (tests/conftest.py):
 # what needs processes is mostly waiting for them.
 suite: install
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=5 --dist=loadscope --no-loadscope-reorder
