@@ -62,6 +62,8 @@ def check_topics(
             try:
                 found[name] = future.result()
             except KafkaException as error:
+                if error.args[0].code() < 0:  # the client's own errors: nobody has answered
+                    raise
                 raise WrongSetting(f"topic {name}: {error.args[0].str()}") from error
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in wanted]
         # librdkafka asks each broker for that broker's own settings, and takes one broker per call.

@@ -12,6 +12,7 @@ from replicated_db.core.ports import Entry, LogBounds, LogUnavailable, OffsetOut
 from replicated_db.shell import startup
 from replicated_db.shell.startup import WrongSetting, check_beginning, check_replica, check_topics
 from schemas.topics import LOG_SETTINGS, UNCOMPRESSED
+from tests.support.local.memory_broker import memory_broker
 from tests.support.replicated.kit import Node, Shard, put
 
 
@@ -170,3 +171,12 @@ def test_without_brokers_nothing_is_checked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(startup, "ADMIN_TIMEOUT_S", 0.1)
     with pytest.raises(LogUnavailable):
         check_topics("127.0.0.1:1", "log", ["others"])
+
+
+def test_a_controller_that_does_not_answer_is_no_wrong_setting(monkeypatch: pytest.MonkeyPatch):
+    """The broker in memory has none. A wrong setting would end the process; this is waited out."""
+    monkeypatch.setattr(startup, "ADMIN_TIMEOUT_S", 0.5)
+    with memory_broker() as broker:
+        broker.create("there")
+        with pytest.raises(LogUnavailable):
+            check_topics(broker.bootstrap_servers, "there", [])
