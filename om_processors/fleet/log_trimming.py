@@ -93,7 +93,8 @@ class OMLogTrimming:
         if (why := self._trimmer.agreed(shard, own, self._addresses(addresses))) is not None:
             return BaseAnswer(asked=False, index=own.index, why=why)
         body = LogDigestBase(shard=shard, index=OWN_DIGESTS, slots=[], sums=[], basis=BASIS)
-        self._proposer.propose(("base", shard), body)
+        # With the index in the key, a base of a later state is asked for at once.
+        self._proposer.propose(("base", shard, own.index), body)
         return BaseAnswer(asked=True, index=own.index)
 
     def base_ages_ms(self, shard: int) -> list[int]:

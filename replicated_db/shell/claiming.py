@@ -78,6 +78,10 @@ class Claimer:
         Raises UnfitToLead, LogUnavailable if the brokers do not answer, AheadOfLog if the log is not the one that this
         replica has read.
         """
+        with self.replica.reading_again():
+            return self._claim(appender, stop)
+
+    def _claim(self, appender: Appender, stop: Event) -> Leader | None:
         self.read_to(self._log_end())
         self._compare_with_log(self.replica.position)
         before, anchor = self.replica.read_offset, self.replica.anchor
@@ -114,7 +118,7 @@ class Claimer:
 
         If the brokers do not answer, the follower reads them instead, before the next record that it applies.
         """
-        with suppress(LogUnavailable):
+        with suppress(LogUnavailable), self.replica.reading_again():
             self.read_to(self._log_end())
 
     def _log_end(self) -> int:
@@ -185,6 +189,10 @@ class Claimer:
         and hold a claim in its place. The leader's own records were not lost with it then, so its appends go on.
         Raises AheadOfLog in that case.
         """
+        with self.replica.reading_again():
+            self._read_foreign(end)
+
+    def _read_foreign(self, end: int) -> None:
         # In this order: a follower that reads on meanwhile only moves the position nearer to what was read.
         read, position = self.replica.read_offset, self.replica.position
         if self._judge_again(position, min(read, end - 1)).chain != position.chain:

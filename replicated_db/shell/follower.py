@@ -237,6 +237,10 @@ class Follower:
 
         It runs beside the event loop, because brokers may be slow.
         """
+        with self._replicas[shard].reading_again():
+            self._fill(shard, end)
+
+    def _fill(self, shard: int, end: int) -> None:
         replica = self._replicas[shard]
         patience = EndPatience()
         while (following := replica.read_offset + 1) < end:

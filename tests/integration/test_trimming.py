@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from threading import Event, Thread
 from typing import Any
 
@@ -21,6 +22,7 @@ from stratolog.drills.kit.session import Session, run
 from stratolog.drills.replay import Range
 from stratolog.drills.replay import run as replay
 from stratolog.errors import UserError
+from stratolog.local.jars import default_cache_dir
 from tests.support.faults.stack_faults import bystander, fresh_volume
 from tests.support.local.stack import LocalKafka, TestStack
 
@@ -73,7 +75,8 @@ def test_load_trim_restart_everybody_load_and_audit(stack: TestStack, client: Cl
     load(client, after)
     assert len(keys_of(client, before)) == len(keys_of(client, after)) == KEYS
     stack.wait("all replicas are equal", lambda: len(digests(stack)) == 1)
-    result = audit_once(stack.settings, report_timeout_ms=20_000)
+    settings = replace(stack.settings, cache_dir=default_cache_dir())
+    result = audit_once(settings, report_timeout_ms=20_000)
     [shard] = result["shards"]
     assert result["ok"], result
     assert shard["base"] == {"offset": done["offset"], "index": done["base"]["index"]}

@@ -287,6 +287,7 @@ class Node:
         if peer is not None:
             names = (*OM_FAMILIES.names, *LOCAL_FAMILIES)
             self.store.write([(cf, key, value) for cf in names for key, value in peer.store.iterate(cf, b"")])
+            self.store.checkpoints = dict(peer.store.checkpoints)
             self.store.sync()
         self.boot()
 

@@ -14,8 +14,8 @@ share ``lock``; this module itself starts no threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -151,6 +151,8 @@ class Replica:
         self.request_position = None if stored_hint is None else decode_request_position(stored_hint)
         self._bases = Bases(store.get(TRANSACTION_INFO, BASES_KEY), self.position.offset)
         self._barrier_digests: dict[int, str] = {}
+        self._held: list[int] = []
+        """Offsets from which somebody in this process reads the log again (:meth:`reading_again`)."""
         self._pruning = ExpiryPruning()
         self._counted = CountedRecords()
         self.records_applied = 0
@@ -394,6 +396,24 @@ class Replica:
         """The last records at which this log can begin, in order."""
         return self._bases.whole
 
+    @contextmanager
+    def reading_again(self) -> Iterator[None]:
+        """Keep the log from being trimmed behind this moment's position and anchor, while the code within reads it.
+
+        The replica may move on meanwhile, and tell a later position to the trimmer.
+        """
+        with self.lock:
+            held = self._keeps_from()
+            self._held.append(held)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._held.remove(held)
+
+    def _keeps_from(self) -> int:
+        return max(min(self.position.offset, self.anchor.offset), 0)
+
     def durable_place(self, holds: Iterable[int] = ()) -> MemberPlace:
         """Return where this replica stands, with everything up to there on the disk (``core/trimming``).
 
@@ -402,11 +422,11 @@ class Replica:
         """
         with self.lock:
             self.flush()
-            position, anchor = self.position, self.anchor
+            position = self.position
             digests = {**self._barrier_digests, position.index: f"{self.digests.total():016x}"}
             place = MemberPlace(
                 node=self.identity.node, cluster=self.identity.cluster, shard=self.identity.shard,
-                offset=position.offset, keeps_from=max(min(position.offset, anchor.offset), 0), index=position.index,
+                offset=position.offset, keeps_from=min((self._keeps_from(), *self._held)), index=position.index,
                 flagged=self.evidence is not None, members=self.state.replicas, bases=self._bases.whole,
                 digests=tuple(digests.items()), holds=tuple(holds),
             )  # fmt: skip

@@ -93,7 +93,12 @@ class _Thread(aiokafka.AIOKafkaConsumerThread):
             self._pass_by(consumer, fetcher, error)
             return {}
         except OffsetOutOfRangeError as error:
-            # The position stays, so nothing is skipped.
+            # A position behind which the replica has moved on, while the log was trimmed, is of no use any more. Any
+            # other stays, so nothing is skipped.
+            for place, offset in dict(error.args[0]).items():
+                following = self.consumer.transport.next_offset(place)
+                if following is not None and following > offset:
+                    consumer.seek(place, following)
             if self._beyond_end.lasts(error.args[0], asyncio.get_running_loop().time()):
                 raise
             await consumer._client.force_metadata_update()

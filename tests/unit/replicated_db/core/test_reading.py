@@ -10,8 +10,9 @@ from xxhash import xxh3_128_digest
 
 from replicated_db.core.errors import AheadOfLog, BrokenLog, StopProcess
 from replicated_db.core.log.position import Position
-from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.log.reading import Reading, advance, judge, position_before
 from replicated_db.core.tables.digests import next_chain
+from schemas.codecs.codec import encode
 from schemas.records.log import Barrier, DigestBase, LeaderClaim, LogRecord, Mode, Tick
 from tests.support.replicated.kit import batch, genesis, request_batch
 
@@ -216,3 +217,15 @@ def test_after_another_record(kind: str):
     assert after == replace(
         HERE, offset=41, record_hash=xxh3_128_digest(b"bytes"), chain=next_chain(CHAIN, b"bytes"), seq=8
     )
+
+
+def test_a_trimmed_log_is_read_from_its_base():
+    base = DigestBase(**header(), index=100, slots=[], sums=[], basis="trim")
+    begun = position_before(base)
+    assert judge(begun, base) is Reading.COUNTS
+    value = encode(base)
+    after = advance(begun, base, 41, value)
+    whole = advance(HERE, base, 41, value)
+    assert (after.term, after.nonce, after.seq, after.chain, after.index, after.offset) == (
+        whole.term, whole.nonce, whole.seq, whole.chain, whole.index, whole.offset,
+    )  # fmt: skip

@@ -18,9 +18,10 @@ from replicated_db.core.ports import Write
 from replicated_db.core.tables.column_families import RETRY, TRANSACTION_INFO
 from replicated_db.core.tables.digests import FIRST_CHAIN, next_chain, row_hash, row_hash_in
 from replicated_db.core.tables.memory import MemoryStore
+from replicated_db.core.trimming.bases import Base
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import BUCKETS
-from schemas.records.log import Barrier, Checkpoint, DigestBase, LeaderClaim, LogRecord, Tick
+from schemas.records.log import Barrier, Checkpoint, DigestBase, LeaderClaim, LogRecord, Members, Tick
 from schemas.records.messages import Response
 from tests.support.replicated.kit import (
     CLUSTER,
@@ -516,3 +517,56 @@ def test_a_replica_that_starts_again_right_after_a_claim_has_its_anchor_from_bef
     assert node.replica.position.term == before.term + 1
     again = node.restart().replica
     assert (again.position, again.anchor) == (node.replica.position, node.replica.anchor) == (again.position, before)
+
+
+def test_what_is_read_again_is_kept_from_the_trimmer(feed: Feed):
+    """A candidate reads again from the anchor that it had before its claim, however far its replica has come since."""
+    with feed.replica.reading_again():
+        held = feed.replica.durable_place().keeps_from
+        feed.batch(put(b"b", b"1"))
+        feed.batch(put(b"c", b"1"))
+        place = feed.replica.durable_place()
+        assert place.keeps_from == held < place.offset
+    assert feed.replica.durable_place().keeps_from == place.offset
+
+
+def test_a_claim_keeps_the_anchor_before_it(feed: Feed):
+    before = feed.batch(put(b"a", b"1")).position.offset
+    feed.offer(replace(CLAIM, term=2))
+    assert feed.replica.durable_place().keeps_from == before
+    feed.count(tick())
+    assert feed.replica.durable_place().keeps_from == feed.replica.position.offset
+
+
+def members() -> Members:
+    return Members(term=0, nonce=NONCE, seq=0, prev_chain=bytes(32), index=0, replicas=["n1"])
+
+
+def test_a_base_survives_a_restart_between_its_records(feed: Feed):
+    feed.count(base(feed))
+    offset, chain = feed.replica.position.offset, feed.replica.position.chain
+    feed.replica = Replica(IDENTITY, FAMILIES, feed.store)
+    assert not feed.replica.bases
+    feed.count(members())
+    assert feed.replica.bases == (Base(offset, 0, chain),)
+    assert Replica(IDENTITY, FAMILIES, feed.store).bases == feed.replica.bases
+
+
+@pytest.mark.parametrize("between", ["tick", "claim", "batch"])
+def test_a_base_whose_members_do_not_follow_is_none(feed: Feed, between: str):
+    feed.count(base(feed))
+    if between == "tick":
+        feed.count(tick())
+    elif between == "claim":
+        feed.offer(replace(CLAIM, term=2))
+    else:
+        feed.batch(put(b"a", b"1"))
+    feed.count(replace(members(), index=feed.replica.position.index))
+    assert not feed.replica.bases
+
+
+def test_a_base_that_the_replica_contradicts_is_none(feed: Feed):
+    feed.count(base(feed, slots=[1], sums=[2]))
+    feed.count(members())
+    assert not feed.replica.bases
+    assert feed.replica.durable_place().flagged

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from replicated_db.core.log.position import Position
-from replicated_db.core.log.reading import Reading, advance, judge
+from replicated_db.core.log.reading import Reading, advance, judge, position_before
 from schemas.codecs.codec import decode
 from schemas.column_families import OM_COLUMN_FAMILIES
-from schemas.records.log import RequestBatch
+from schemas.records.log import DigestBase, RequestBatch
 from spark_streaming.records.core.reading import LogBroken
 from stratolog.drills.core.log_digest import LogDigest, differing, row_hash, slot_of, total, unsigned
 from stratolog.drills.core.log_survey import LogEntry, Survey
+from stratolog.drills.core.report import CouldNotRun
+from stratolog.drills.point_in_time import Moment, _check_kept
 from tests.support.logs import logbuilder
 from tests.support.logs.logbuilder import LogBuilder, digest, ordinary_log, total_hex
 
@@ -127,3 +129,43 @@ def test_hashes_and_slots() -> None:
     assert unsigned([1, 2, 3], [-1, 0, 5]) == {1: (1 << 64) - 1, 3: 5}
     assert differing({1: 5, 2: 6}, {2: 7, 3: 1}) == [1, 2, 3]
     assert total({1: (1 << 64) - 1, 2: 2}) == f"{1:016x}"
+
+
+def test_a_trimmed_log_is_read_from_its_base() -> None:
+    log = ordinary_log()
+    first = log.digest_base()
+    log.members("om1", "om2")
+    log.batch(log.put("keyTable", b"/v/b/after", b"value"))
+    log.stale(term=1)
+    log.barrier()
+    found, position = Survey(), Position()
+    for offset, value in enumerate(log.values[first:], start=first):
+        record = decode(value)
+        if offset == first:
+            assert isinstance(record, DigestBase)
+            position = position_before(record)
+        reading = judge(position, record)
+        if reading.takes_effect:
+            position = advance(position, record, offset, value)
+        found.take(LogEntry(offset=offset, timestamp_ms=0, value=value, record=record, reading=reading), None, 0)
+    assert found.rules_differ is None
+    assert found.void_records == 1
+    assert found.digest.sums() == digest(log.rows)
+    assert found.digest.position.base_offset == first
+
+
+def test_a_moment_before_the_base_is_refused() -> None:
+    log = ordinary_log()
+    first = log.digest_base()
+    log.members("om1")
+    index, written = log.index, log.batch(log.put("keyTable", b"/v/b/after", b"value"))
+    found = LogDigest()
+    for offset in (first, first + 1):
+        found.offer(offset, log.values[offset], decode(log.values[offset]))
+    _check_kept(0, found.position, Moment(index=index))
+    for moment in (Moment(index=index - 1), Moment(time_ms=log.timestamp_ms - 1)):
+        with pytest.raises(CouldNotRun, match=f"begins at offset {first}, with index {index}"):
+            _check_kept(0, found.position, moment)
+    found.offer(written, log.values[written], decode(log.values[written]))
+    _check_kept(0, found.position, Moment(time_ms=log.timestamp_ms))
+    _check_kept(0, LogDigest().position, Moment(index=0))

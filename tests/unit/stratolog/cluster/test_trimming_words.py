@@ -1,0 +1,48 @@
+"""What an operator may write for --keep, and what the leader's page takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from om_processors.errors import OMError
+from om_processors.serving.trimming_api import addresses_from, wish_from
+from replicated_db.core.trimming.trim_rule import TrimWish
+from replicated_db.shell.web.shard_pages import BadQuery
+from stratolog.cluster.trimming import keep_from
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [("0", (0, 0)), ("500", (500, 0)), ("30s", (0, 30_000)), ("90m", (0, 5_400_000)), ("36h", (0, 129_600_000)),
+     ("7d", (0, 604_800_000))],
+)  # fmt: skip
+def test_what_is_kept(text: str, kept: tuple[int, int]) -> None:
+    assert keep_from(text) == kept
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1.5h", "7 d", "7w", "d", "1" * 16, "٣"])
+def test_what_cannot_be_kept(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a number of records, or an age"):
+        keep_from(text)
+
+
+def test_what_the_page_takes() -> None:
+    query = {"keep_records": "5", "keep_ms": "6", "leave_behind": "om2,,om3", "without_audit": "true"}
+    assert wish_from(query) == TrimWish(
+        keep_records=5, keep_ms=6, leave_behind=frozenset({"om2", "om3"}), without_audit=True
+    )
+    assert wish_from({}) == TrimWish()
+    assert addresses_from({"nodes": "om1=127.0.0.1:1,om2=[::1]:2"}) == {"om1": "127.0.0.1:1", "om2": "[::1]:2"}
+    assert addresses_from({}) == {}
+
+
+@pytest.mark.parametrize("query", [{"keep_ms": "-1"}, {"keep_records": "x"}, {"keep_ms": str(1 << 63)}])
+def test_numbers_that_the_page_refuses(query: dict[str, str]) -> None:
+    with pytest.raises(BadQuery):
+        wish_from(query)
+
+
+@pytest.mark.parametrize("nodes", ["om1", "om1=", "=127.0.0.1:1", "om1=host", "om1=host:x"])
+def test_addresses_that_the_page_refuses(nodes: str) -> None:
+    with pytest.raises(OMError, match="is not name=host:port"):
+        addresses_from({"nodes": nodes})
