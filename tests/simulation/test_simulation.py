@@ -60,6 +60,7 @@ WANTED = {
     # late validation, operators
     "executed late", "control: Mode", "control: Prepared", "control: Members", "command", "refused while prepared",
     "control: FeatureLevel", "control: DigestBase", "log of older software",
+    "log trimmed", "not trimmed: members", "not trimmed: base", "not trimmed: no leader",
 }  # fmt: skip
 WANTED |= {f"{body.__name__}: OK" for body in get_args(RequestBody)}
 WANTED |= {f"{body.__name__}: refused" for body in get_args(RequestBody)}
