@@ -87,6 +87,7 @@ def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> Non
         assert_journal_holds(stack, load)
 
 
+@pytest.mark.slow  # the others show the install; this one that a fetch below the start ends the node
 def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> None:
     """It runs, and finds what it wants next below the log's start: it ends, and its next start installs."""
     with stack.client() as client:
