@@ -13,9 +13,9 @@ def request_types() -> tuple[str, ...]:
     """Return the names of the request types that have a mode."""
     from typing import get_args
 
-    from schemas.records.messages import SHARD_COMMANDS, RequestBody
+    from schemas.records.messages import BATCH_BEGINNERS, RequestBody
 
-    return tuple(body.__name__ for body in get_args(RequestBody) if body not in SHARD_COMMANDS)
+    return tuple(body.__name__ for body in get_args(RequestBody) if body not in BATCH_BEGINNERS)
 
 
 def set_modes(client: Client, shards: Iterable[int], types: Sequence[str], wanted: str) -> list[dict[str, Any]]:

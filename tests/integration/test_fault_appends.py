@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -325,9 +326,9 @@ def test_the_first_append_is_lost(leader: OneLeader, raw: RawClient, scenario: s
     # Nothing of it is answered, nothing is in the store, and in the log only batches that do not count.
     assert [raw.answers(one.call_id) for one in sent] == [[]] * steps
     log = read_log(leader.kafka.bootstrap_servers, 0)
-    void = log.records[-(steps - 1) :]
-    assert {judged.reading for judged in void} == {Reading.GAP}
-    assert all(isinstance(judged.record, Batch) for judged in void)
+    # A barrier may be due on a slow machine; it is void, too.
+    void = list(takewhile(lambda judged: judged.reading is Reading.GAP, reversed(log.records)))
+    assert sum(isinstance(judged.record, Batch) for judged in void) == steps - 1
     assert log.position.index == reached
     assert log.rows() == rows
     assert_done(leader, raw, sent)
