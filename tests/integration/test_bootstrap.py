@@ -71,6 +71,7 @@ def test_a_node_whose_disk_is_gone(stack: TestStack) -> None:
     assert not list(stack.settings.node_folder(victim).glob("*.candidate"))
 
 
+@pytest.mark.slow
 def test_a_node_that_was_away_while_the_log_was_trimmed(stack: TestStack) -> None:
     with stack.client() as client:
         volume = fresh_volume(0, 1)

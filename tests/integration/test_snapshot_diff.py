@@ -155,6 +155,7 @@ def test_jobs_over_http(stack: TestStack, changed: Client) -> None:
     assert httpx.post(f"{base}/v1/snapshot-diffs/{begun['job']}/cancel/x").status_code == 403
 
 
+@pytest.mark.slow
 def test_a_job_whose_node_is_killed_goes_on_elsewhere(stack: TestStack, changed: Client, all_nodes_run: None) -> None:
     seen: list[SnapshotDiffProgress] = []
     found = changed.snapshot_diff(*PLACE, "one", "two", page_size=2, on_progress=seen.append)
@@ -187,6 +188,7 @@ def test_a_snapshot_that_is_deleted_takes_its_diffs_along(
         list(found)
 
 
+@pytest.mark.slow
 def test_what_a_killed_node_leaves_is_gone_when_it_runs_again(
     stack: TestStack, changed: Client, all_nodes_run: None
 ) -> None:

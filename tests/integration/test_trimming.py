@@ -139,6 +139,7 @@ def test_strangers_learn_and_change_nothing(stack: TestStack) -> None:
     assert (place["node"], place["shard"], place["flagged"]) == (follower, 0, False)
 
 
+@pytest.mark.slow
 def test_under_load_a_base_is_logged_and_the_log_trimmed(stack: TestStack, client: Client) -> None:
     """Requests are on their way all the time: the base waits for those before it, and nobody notices."""
     volume = fresh_volume(0, 1)
