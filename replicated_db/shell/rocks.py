@@ -123,6 +123,22 @@ def _reader_options(cache: Cache) -> Options:
     return options
 
 
+def rows_between(table: Any, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+    """Iterate in key order over the rows of a table in [start, stop), as they are at the first step.
+
+    Raises what rocksdict raises.
+    """
+    options = ReadOptions()
+    if stop is not None:
+        options.set_iterate_upper_bound(stop)
+    cursor = table.iter(options)
+    cursor.seek(start)
+    while cursor.valid():
+        yield cursor.key(), cursor.value()
+        cursor.next()
+    cursor.status()
+
+
 class RocksView:
     """Reads of the database. A family without a table has no row yet."""
 
@@ -143,15 +159,7 @@ class RocksView:
         try:
             if self._tables[cf] is None:
                 return
-            options = ReadOptions()
-            if stop is not None:
-                options.set_iterate_upper_bound(stop)
-            cursor = self._tables[cf].iter(options)
-            cursor.seek(start)
-            while cursor.valid():
-                yield cursor.key(), cursor.value()
-                cursor.next()
-            cursor.status()
+            yield from rows_between(self._tables[cf], start, stop)
         except GeneratorExit:
             raise
         except Exception as error:
@@ -366,7 +374,7 @@ class RocksStore(RocksView):
             made.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(made))
             made.rename(self._checkpoints / name)
-            _sync_folder(self._checkpoints)  # a row that names it may be on the disk at any time from now on
+            sync_folder(self._checkpoints)  # a row that names it may be on the disk at any time from now on
             others = [path for path in self._whole_checkpoints() if not path.name.startswith(self._kept)]
             by_age = sorted(others, key=lambda path: path.stat().st_mtime_ns)
             for old in [path for path in by_age if path.name != name][: -(MAX_CHECKPOINTS - 1)]:
@@ -487,9 +495,9 @@ def _compact(table: Any) -> None:
         table.compact_range(None, None, options)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make a renaming in a folder survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
     finally:

@@ -22,15 +22,6 @@ EFFECTIVE = "shard int, offset long, kind string, last_index long, shards int, r
 stands for the base of a trimmed log.
 """
 
-PUT, DELETE, MERGE = 1, 2, 3
-ORDINAL_BITS = 23
-"""Bits of an operation's position in its batch: a record of 8 MiB holds fewer; 40 bits remain for the offset."""
-
-COUNTER_BYTES = 8
-BLOCK_ROW = "BlockRow"
-_ID_BYTES = _LENGTH_BYTES = 8
-_UNSIGNED = 1 << 64
-
 
 def effective_records(records: DataFrame) -> DataFrame:
     """Run the reading rule over raw records of a log; return those that count, with ``last_index`` (EFFECTIVE).

@@ -31,6 +31,7 @@ from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.transfer_desk import checkpoints_folder
+from replicated_db.shell.rocks import sync_folder
 
 SPARE_BYTES = 256 * 1024 * 1024
 """Free space that a bootstrap leaves on the disk."""
@@ -213,15 +214,6 @@ def copy_durably(source: Path, target: Path) -> None:
         shutil.copyfileobj(read, written)
         written.flush()
         os.fsync(written.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a loss of power. Raises OSError."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

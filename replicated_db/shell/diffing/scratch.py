@@ -14,12 +14,12 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
-    ReadOptions,
     WriteBatch,
     WriteOptions,
 )
 
 from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.rocks import rows_between
 
 SCRATCH_BUFFER_BYTES = 8 * 1024 * 1024
 """Most bytes of rows that a scratch holds in memory; twice that while one buffer is being written."""
@@ -81,14 +81,7 @@ class DiskScratch:
         if self._waiting:
             self._write()
         try:
-            options = ReadOptions()
-            options.set_iterate_upper_bound(stop)
-            cursor = self._db.iter(options)
-            cursor.seek(start)
-            while cursor.valid():
-                yield cursor.key(), cursor.value()
-                cursor.next()
-            cursor.status()
+            yield from rows_between(self._db, start, stop)
         except GeneratorExit:
             raise
         except Exception as error:

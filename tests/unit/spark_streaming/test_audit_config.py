@@ -14,7 +14,7 @@ from spark_streaming.records.logs import KNOWN_LOGS, OBJECT_MANAGER, existing
 from spark_streaming.records.session import SparkSettings, build_session
 from tests.support.local.memory_broker import memory_broker
 
-LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/work"}
+LEAST: dict[str, Any] = {"bootstrap_servers": "here:9092", "work_dir": "/srv/audit"}
 POSITIVE = (
     "report_timeout_ms", "scan_timeout_ms", "trigger_ms", "records_per_trigger", "reports_per_trigger",
     "shuffle_partitions", "window_seconds", "windows_trigger_ms",
@@ -23,7 +23,7 @@ POSITIVE = (
 
 def test_what_is_not_named_has_its_default():
     config = config_from(LEAST)
-    assert config == AuditConfig(bootstrap_servers="here:9092", work_dir=Path("/work"))
+    assert config == AuditConfig(bootstrap_servers="here:9092", work_dir=Path("/srv/audit"))
     assert (config.logs, config.verdicts_topic, config.require_blocks, config.windows) == (
         KNOWN_LOGS, OM_VERDICTS, False, False,
     )  # fmt: skip
@@ -31,7 +31,7 @@ def test_what_is_not_named_has_its_default():
 
 def test_everything_lies_below_the_work_directory():
     config = config_from(LEAST)
-    assert config.checkpoint_dir.parent == config.output_dir.parent == config.health_file.parent == Path("/work")
+    assert config.checkpoint_dir.parent == config.output_dir.parent == config.health_file.parent == Path("/srv/audit")
     assert len({config.checkpoint_dir, config.output_dir, config.health_file}) == 3
 
 
@@ -98,7 +98,7 @@ def test_jars_are_named_or_those_of_a_directory(tmp_path: Path):
     config = config_from(LEAST | {"jars_dir": str(tmp_path), "shuffle_partitions": 5, "driver_memory": "2g"})
     found = config.spark()
     assert found.jars == (tmp_path / "a.jar", tmp_path / "b.jar")
-    assert (found.work_dir, found.shuffle_partitions, found.driver_memory) == (Path("/work/spark"), 5, "2g")
+    assert (found.work_dir, found.shuffle_partitions, found.driver_memory) == (Path("/srv/audit/spark"), 5, "2g")
     assert config_from(LEAST | {"jars_dir": str(tmp_path), "jars": ["/x.jar"]}).spark().jars == (Path("/x.jar"),)
 
 
