@@ -99,8 +99,8 @@ test: install lint ## lint, typecheck, unit and integration: under 10 minutes on
 suite: install
 	$(BIN)/python -m pytest $(INTEGRATION) $(UNIT) -m "not slow" --numprocesses=5 --dist=loadscope --no-loadscope-reorder
 
-test-full: install lint typecheck ## everything, each fault ROUNDS times
-	$(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)
+test-full: install lint typecheck ## everything, each fault ROUNDS times, each property on all its examples
+	THOROUGH=1 $(BIN)/python -m pytest $(UNIT) $(INTEGRATION) --rounds=$(ROUNDS)
 
 model: ## Spin on the fencing protocol: every state within bounds, and a counterexample for each rule switched off (DEEP=1)
 	@$(PYTHON) tests/model/check.py $(if $(filter-out 0,$(DEEP)),--deep)

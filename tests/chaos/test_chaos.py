@@ -19,6 +19,7 @@ from tests.support.faults import netns
 
 pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.timeout(900)]
 ONE_BROKER = ("client-kill", "wal-truncation", "sst-bit-flip", "all-brokers", "full-disk")
+QUICK = ("client-kill", "sst-bit-flip")
 THREE_BROKERS = ("broker-kill", "node-partition", "broker-partition", "log-corruption")
 LOAD = Load(rate=15.0)
 """A quarter of a campaign's: it shares the processors with other tests."""
@@ -58,7 +59,9 @@ def three_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
         yield chaos
 
 
-@pytest.mark.parametrize("name", ONE_BROKER)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ONE_BROKER]
+)
 def test_with_one_broker(name: str, request: pytest.FixtureRequest, fault_round: int) -> None:
     inject(FAULTS[name], request, "one_broker", fault_round)
 

@@ -88,6 +88,7 @@ def turn_over_a_bit(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
+@pytest.mark.slow
 def test_members_and_their_block_files(lease_kafka: Callable[[], LocalKafka], tmp_path: Path):
     kafka = lease_kafka()
     settings = {

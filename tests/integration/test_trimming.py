@@ -60,6 +60,7 @@ def digests(stack: TestStack) -> set[tuple[int, str]]:
     return {(answer["index"], answer["digest"]) for answer in answers}
 
 
+@pytest.mark.slow
 def test_load_trim_restart_everybody_load_and_audit(stack: TestStack, client: Client) -> None:
     before = fresh_volume(0, 1)
     load(client, before)

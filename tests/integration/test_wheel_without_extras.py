@@ -233,6 +233,7 @@ def test_a_client_without_a_broker_says_so(environment: Path) -> None:
     assert "127.0.0.1:1" in result.stderr
 
 
+@pytest.mark.slow
 def test_type_checkers_see_the_sdk_of_the_wheel(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "sample.py").write_text(SAMPLE)
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", environment / "bin" / "python")

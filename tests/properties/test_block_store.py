@@ -19,6 +19,7 @@ from datanode_processors.blocks.block_writer import BlockFileWriter
 from datanode_processors.blocks.core.checksums import MIN_CELL_BYTES
 from datanode_processors.errors import BlockError
 from schemas.stream_errors import BLOCK_DELETED, CHECKSUM_MISMATCH, CONTAINER_CLOSED, OUT_OF_ORDER
+from tests.properties.examples import examples
 from tests.support.datanodes.checksums import checksums_of
 
 CELL = MIN_CELL_BYTES
@@ -241,7 +242,7 @@ class ForgetfulMachine(BlockStoreMachine):
 
 
 for _machine in (BlockStoreMachine, NeverMachine, PacketMachine, ForgetfulMachine):
-    _machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    _machine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 TestClose = BlockStoreMachine.TestCase
 TestNever = NeverMachine.TestCase

@@ -20,6 +20,7 @@ from replicated_db.core.diffing.file_plan import KeyRange, TableFile, make_plan
 from replicated_db.core.diffing.sweep import RowChange
 from replicated_db.shell.diffing.checkpoint_diff import CheckpointDiff
 from replicated_db.shell.rocks import RocksStore
+from tests.properties.examples import examples
 
 FAMILIES = ["things", "others"]
 EXAMPLES = 25
@@ -85,7 +86,7 @@ def compared(older: Path, newer: Path, wanted: KeyRange, *, use_files: bool) -> 
 
 
 @given(steps=st.lists(STEPS, min_size=2, max_size=25), wanted=RANGES, listed_cost=st.sampled_from([0, 1, 12]))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 def test_files_tell_what_all_rows_tell(steps: list[Step], wanted: KeyRange, listed_cost: int) -> None:
     # Few rows would always be swept: a low cost makes the plan list files, too.
     before, file_plan.LISTED_COST = file_plan.LISTED_COST, listed_cost
@@ -114,7 +115,7 @@ FILES = st.builds(
 
 
 @given(files=st.lists(FILES, max_size=12, unique_by=lambda file: file.identity), data=st.data(), wanted=RANGES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_plan_reads_every_key_of_every_differing_file_once(
     files: list[TableFile], data: st.DataObject, wanted: KeyRange
 ) -> None:

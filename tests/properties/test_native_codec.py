@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from schemas.codecs import codec, compiler, decompiler
 from schemas.codecs.registry import registry
 from tests.golden.avro_values import SCHEMAS, Schema, data, value_of
+from tests.properties.examples import examples
 
 C_COMPILER = shutil.which(str(sysconfig.get_config_var("CC") or "cc").split(maxsplit=1)[0])
 if C_COMPILER is None:
@@ -95,7 +96,7 @@ def test_the_codec_is_the_native_one():
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=examples(EXAMPLES), deadline=None)
 @given(source=st.data())
 def test_both_write_and_read_the_same(name: str, source: st.DataObject):
     record = codec.decode(value_of(name, source.draw(data(SCHEMAS[name], SCHEMAS[name].root))))
@@ -107,7 +108,7 @@ def test_both_write_and_read_the_same(name: str, source: st.DataObject):
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(2 * EXAMPLES), deadline=None)
 @given(source=st.data())
 def test_both_refuse_the_same_bytes(name: str, source: st.DataObject):
     body = bytearray(value_of(name, source.draw(data(SCHEMAS[name], SCHEMAS[name].root)))[codec.HEADER_BYTES :])
@@ -123,7 +124,7 @@ def test_both_refuse_the_same_bytes(name: str, source: st.DataObject):
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=2 * EXAMPLES, deadline=None)
+@settings(max_examples=examples(2 * EXAMPLES), deadline=None)
 @given(source=st.data())
 def test_what_either_reads_both_can_write(name: str, source: st.DataObject):
     """Numbers of up to 64 bits where the schema has ``int``, and damage: what is not refused can be written again."""
@@ -169,7 +170,7 @@ def test_an_array_of_more_items_than_bytes_is_refused_at_once(decoder: Callable[
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=EXAMPLES // 3, deadline=None)
+@settings(max_examples=examples(EXAMPLES // 3), deadline=None)
 @given(source=st.data())
 def test_what_the_schema_does_not_allow_is_refused_by_both(name: str, source: st.DataObject):
     record = codec.decode(value_of(name, source.draw(data(SCHEMAS[name], SCHEMAS[name].root))))

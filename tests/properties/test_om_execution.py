@@ -15,6 +15,7 @@ from schemas.datanode_states import DATANODE_STATES
 from schemas.records import messages as m
 from schemas.records.datanode import Member
 from schemas.records.rows import BlockLocation
+from tests.properties.examples import examples
 from tests.support.om.modelled_world import ModelledWorld
 
 VOLUMES = st.sampled_from(["vol1"] * 4 + ["vol1-x"])
@@ -256,4 +257,4 @@ class Execution(RuleBasedStateMachine):
 
 
 TestExecution = Execution.TestCase
-TestExecution.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestExecution.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)

@@ -22,6 +22,7 @@ from om_processors.leading.core.leadership_machine import LeadershipMachine
 from om_processors.leading.core.leadership_states import IN_GROUP, MemberState, ShardRole
 from om_processors.leading.core.lending import Answer, Loan
 from om_processors.leading.core.watchdog import Bounds, ShardSigns, Signs
+from tests.properties.examples import examples
 
 SHARDS = range(3)
 SHARD = st.sampled_from(SHARDS)
@@ -268,7 +269,7 @@ class LeadershipStory(RuleBasedStateMachine):
         assert not any(map(self.machine.owns, SHARDS))
 
 
-LeadershipStory.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+LeadershipStory.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=60, deadline=None)
 TestLeadership = LeadershipStory.TestCase
 
 

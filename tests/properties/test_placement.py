@@ -18,6 +18,7 @@ from schemas.datanode_states import (
     IN_MAINTENANCE,
     OPEN,
 )
+from tests.properties.examples import examples
 from tests.support.om.fleets import SmallCluster, container, pipeline_row
 
 RACKS = st.lists(st.sampled_from(["/r1", "/r2", "/r3"]), min_size=1, max_size=9).map(
@@ -44,7 +45,7 @@ def written(racks: dict[str, str]) -> SmallCluster:
     return cluster
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(racks=RACKS, replicas=st.sampled_from([1, 3]))
 def test_pipelines_are_rack_aware(racks: dict[str, str], replicas: int):
     cluster = SmallCluster(racks=racks, replicas=replicas)
@@ -67,7 +68,7 @@ def test_pipelines_are_rack_aware(racks: dict[str, str], replicas: int):
             assert len(set(first)) == len(first), "leaders are spread"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str], data: st.DataObject):
     cluster = written(racks)
@@ -107,7 +108,7 @@ def test_a_cluster_that_loses_datanodes_becomes_whole_again(racks: dict[str, str
             assert len(found.held_by) == 3, "nothing is copied because of maintenance"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_a_damaged_copy_is_replaced_and_nobody_fetches_from_it(racks: dict[str, str], data: st.DataObject):
     cluster = written(racks)
@@ -137,7 +138,7 @@ def test_a_damaged_copy_is_replaced_and_nobody_fetches_from_it(racks: dict[str, 
         assert len(good) >= min(3, len(serving - bad))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_a_container_whose_blocks_are_deleted_is_not_copied_and_keeps_no_datanode(
     racks: dict[str, str], data: st.DataObject
@@ -160,7 +161,7 @@ def test_a_container_whose_blocks_are_deleted_is_not_copied_and_keeps_no_datanod
     assert sum(map(len, cluster.holds.values())) == held
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_what_is_allocated_is_on_healthy_datanodes(racks: dict[str, str], data: st.DataObject):
     cluster = SmallCluster(racks=racks)
@@ -189,7 +190,9 @@ def restart(cluster: SmallCluster, names: list[str], turns: int) -> int:
     return idle
 
 
-@pytest.mark.parametrize("datanodes", [3, 4, 5, 7, 12, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "datanodes", [3, 7, *(pytest.param(datanodes, marks=pytest.mark.slow) for datanodes in (4, 5, 12, 20))]
+)
 def test_hundreds_of_rolling_restarts_leave_pipelines(datanodes: int):
     cluster = SmallCluster(racks={f"dn{number}": f"/r{number % 3}" for number in range(datanodes)})
     cluster.settle(20)
@@ -224,7 +227,7 @@ def test_a_datanode_that_is_new_gets_a_pipeline_however_many_there_are():
     assert picture.pipelines_of("new")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(racks=RACKS, data=st.data())
 def test_pipelines_come_back_whatever_goes_and_comes(racks: dict[str, str], data: st.DataObject):
     cluster = SmallCluster(racks=racks)

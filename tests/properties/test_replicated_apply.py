@@ -16,6 +16,7 @@ from replicated_db.core.tables.digests import MASK, Digests, digest_of_rows, row
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.overlay import Overlay
 from schemas.records.log import Delete, Merge, Operation, Put
+from tests.properties.examples import examples
 from tests.support.replicated.kit import FAMILIES, batch
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b""])
@@ -104,7 +105,7 @@ def log_sum(operations: list[Operation]) -> dict[tuple[str, bytes], int]:
     return sums
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=ROWS, operations=OPERATIONS)
 def test_a_true_batch(rows: dict[Any, bytes], operations: list[Operation]):
     after, digests, false_claims = apply(rows, executed(rows, operations))
@@ -113,7 +114,7 @@ def test_a_true_batch(rows: dict[Any, bytes], operations: list[Operation]):
     assert false_claims == []
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=ROWS, operations=OPERATIONS)
 def test_the_logs_sum_is_the_difference_of_the_digests(rows: dict[Any, bytes], operations: list[Operation]):
     logged = executed(rows, operations)
@@ -122,7 +123,7 @@ def test_the_logs_sum_is_the_difference_of_the_digests(rows: dict[Any, bytes], o
     assert (digest(rows).total() + total) & MASK == digest(after).total()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(rows=ROWS, requests=st.lists(OPERATIONS, max_size=4))
 def test_folding_changes_nothing_but_the_number_of_merges(rows: dict[Any, bytes], requests: list[list[Operation]]):
     logged = executed(rows, [operation for request in requests for operation in request])
@@ -142,7 +143,7 @@ def test_folding_changes_nothing_but_the_number_of_merges(rows: dict[Any, bytes]
         last[operation.cf, operation.key] = operation
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=ROWS, others=ROWS, operations=OPERATIONS)
 def test_a_leader_with_other_rows(rows: dict[Any, bytes], others: dict[Any, bytes], operations: list[Operation]):
     """The follower's digest stays that of its own rows, whatever is claimed; a contradiction is found iff one was touched."""
@@ -155,7 +156,7 @@ def test_a_leader_with_other_rows(rows: dict[Any, bytes], others: dict[Any, byte
     assert {(claim.cf, claim.key) for claim in false_claims} == differing
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=ROWS, operations=OPERATIONS.filter(bool), data=st.data())
 def test_one_false_claim_is_found_at_its_operation(
     rows: dict[Any, bytes], operations: list[Operation], data: st.DataObject

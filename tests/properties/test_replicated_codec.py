@@ -16,6 +16,7 @@ from schemas.codecs.codec import HEADER_BYTES, Undecodable, decode, encode
 from schemas.codecs.registry import MARKER, registry
 from schemas.features import VERSIONS
 from tests.golden.avro_values import SCHEMAS, Schema, data, from_json, to_json, value_of
+from tests.properties.examples import examples
 
 HISTORY = {
     f"{name}-v{number}": registry.version(name, number)
@@ -26,7 +27,7 @@ HISTORY = {
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(source=st.data())
 def test_round_trip_and_agreement_with_the_reference(name: str, source: st.DataObject):
     schema = SCHEMAS[name]
@@ -42,7 +43,7 @@ def test_round_trip_and_agreement_with_the_reference(name: str, source: st.DataO
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(body=st.binary(max_size=200))
 def test_arbitrary_bodies_are_read_or_refused(name: str, body: bytes):
     try:
@@ -54,7 +55,7 @@ def test_arbitrary_bodies_are_read_or_refused(name: str, body: bytes):
 
 
 @pytest.mark.parametrize("version", HISTORY.values(), ids=HISTORY)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(source=st.data())
 def test_what_decodes_can_be_encoded_whatever_its_version(version: Any, source: st.DataObject):
     """Any bytes: random ones, damaged ones, and numbers of up to 64 bits where the schema has ``int``."""
@@ -76,14 +77,14 @@ def test_what_decodes_can_be_encoded_whatever_its_version(version: Any, source: 
     assert decode(encode(record)) == record
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(value=st.binary(max_size=60))
 def test_arbitrary_bytes_are_refused(value: bytes):
     with pytest.raises(Undecodable):
         decode(value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(source=st.data())
 def test_a_damaged_byte_never_raises_anything_else(source: st.DataObject):
     name = source.draw(st.sampled_from(sorted(SCHEMAS)))

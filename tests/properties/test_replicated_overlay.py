@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.memory import MemoryStore
 from replicated_db.core.tables.overlay import Overlay
+from tests.properties.examples import examples
 from tests.support.replicated.kit import FAMILIES
 
 KEYS = st.binary(max_size=2)
@@ -111,5 +112,5 @@ class OverlayMachine(RuleBasedStateMachine):
         assert len(self.overlay) == len({row for _, changed in self.layers for row in changed})
 
 
-OverlayMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+OverlayMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestOverlay = OverlayMachine.TestCase

@@ -27,6 +27,7 @@ from schemas.codecs.codec import encode
 from schemas.column_families import KEY_TABLE
 from schemas.records.messages import CommitKey, CreateKey, DeleteKey, RenameKey
 from schemas.records.rows import KeyInfo
+from tests.properties.examples import examples
 from tests.support.om.om_world import World
 
 PREFIX = bucket_prefix("vol1", "bucket1")
@@ -98,7 +99,7 @@ def expected(old: list[KeyInfo], new: list[KeyInfo]) -> set[DiffEntry]:
 
 
 @given(before=st.lists(STEPS, max_size=15), after=st.lists(STEPS, max_size=15), data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_entries_are_those_of_a_plain_comparison(
     before: list[tuple[str, str, str]], after: list[tuple[str, str, str]], data: st.DataObject
 ) -> None:

@@ -18,6 +18,7 @@ out. The limits below bound the decisions of one turn.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import islice
 
 from om_processors.execution.requests.fleet import FIRST_GENERATION
 from om_processors.fleet.core.fleet import MAX_CONTAINERS, Datanode, Picture, ReportedContainer
@@ -258,16 +259,21 @@ def copy_sources(picture: Picture) -> list[Copy]:
                 one.datanode for one in row.members if picture.member(one.datanode).report(row.partition) is not None
             ]
         copies = sorted(container.closed_by - {one.datanode for one in row.members})
+        living = {
+            node.name: node.heartbeat.address
+            for node in map(picture.member, (*members[row.partition], *copies))
+            if node.alive and node.heartbeat is not None
+        }
         for name in copies:
-            asked = [picture.member(one) for one in (*members[row.partition], *copies) if one != name]
-            addresses = [node.heartbeat.address for node in asked if node.alive and node.heartbeat is not None]
-            if addresses and picture.member(name).alive:
+            others = (address for holder, address in living.items() if holder != name)
+            sources = tuple(islice(others, MAX_SOURCES))
+            if sources and picture.member(name).alive:
                 found.append(
                     Copy(
                         container_id=container.container_id,
                         partition=container.partition,
                         target=name,
-                        sources=tuple(addresses[:MAX_SOURCES]),
+                        sources=sources,
                     )
                 )
     return found
