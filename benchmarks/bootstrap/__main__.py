@@ -35,6 +35,7 @@ from benchmarks.bootstrap import transfer as large
 from benchmarks.bootstrap.figures import Sizes, scaled
 from benchmarks.bootstrap.running import say
 
+MOST_COLUMNS = 9
 LARGE_PARTS = ("transfer", "circle")
 KEYS_PARTS = ("snapshot", "replay", "restart")
 
@@ -55,11 +56,21 @@ class FigureLog:
         for part in dict.fromkeys(row["part"] for row in self.rows):
             rows = [row for row in self.rows if row["part"] == part]
             for columns in dict.fromkeys(tuple(row) for row in rows):
-                table = Table(*columns[1:], title=part)
-                for row in rows:
-                    if tuple(row) == columns:
-                        table.add_row(*(_shown(row[name]) for name in columns[1:]))
-                Console(stderr=True, width=200).print(table)
+                Console(stderr=True, width=200).print(_table([row for row in rows if tuple(row) == columns]))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return rows with the same columns as a table; one with many columns lies on its side."""
+    part, *columns = rows[0]
+    if len(columns) <= MOST_COLUMNS:
+        table = Table(*columns, title=str(rows[0][part]))
+        for row in rows:
+            table.add_row(*(_shown(row[name]) for name in columns))
+        return table
+    table = Table(title=str(rows[0][part]), show_header=False)
+    for name in columns:
+        table.add_row(name, *(_shown(row[name]) for row in rows))
+    return table
 
 
 def _shown(value: Any) -> str:

@@ -44,6 +44,7 @@ from tests.support.local.stack import TestStack
 SETTLE_S = 30.0
 """How long a restarted node is watched for its peak of memory."""
 PROBE_WARM_UP_S = 10.0
+AT_ONCE, PREPARED = "at once", "prepared"
 Emit = Callable[[dict[str, Any]], None]
 
 
@@ -148,9 +149,27 @@ class ProbeLoad:
 
 
 def snapshot(keys: ManyKeys, sizes: Sizes, spec: SnapshotSpec, emit: Emit) -> None:
-    """Take snapshots under load; tell how long each takes, and what requests under way saw, with and without."""
+    """Take snapshots under load; tell how long each takes, and what requests under way saw, with and without.
+
+    First by leaders that take them at once, then by leaders that write their newest rows to files before.
+    """
     keys.grow(sizes.snapshot_keys)
-    stack = keys.stack
+    for way in (AT_ONCE, PREPARED):
+        _start_anew(keys.stack, way)
+        emit({"part": "snapshot", "way": way, "keys": sizes.snapshot_keys, **_pauses(keys.stack, spec)})
+    _start_anew(keys.stack, PREPARED)
+
+
+def _start_anew(stack: TestStack, way: str) -> None:
+    more = ["--unprepared"] if way == AT_ONCE else []
+    for name in stack.names:
+        stack.stop_node(name)
+        stack.start_node(name, recorded_command(name, stack.folder / "events.jsonl", *more))
+        stack.wait_led()
+    stack.wait_converged(READY_TIMEOUT_S)
+
+
+def _pauses(stack: TestStack, spec: SnapshotSpec) -> dict[str, Any]:
     windows: list[tuple[float, float]] = []
     calm: list[tuple[float, float]] = []
     with stack.client() as client, stack.client() as writer:
@@ -174,9 +193,8 @@ def snapshot(keys: ManyKeys, sizes: Sizes, spec: SnapshotSpec, emit: Emit) -> No
     took_ms = [(ended - begun) * 1000 for begun, ended in windows]
     with_snapshot = [pause(calls, *window) for window in windows]
     without = [pause(calls, *window) for window in calm]
-    emit(
-        {
-            "part": "snapshot", "keys": sizes.snapshot_keys, "in_flight": spec.in_flight, "snapshots": spec.snapshots,
+    return {
+            "in_flight": spec.in_flight, "snapshots": spec.snapshots,
             "requests_per_s": round(len(calls) / (calls[-1][1] - calls[0][0])),
             "taken_p50_ms": percentile(took_ms, 50), "taken_max_ms": percentile(took_ms, 100),
             "p99_ms": round(statistics.median(one.p99_ms for one in with_snapshot), 2),
@@ -186,8 +204,7 @@ def snapshot(keys: ManyKeys, sizes: Sizes, spec: SnapshotSpec, emit: Emit) -> No
             "longest_without_p50_ms": percentile((one.max_ms for one in without), 50),
             "longest_without_p99_ms": percentile((one.max_ms for one in without), 99),
             "all_p99_ms": percentile(((ended - begun) * 1000 for begun, ended in calls), 99),
-        }
-    )  # fmt: skip
+        }  # fmt: skip
 
 
 # -- replay ------------------------------------------------------------------------------------------------------------

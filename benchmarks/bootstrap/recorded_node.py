@@ -1,11 +1,12 @@
 """An Object Manager node that writes down what its bootstrap does, and may be told to have no content.
 
-    python -m benchmarks.bootstrap.recorded_node --events FILE [--full] NODE
+    python -m benchmarks.bootstrap.recorded_node --events FILE [--full] [--unprepared] NODE
 
 It is the node's own code. The bootstrap machine is one that also writes a line of JSON when it asks for a listing
 (``asked``), gets it (``listed``), has fetched all of it (``round``), has checked the candidate (``checked``), and when
 something fails (``failed``). With ``--full`` the candidate says in each round that it has no content, so that each
-round is a full copy: what a bootstrap without content addresses would do.
+round is a full copy: what a bootstrap without content addresses would do. With ``--unprepared`` a leader takes each
+snapshot at once, whatever is in memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
+from om_processors.leading.core import preparation
 from replicated_db.core.bootstrap.bootstrap_machine import (
     AskListing,
     BootstrapEvent,
@@ -83,12 +85,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=Path, required=True)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--unprepared", action="store_true")
     parser.add_argument("node")
     given = parser.parse_args()
     RecordedMachine.events = given.events
     vars(bootstrap)["BootstrapMachine"] = RecordedMachine
     if given.full:
         vars(bootstrap)["Candidate"] = ForgetfulCandidate
+    if given.unprepared:
+        vars(preparation)["PREPARED_ROWS"] = sys.maxsize
     sys.argv = ["stratolog", "node", "run", given.node]
     run_command()
 

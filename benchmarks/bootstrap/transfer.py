@@ -1,8 +1,8 @@
 """Installing a large database while it is written: rounds of what is missing against full copies; the circle.
 
-``transfer`` installs as fast as it goes. ``circle`` installs under a throttle (``bootstrap_bytes_per_s``) at which a full
-copy lasts so long that what was written meanwhile needs a further round, and so on: the vicious circle of a copy that
-begins anew. The number of rounds is bounded all the same (MAX_ROUNDS), and the log has the rest.
+``transfer`` installs as fast as it goes. ``circle`` installs under a throttle (``bootstrap_bytes_per_s``) at which a
+full copy lasts so long that what was written meanwhile needs a further round, and so on: the vicious circle of a copy
+that begins anew. The number of rounds is bounded all the same (MAX_ROUNDS), and the log has the rest.
 """
 
 from __future__ import annotations
