@@ -100,7 +100,7 @@ class OMNode:
         self.notes = Notes(self.replicas)
         self.fleet = self._fleet_view() if config.datanodes else None
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
-        self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, fatal)
+        self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, self.notes.info, fatal)
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)

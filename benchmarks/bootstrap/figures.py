@@ -28,7 +28,7 @@ class Sizes:
 
 FULL = Sizes(
     database_bytes=2 * GIB, snapshots=5, snapshot_keys=1_000_000, replay_keys=5_000_000, restart_keys=10_000_000,
-    throttle_bytes_per_s=48 * MIB,
+    throttle_bytes_per_s=64 * MIB,
 )  # fmt: skip
 
 

@@ -99,9 +99,19 @@ def fill(stack: TestStack, keys: int, metadata_bytes: int = 0) -> dict[str, Any]
                 say(f"fills: some {done // 2:,} of {keys:,} keys")
     finally:
         process.kill()
-    figures: dict[str, Any] = json.loads(output.read_text().strip().splitlines()[-1])
+    return figures_of(output)
+
+
+def figures_of(output: Path) -> dict[str, Any]:
+    """Return what the load generator has printed last; raises RuntimeError if it failed."""
+    said = output.read_text()
+    last = (said.strip().splitlines() or [""])[-1]
+    try:
+        figures: dict[str, Any] = json.loads(last)
+    except ValueError as error:
+        raise RuntimeError(f"the load generator ended without figures: {said[-2000:]}") from error
     if figures["failures"]:
-        raise RuntimeError(f"filling failed: {figures['failures']}")
+        raise RuntimeError(f"requests failed: {figures['failures']}")
     return figures
 
 

@@ -26,9 +26,13 @@ class WritingStore(Protocol):
 class SnapshotPreparer:
     """The preparations of all shards of a node; usable from any thread. Rows are written for one shard at a time."""
 
-    def __init__(self, replicas: Mapping[int, Replica], clock: Clock, fatal: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, replicas: Mapping[int, Replica], clock: Clock, note: Callable[[str], None],
+        fatal: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         self._replicas = replicas
         self._clock = clock
+        self._note = note
         self._fatal = fatal
         self._lock = threading.Lock()
         self._preparations = {shard: SnapshotPreparation() for shard in replicas}
@@ -43,6 +47,7 @@ class SnapshotPreparer:
             rows = self._store(shard).rows_in_memory()
             answer = self._preparations[shard].on_asked(rows, self._clock.elapsed_ms())
             if answer is Admission.WRITE:
+                self._note(f"shard {shard}: {rows} new rows are written to files before a snapshot is taken")
                 self._writer.submit(self._write, shard)
         return answer is Admission.ADMIT
 

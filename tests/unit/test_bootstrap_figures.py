@@ -6,6 +6,11 @@ import pytest
 
 from benchmarks.bootstrap.__main__ import parse, sizes_of
 from benchmarks.bootstrap.figures import FULL, MIB, Samples, pause, percentile, rounds_of, scaled, time_of
+from benchmarks.bootstrap.recorded_node import RecordedMachine
+from benchmarks.bootstrap.running import figures_of, read_events
+from replicated_db.core.bootstrap.bootstrap_machine import Checked, Fetched, Listed, PeersSeen
+from replicated_db.core.bootstrap.listing import Content, ListedFile, ListedPosition, Listing
+from replicated_db.core.bootstrap.peer_choice import Choice, ServingPeer, Wanted
 
 EVENTS = [
     {"event": "asked", "time_s": 10.0, "round": 0, "fetched_bytes": 0},
@@ -74,3 +79,42 @@ def test_given_numbers_of_keys_and_throttles_go_before_the_scale():
     sizes = sizes_of(parse(["--scale", "0.5", "--keys", "70", "--throttle", "9000000"]))
     assert (sizes.snapshot_keys, sizes.replay_keys, sizes.restart_keys) == (70, 70, 70)
     assert (sizes.throttle_bytes_per_s, sizes.database_bytes) == (9_000_000, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [("", "without figures"), ("Traceback\nKeyError\n", "KeyError"), ('{"failures": {"TIMEOUT": 3}}', "TIMEOUT")],
+)
+def test_a_load_that_failed_is_no_figure(tmp_path, said, complaint):
+    output = tmp_path / "fill.log"
+    output.write_text(said)
+    with pytest.raises(RuntimeError, match=complaint):
+        figures_of(output)
+    output.write_text('a warning\n{"failures": {}, "seconds": 2.5}\n')
+    assert figures_of(output)["seconds"] == 2.5
+
+
+def test_what_a_bootstrap_does_is_written_down_round_by_round(tmp_path, monkeypatch):
+    monkeypatch.setattr(RecordedMachine, "events", tmp_path / "events.jsonl", raising=False)
+    wanted = Wanted(cluster="c", shard=0, shards=1, own_offset=-1, first_offset=0, least_offset=0)
+    machine = RecordedMachine(wanted, searches=1, last_round_bytes=10)
+    peer = ServingPeer("om1", "127.0.0.1:1")
+    machine.begin()
+    machine.on(PeersSeen(Choice(usable=(peer,), refused=())))
+    machine.on(Listed(listing_of("a" * 32, 30, 100), frozenset()))
+    machine.on(Fetched(Content("a" * 32, 30)))
+    machine.on(Listed(listing_of("b" * 32, 7, 200), frozenset()))
+    machine.on(Fetched(Content("b" * 32, 7)))
+    machine.on(Checked())
+    events = read_events(tmp_path / "events.jsonl")
+    assert [event["event"] for event in events] == ["asked", "listed", "round", "asked", "listed", "round", "checked"]
+    assert [(one.number, one.offset, one.fetched_bytes) for one in rounds_of(events)] == [(1, 100, 30), (2, 200, 7)]
+
+
+def listing_of(digest: str, size: int, offset: int) -> Listing:
+    file = ListedFile("db/000012.sst", Content(digest, size))
+    position = ListedPosition(term=1, index=1, offset=offset, record_hash=bytes(16))
+    return Listing(
+        transfer="f" * 32, node="om1", cluster="c", shard=0, shards=1, position=position, leader="om1", files=(file,),
+        links=(), kept=frozenset(), remove=frozenset(),
+    )  # fmt: skip

@@ -77,9 +77,10 @@ class PreparerCase:
     def __init__(self) -> None:
         self.stores = [SlowStore(), SlowStore()]
         self.fatal: list[BaseException] = []
+        self.noted: list[str] = []
         self.clock = ManualClock(now_ms=0)
         replicas: Any = {shard: SimpleNamespace(store=store) for shard, store in enumerate(self.stores)}
-        self.preparer = SnapshotPreparer(replicas, self.clock, self.fatal.append)
+        self.preparer = SnapshotPreparer(replicas, self.clock, self.noted.append, self.fatal.append)
 
 
 @pytest.fixture
@@ -106,6 +107,7 @@ def test_a_shard_that_writes_delays_its_own_snapshots_alone(case):
     case.stores[0].go.set()
     wait_for(lambda: case.preparer.may_take(0))
     assert [store.written for store in case.stores] == [1, 0]
+    assert case.noted == [f"shard 0: {MANY} new rows are written to files before a snapshot is taken"]
 
 
 def test_closing_waits_for_what_is_written_and_delays_nobody_afterwards(case):
