@@ -248,7 +248,8 @@ def _made_anew(stack: TestStack, way: str) -> dict[str, Any]:
     rounds = rounds_of(events)
     fetched_s, checked_s = time_of(events, "round"), time_of(events, "checked")
     return {
-        **figures, "rounds": len(rounds), "bytes": sum(one.fetched_bytes for one in rounds),
+        **figures, "rounds": len(rounds), "start_s": round(rounds[0].asked_s - started_s, 2),
+        "bytes": sum(one.fetched_bytes for one in rounds),
         "fetch_s": round(fetched_s - rounds[0].asked_s, 2), "check_s": round(checked_s - fetched_s, 2),
         "rest_s": round(ended_s - checked_s, 2),
     }  # fmt: skip
