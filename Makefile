@@ -19,6 +19,8 @@ STAMP := $(VENV)/.stratolog-$(shell (cat pyproject.toml $(LOCK) schemas/native.p
 BROKERS ?= 1
 KEEP ?=
 TREE ?=
+# Variable of `make bench-bootstrap`: 0.01 makes everything a hundredth as large.
+SCALE ?= 1
 # Variable of `make model`: DEEP=1 adds larger bounds, some four minutes and 4 GB.
 DEEP ?=
 # Variables of `make linearizability`: how many histories, from which seed.
@@ -41,7 +43,7 @@ MAKEFLAGS += --no-print-directory
 # Some images set it: then each of the hundreds of processes that the tests start compiles all that it imports, a second of processor time.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode model mutants linearizability chaos demo audit up down status clean
+.PHONY: help check-tools install lock lint format typecheck unit integration test suite test-full simulate bench bench-datanode bench-bootstrap model mutants linearizability chaos demo audit up down status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -124,6 +126,9 @@ bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys,
 
 bench-datanode: install ## blocks through three datanodes: ways 0 to 3, chain and star, clients, blocks, packets, recovery, leaders: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.datanode
+
+bench-bootstrap: install ## a lost disk under write load, full copies, replay, the pause of a snapshot, a restart with ten million keys (SCALE): tables, and one JSON object a line
+	$(BIN)/python -m benchmarks.bootstrap --scale $(SCALE)
 
 demo: install ## a real tree through the whole stack, and Spark's verdict (BROKERS, TREE, KEEP)
 	$(BIN)/stratolog demo --brokers $(BROKERS) $(if $(filter-out 0,$(KEEP)),--keep) $(if $(TREE),--tree '$(TREE)')

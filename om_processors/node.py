@@ -33,6 +33,7 @@ from om_processors.leading.intake import RequestIntake
 from om_processors.leading.leadership import Leadership
 from om_processors.leading.outbox import KafkaOutbox
 from om_processors.leading.pulse import Pulse
+from om_processors.leading.snapshot_preparer import SnapshotPreparer
 from om_processors.namespace.context import Contexts
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from om_processors.serving.consistency import Consistency
@@ -99,6 +100,7 @@ class OMNode:
         self.notes = Notes(self.replicas)
         self.fleet = self._fleet_view() if config.datanodes else None
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
+        self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, self.notes.info, fatal)
         self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
@@ -178,6 +180,7 @@ class OMNode:
                 bootstrap_servers=config.bootstrap_servers, shard=shard, gateway=gateway,
                 outbox=self.outbox, clock=self.clock, hint=hint, log=partial(self.notes.info, shard=shard),
                 backlog=self.backlogs[shard], beat=self.loops[shard].beat,
+                may_take_snapshot=partial(self.snapshot_preparer.may_take, shard),
             ),
             cluster=config.cluster,
             replicas=config.replicas,
@@ -235,6 +238,7 @@ class OMNode:
         self.snapshot_diffs.close()
         closing()
         self.transfers.close()
+        self.snapshot_preparer.close()
         self.outbox.close()
         if self.write_audit is not None:
             self.write_audit.close()

@@ -19,6 +19,7 @@ from xxhash import xxh3_128_digest
 
 from om_processors.execution.service import refusal_response
 from om_processors.leading.core.backlog import Backlog, RecordSize
+from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from om_processors.leading.gateway import Gateway, Received, resume_offset
 from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
@@ -28,7 +29,7 @@ from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S, consumer_sett
 from schemas.codecs.codec import Undecodable
 from schemas.codecs.envelopes import requests_in
 from schemas.records.log import RequestPosition
-from schemas.records.messages import Rejected
+from schemas.records.messages import CreateSnapshot, Rejected
 from schemas.result_codes import OVERLOADED, with_retry_after
 from schemas.topics import OM_REQUESTS
 
@@ -47,12 +48,14 @@ class RequestIntake:
     def __init__(
         self, *, bootstrap_servers: str, shard: int, gateway: Gateway, outbox: KafkaOutbox, clock: Clock,
         hint: RequestPosition | None, log: Callable[[str], None], backlog: Backlog,
-        beat: Callable[[float], None] = lambda _: None,
+        beat: Callable[[float], None] = lambda _: None, may_take_snapshot: Callable[[], bool] = lambda: True,
     ) -> None:  # fmt: skip
         """Place the consumer.
 
         ``beat`` is called with how long, in seconds, a question to the brokers may keep the caller's thread.
+        ``may_take_snapshot`` is asked at each CreateSnapshot; if it says no, the client is to ask again soon.
         """
+        self._may_take_snapshot = may_take_snapshot
         self._beat = beat
         self._shard = shard
         self._gateway = gateway
@@ -78,7 +81,9 @@ class RequestIntake:
         proposals: list[Proposal] = []
         while left_over and len(proposals) < limit:
             admitted = self._gateway.admit(left_over.popleft(), now_ms)
-            if isinstance(admitted, Proposal):
+            if isinstance(admitted, Proposal) and self._is_early(admitted):
+                self._outbox.reply([self._later(admitted)])
+            elif isinstance(admitted, Proposal):
                 proposals.append(admitted)
             elif isinstance(admitted, Reply):
                 self._outbox.reply([admitted])
@@ -88,6 +93,16 @@ class RequestIntake:
         if surplus := self._backlog.surplus(queued := self._queued()):
             self._refuse(surplus, queued, now_ms)
         return proposals
+
+    def _is_early(self, proposal: Proposal) -> bool:
+        """Whether a request asks for a snapshot that would hold up all others (``core/preparation``)."""
+        return proposal.request_type == CreateSnapshot.__name__ and not self._may_take_snapshot()
+
+    def _later(self, proposal: Proposal) -> Reply:
+        message = with_retry_after(
+            f"shard {self._shard} writes its newest rows to the disk, and takes the snapshot then", RETRY_AFTER_MS
+        )
+        return Reply(proposal=proposal, response=refusal_response(proposal.body, self._shard, OVERLOADED, message))
 
     def _queued(self) -> int:
         """Return about how many requests wait.

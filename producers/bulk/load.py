@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -33,7 +35,8 @@ MAX_FAILURES = 1000
 class LoadSpec:
     """The load to generate: ends after ``seconds`` or ``pairs`` created keys, whichever is first; 0 pairs = no limit.
 
-    ``size`` is each key's size in bytes. Raises ValueError for a value out of range.
+    ``size`` is each key's size in bytes. ``metadata_bytes`` are random characters that each key has as metadata, so
+    rows are as large as one likes, and do not compress well. Raises ValueError for a value out of range.
     """
 
     volume: str
@@ -43,6 +46,7 @@ class LoadSpec:
     warm_up_seconds: float = 1.0
     pairs: int = 0
     size: int = 4096
+    metadata_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -50,8 +54,10 @@ class LoadSpec:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
         if self.seconds <= 0 or self.warm_up_seconds < 0:
             raise ValueError(f"seconds ({self.seconds}) must be positive, warm_up_seconds not negative")
-        if self.pairs < 0 or self.size < 0:
-            raise ValueError(f"pairs ({self.pairs}) and size ({self.size}) must not be negative")
+        if min(self.pairs, self.size, self.metadata_bytes) < 0:
+            raise ValueError(
+                f"pairs ({self.pairs}), size ({self.size}) and metadata_bytes ({self.metadata_bytes}) must not be negative"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +118,13 @@ class _Run:
         """Return the request that opens the next key."""
         self.pairs += 1
         spec = self.spec
-        return CreateKey(volume=spec.volume, bucket=spec.bucket, key=f"{self.prefix}/{self.pairs:09d}", size=spec.size)
+        return CreateKey(
+            volume=spec.volume,
+            bucket=spec.bucket,
+            key=f"{self.prefix}/{self.pairs:09d}",
+            size=spec.size,
+            metadata=_random_metadata(spec.metadata_bytes),
+        )
 
     def commit_of(self, create: CreateKey, response: Response) -> CommitKey:
         """Return the request that commits a key that was opened."""
@@ -238,6 +250,11 @@ class _Worker:
         self.begin()
 
 
+def _random_metadata(count: int) -> dict[str, str]:
+    """Return metadata with ``count`` random characters; none for 0."""
+    return {"random": b64encode(os.urandom(count)).decode()[:count]} if count else {}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the load generator from the command line; return 0 if no request failed."""
     options = _parser().parse_args(arguments)
@@ -254,6 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 warm_up_seconds=options.warm_up_seconds,
                 pairs=options.pairs,
                 size=options.size,
+                metadata_bytes=options.metadata_bytes,
             )
             result = run_load(client, spec)
             failed = failed or bool(result.failures)
@@ -282,6 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up-seconds", type=float, default=1.0)
     parser.add_argument("--pairs", type=int, default=0, help="stop after so many keys; 0 = no limit")
     parser.add_argument("--size", type=int, default=4096, help="size of each key in bytes")
+    parser.add_argument("--metadata-bytes", type=int, default=0, help="random characters in each key's metadata")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     return parser
 

@@ -391,6 +391,15 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure("flush", error) from error
 
+    def rows_in_memory(self) -> int:
+        """Return how many entries are in no table file yet: rows that were put or removed. It costs no look at them."""
+        self._check_open("count rows in memory")
+        try:
+            tables = [table for table in self._tables.values() if table is not None]
+            return sum(int(table.property_int_value(UNFLUSHED) or 0) for table in tables)
+        except Exception as error:
+            raise _failure("count rows in memory", error) from error
+
     def copy_to(self, target: Path) -> None:
         """Make a checkpoint of everything written so far in ``target``, a new directory on the same disk.
 

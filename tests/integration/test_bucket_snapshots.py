@@ -14,6 +14,7 @@ import pytest
 from om_processors.execution.service import OM_FAMILIES
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX, checkpoint_name, decode_snapshot
 from producers import Client, CreatedSnapshot, Exists, NotFound, RequestFailed
+from producers.bulk.load import LoadSpec, run_load
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
 from replicated_db.core.tables.digests import digest_of_rows
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.chaos, pytest.mark.usefixture
 
 STACK = {"nodes": 3, "shards": 1, "barrier_interval_ms": 200}
 MORE_KEYS = 20
+MANY_KEYS = 2_500
+"""Each makes at least four entries of the store's memory: together more than PREPARED_ROWS."""
 TRIES = 40
 """Snapshots that are made until a node is stopped in the middle of one."""
 CATCH_S = 3.0
@@ -105,6 +108,22 @@ def test_three_snapshots_under_load_are_the_same_on_every_node(
     stack.wait("every node has removed all", lambda: not any(kept(stack).values()))
     stack.wait_converged()
     assert_log_agrees(stack, 0)
+
+
+def test_many_new_rows_are_written_before_a_snapshot_and_all_of_them_are_in_it(
+    stack: TestStack, client: Client, tmp_path: Path
+) -> None:
+    volume = fresh_volume(0, 1)
+    client.create_volume(volume)
+    client.create_bucket(volume, "bucket")
+    spec = LoadSpec(volume=volume, bucket="bucket", in_flight=500, pairs=MANY_KEYS, seconds=60, warm_up_seconds=0)
+    assert run_load(client, spec).failures == {}
+    leader = stack.wait_leader(0)
+    made = client.create_snapshot(volume, "bucket", "after-many")
+    assert "new rows are written to files before a snapshot" in stack.log_file(leader).read_text()
+    keys, _ = assert_same_on_all(stack, made, tmp_path)
+    assert sum(key.startswith(f"/{volume}/bucket/load/".encode()) for key in keys) == MANY_KEYS
+    client.delete_snapshot(volume, "bucket", "after-many")
 
 
 def test_a_bucket_goes_once_its_snapshots_are_purged(stack: TestStack, client: Client) -> None:

@@ -28,6 +28,7 @@ from schemas.records.messages import (
     LogDigestBase,
     RenameKey,
     RenameSnapshot,
+    Request,
     SetBucketProperty,
     SetSnapshotProperty,
     SetVolumeProperty,
@@ -239,6 +240,19 @@ def test_the_load_generator_counts_every_request(in_flight):
     client.close()
 
 
+def test_the_load_generator_makes_rows_as_large_as_asked():
+    cluster = MemoryCluster()
+    client, _ = client_to(cluster)
+    client.create_volume("v")
+    client.create_bucket("v", "b")
+    run_load(client, LoadSpec(volume="v", bucket="b", in_flight=2, pairs=3, warm_up_seconds=0, metadata_bytes=1000))
+    bodies = [codec.decode_as(Request, value).body for value in cluster.seen]
+    texts = [body.metadata["random"] for body in bodies if isinstance(body, CreateKey)]
+    assert [len(text) for text in texts] == [1000] * 3
+    assert len(set(texts)) == 3
+    client.close()
+
+
 @pytest.mark.parametrize("in_flight", [1, 10])
 def test_the_load_generator_names_failures_and_gives_up(in_flight):
     client, _ = client_to(MemoryCluster())
@@ -258,7 +272,8 @@ def test_the_load_generator_ends_when_its_client_does():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"in_flight": 0}, {"seconds": 0}, {"warm_up_seconds": -1}, {"pairs": -1}, {"size": -1}]
+    "wrong",
+    [{"in_flight": 0}, {"seconds": 0}, {"warm_up_seconds": -1}, {"pairs": -1}, {"size": -1}, {"metadata_bytes": -1}],
 )
 def test_a_load_out_of_range_is_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -10,6 +10,7 @@ from xxhash import xxh3_128_digest
 
 from om_processors.leading import intake
 from om_processors.leading.core.backlog import Backlog
+from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from om_processors.leading.gateway import Gateway
 from om_processors.leading.intake import RequestIntake
 from om_processors.leading.outbox import KafkaOutbox
@@ -20,7 +21,8 @@ from replicated_db.shell.kafka.kafka_log import REQUEST_TIMEOUT_S
 from schemas.codecs.codec import decode_as, encode
 from schemas.codecs.envelopes import enveloped_requests, responses_in
 from schemas.records.log import RequestPosition
-from schemas.records.messages import CreateVolume, PurgeBlocks, Rejected, Response
+from schemas.records.messages import CreateSnapshot, CreateVolume, PurgeBlocks, Rejected, Response
+from schemas.result_codes import OVERLOADED, retry_after_ms
 from schemas.topics import OM_REJECTED, OM_REQUESTS, OM_RESPONSES
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
@@ -48,6 +50,7 @@ class Case:
         self.noted: list[str] = []
         self.beats: list[float] = []
         self.backlog = Backlog(max_queued=100)
+        self.may_take_snapshot = True
         self.outbox = KafkaOutbox(broker.bootstrap_servers, self.clock, self.noted.append, lambda _: None)
         self.opened: list[RequestIntake] = []
 
@@ -56,6 +59,7 @@ class Case:
             bootstrap_servers=servers or self.broker.bootstrap_servers, shard=SHARD,
             gateway=Gateway(shard=SHARD, node="om1", secret=SECRET), outbox=self.outbox, clock=self.clock, hint=hint,
             log=self.noted.append, backlog=self.backlog, beat=self.beats.append,
+            may_take_snapshot=lambda: self.may_take_snapshot,
         )  # fmt: skip
         self.opened.append(found)
         return found
@@ -101,6 +105,23 @@ def take(found: RequestIntake, count: int, limit: int = 100) -> list[Proposal]:
 
 def names(proposals: list[Proposal]) -> list[str]:
     return [proposal.body.body.volume for proposal in proposals]
+
+
+def test_a_snapshot_that_comes_too_early_is_to_be_asked_for_again_and_delays_nobody(case: Case):
+    found = case.start()
+    case.may_take_snapshot = False
+    snapshot = encode(
+        replace(request_of(CreateSnapshot(volume="vol1", bucket="b", snapshot="")), call_id=7, reply_partition=3)
+    )
+    case.say(snapshot, request("vol2"))
+    assert names(take(found, 1)) == ["vol2"]
+    case.may_take_snapshot = True
+    case.say(snapshot)
+    assert names(take(found, 1)) == ["vol1"]
+    [answer] = case.answers(1)
+    assert (answer.call_id, answer.status) == (7, OVERLOADED)
+    assert retry_after_ms(answer.message) == RETRY_AFTER_MS
+    assert case.backlog.refused == 0
 
 
 def test_requests_become_proposals_that_say_where_to_resume(case: Case):
