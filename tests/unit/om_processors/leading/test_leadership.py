@@ -12,8 +12,9 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from om_processors.errors import OMError
+from om_processors.leading import leadership as leadership_module
 from om_processors.leading import shard_thread
-from om_processors.leading.core.leadership_events import BorrowFailed, GroupLeft, SignsSeen
+from om_processors.leading.core.leadership_events import BorrowFailed, GroupLeft, SignsSeen, StopAsked
 from om_processors.leading.core.leadership_machine import UNFIT_WAIT_S
 from om_processors.leading.core.leadership_states import IN_GROUP, MemberState
 from om_processors.leading.leadership import Leadership
@@ -36,12 +37,16 @@ class Loop:
         self.leading = False
         self.times_led = 0
         self.deposed, self.unfit, self.failing = threading.Event(), threading.Event(), threading.Event()
+        self.may_end = threading.Event()
+        """A loop that is told to end has batches in flight until this is set."""
+        self.may_end.set()
+        self.silent_ms = 0
 
     def beat(self) -> None:
         pass
 
     def turned_ago_ms(self) -> int:
-        return 0
+        return self.silent_ms
 
     def lead(self, stop: threading.Event) -> str:
         if self.failing.is_set():
@@ -56,6 +61,7 @@ class Loop:
                     raise UnfitToLead("its clock is wrong")
                 if self.failing.is_set():
                     raise LogUnavailable("no answer")
+            self.may_end.wait(DEADLINE_S)
         finally:
             self.leading = False
         return "stopped"
@@ -209,6 +215,62 @@ def test_a_revoked_shard_is_drained_before_that_is_acknowledged(leadership: Lead
     assert not loop.leading
     assert consumer.gone == [0]
     assert is_member(leadership)
+
+
+def revoked(leadership: Leadership, loop: Loop) -> threading.Thread:
+    """Revoke the shard while its batches are in flight, on a thread of the group's; it ends when that is acknowledged."""
+    assign(leadership)
+    assert leads(loop)
+    loop.may_end.clear()
+    consumer: Any = Consumer()
+    partitions = [TopicPartition(OM_REQUESTS, 0, 0)]
+    thread = threading.Thread(target=leadership._group.on_revoked, args=(consumer, partitions), daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_revocation_waits_for_batches_in_flight(leadership: Leadership, loop: Loop):
+    loop.silent_ms = leadership._bounds.stall_ms  # as long as it may take, and no longer
+    group = revoked(leadership, loop)
+    group.join(0.05)
+    assert group.is_alive()
+    loop.may_end.set()
+    group.join(DEADLINE_S)
+    assert not group.is_alive()
+    assert not loop.leading
+
+
+def test_a_thread_that_stands_still_keeps_no_shard_from_its_next_leader(
+    leadership: Leadership, loop: Loop, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(leadership_module, "DRAIN_S", 10 * DEADLINE_S)
+    loop.silent_ms = leadership._bounds.stall_ms + 1
+    group = revoked(leadership, loop)
+    group.join(DEADLINE_S)
+    assert not group.is_alive()
+    assert loop.leading
+    loop.may_end.set()
+
+
+def test_a_drain_takes_no_longer_than_it_may(leadership: Leadership, loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(leadership_module, "DRAIN_S", 0.05)
+    group = revoked(leadership, loop)
+    group.join(DEADLINE_S)
+    assert not group.is_alive()
+    assert loop.leading
+    loop.may_end.set()
+
+
+def test_who_leaves_the_group_drains_the_shards_that_it_gives_up_and_no_others(leadership: Leadership, loop: Loop):
+    assign(leadership)
+    assert leads(loop)
+    leadership._drain()  # nobody was told to end, so nobody is waited for
+    assert loop.leading
+    loop.may_end.clear()
+    leadership._tell(StopAsked())
+    threading.Timer(0.05, loop.may_end.set).start()
+    leadership._drain()
+    assert not loop.leading
 
 
 def test_an_owner_that_is_asked_to_lead_claims_anew(leadership: Leadership, loop: Loop):
