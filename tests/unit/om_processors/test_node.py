@@ -6,12 +6,13 @@ import asyncio
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from om_processors import node as node_module
 from om_processors.config import NodeConfig
@@ -19,6 +20,8 @@ from om_processors.errors import OMError
 from om_processors.execution.service import OM_FAMILIES
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from om_processors.node import OMNode
+from om_processors.serving.http_api import OMHttpApi
+from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.write_audit import FILE_NAME
 from om_processors.snapshots.checkpoints import CheckpointName
 from replicated_db.core.applying.replica import Offered
@@ -30,16 +33,21 @@ from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import Topics, WrongSetting
 from schemas.codecs.codec import encode
 from schemas.records.log import LateRequest, Result, Tick
-from schemas.records.messages import CreateVolume, Response
+from schemas.records.messages import CreateVolume, Evidence, Response
 from schemas.topics import OM_AUDIT, OM_LOG, OM_REJECTED, OM_REQUESTS, OM_RESPONSES
+from stratolog.local.processes import wait_until
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 from tests.support.local.secret import SECRET
 from tests.support.om.om_world import request_of
 from tests.support.replicated.kit import batch, request_batch
 
 SHARDS = 2
+DEADLINE_S = 30.0
 CLIENT = bytes(range(16))
 ONE = Counter({("CreateVolume", "OK"): 1})
+EVIDENCE = Evidence(
+    index=1, offset=1, term=1, leader="om2", operation=0, cf="volumeTable", key=b"k", claim="prev", claimed=1, own=None
+)
 
 
 def config_of(broker: MemoryBroker, folder: Path, **more: Any) -> NodeConfig:
@@ -170,6 +178,7 @@ def counted(shared: OMNode) -> Iterator[Counted]:
     yield Counted(shared.clock.wall_ms())
     for metrics in shared.metrics.values():
         metrics.counts.clear()
+        metrics.slower[:] = [0] * len(metrics.slower)
 
 
 def test_a_batch_counts_on_the_node_that_wrote_it(shared: OMNode, counted: Counted, monkeypatch: pytest.MonkeyPatch):
@@ -198,6 +207,54 @@ def test_requests_that_the_log_has_without_results_count_when_they_are_answered(
     assert shared.metrics[0].counts == ONE
 
 
+def test_what_a_node_says_of_itself(shared: OMNode, counted: Counted, monkeypatch: pytest.MonkeyPatch):
+    roles = {"owner": True, "lent_to": None, "borrowed_from": None, "lag_records": 7}
+    status = NodeStatus(shared.config, shared.replicas, shared.loops, lambda _: roles, shared.metrics, shared.backlogs)
+    replica = shared.replicas[1]
+    monkeypatch.setattr(shared.loops[1], "leading", True)
+    monkeypatch.setattr(shared.loops[1], "requests", 11)
+    monkeypatch.setattr(shared.backlogs[1], "refused", 5)
+    monkeypatch.setattr(replica, "evidence", EVIDENCE)
+    said = status.status()
+    assert (said["node"], said["cluster"], said["address"]) == ("om1", "test", "127.0.0.1:1")
+    follower, leader = said["shards"]
+    assert (follower["shard"], follower["role"], leader["shard"], leader["role"]) == (0, "follower", 1, "leader")
+    assert follower["digest"] == "0" * 16
+    assert (follower["flagged"], follower["evidence"], follower["installed"]) == (False, None, None)
+    assert (leader["flagged"], leader["evidence"]["key"], leader["evidence"]["leader"]) == (True, "6b", "om2")
+    assert leader["chain"] == replica.position.chain.hex()
+    assert all(leader[name] == value for name, value in roles.items())
+    assert status.health() == (503, {"status": "flagged", "shards": [1]})
+    shared._on_settled(1, counted.effective(counted.late))
+    found = {
+        (sample.name, sample.labels["shard"], sample.labels.get("type")): sample.value
+        for family in text_string_to_metric_families(status.metrics())
+        for sample in family.samples
+        if sample.labels.get("node") == "om1"
+    }
+    for name, values in {
+        "stratolog_leading": (0, 1), "stratolog_leader_requests_total": (0, 11), "stratolog_flagged": (0, 1),
+        "stratolog_refused_overloaded_total": (0, 5), "stratolog_applied_offset": (-1, -1), "stratolog_term": (0, 0),
+        "stratolog_request_seconds_count": (0, 1), "stratolog_leader_batches_total": (0, 0),
+    }.items():  # fmt: skip
+        assert tuple(found[name, shard, None] for shard in ("0", "1")) == values
+    assert found["stratolog_requests_total", "1", "CreateVolume"] == 1
+
+
+def test_rows_of_a_replica_are_shown_to_whoever_compares_them(shared: OMNode):
+    anything: Any = None
+    api = OMHttpApi(shared.replicas, anything, anything, anything, pytest.fail)  # type: ignore[arg-type]
+    shared.replicas[0].store.write([("volumeTable", b"key", b"value")])
+    query = {"cf": "volumeTable", "key": b"key".hex()}
+    status, row = asyncio.run(api.row(query, shard="0"))
+    assert (status, bytes.fromhex(row["value"])) == (200, b"value")
+    status, rows = asyncio.run(api.rows({"cf": "volumeTable", "bucket": "7"}, shard="0"))
+    assert (status, rows["truncated"]) == (200, False)
+    status, digest = asyncio.run(api.digest({}, shard="0"))
+    assert (status, digest["digest"]) == (200, "0" * 16)
+    shared.replicas[0].store.write([("volumeTable", b"key", None)])
+
+
 # The life of a node.
 
 
@@ -210,9 +267,11 @@ class Worker:
         Worker.last = self
 
     last: Worker
+    looked: Callable[[], bool]
 
     def execute_from_commandline(self) -> None:
         self.names = {thread.name for thread in threading.enumerate()}
+        assert wait_until(self.looked, DEADLINE_S, interval_s=0.005)
 
 
 @pytest.fixture
@@ -244,6 +303,13 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
             made.append(self)
 
     monkeypatch.setattr(node_module, "OMNode", Watched)
+    asked: list[int | None] = []
+
+    def looked() -> bool:
+        asked.append(made[0].leadership.roles(1)["lag_records"])
+        return asked[-1] == 0
+
+    monkeypatch.setattr(Worker, "looked", staticmethod(looked), raising=False)
     node_module.run(config_of(broker, tmp_path))
     (node,) = made
     assert around == ["om1", "schemas", "uvloop", "calm"]
