@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from om_processors.fleet.log_trimming import BASES_KEPT, LEAST_INTERVAL_MS, BaseAnswer, LogTrimLoop
+from om_processors.fleet import log_trimming
+from om_processors.fleet.log_trimming import (
+    BASES_KEPT,
+    BASIS,
+    LEAST_INTERVAL_MS,
+    TURN_S,
+    BaseAnswer,
+    LogTrimLoop,
+    OMLogTrimming,
+)
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import LogUnavailable
+from replicated_db.core.tables.memory import ManualClock
 from replicated_db.core.trimming.trim_rule import RuleFinding, TrimDecision, TrimWish
+from schemas.records.messages import OWN_DIGESTS, LogDigestBase
+from tests.support.local.secret import SECRET
 
 KEEP_MS = 100 * LEAST_INTERVAL_MS * BASES_KEPT
 INTERVAL_MS = KEEP_MS // BASES_KEPT
@@ -117,3 +130,143 @@ def test_without_a_time_nothing_runs(trimming: Trimming) -> None:
     idle = LogTrimLoop(trimming, 2, 0, lambda *_, **__: None, pytest.fail)  # type: ignore[arg-type]
     idle.run()
     assert trimming.done == []
+
+
+class Once:
+    """An event that is waited for in vain so many times, and then set."""
+
+    def __init__(self, turns: int) -> None:
+        self.left = turns
+        self.waited: list[float] = []
+
+    def wait(self, timeout_s: float) -> bool:
+        self.waited.append(timeout_s)
+        self.left -= 1
+        return self.left < 0
+
+    def is_set(self) -> bool:
+        return self.left < 0
+
+
+def test_each_turn_looks_at_the_shards_that_the_node_leads(trimming: Trimming) -> None:
+    trimming.first_ms = INTERVAL_MS
+    turning = loop(trimming, [], [])
+    assert turning._thread.name == "log trimming"
+    stop: Any = Once(2)
+    turning._stop = stop
+    turning.run()
+    assert trimming.done == ["base", "base"], "of two shards it leads one"
+    assert stop.waited == [TURN_S] * 3
+
+
+def test_who_is_told_to_end_begins_no_further_shard(trimming: Trimming, monkeypatch: pytest.MonkeyPatch) -> None:
+    turning = loop(trimming, [], [])
+    stop: Any = Once(1)
+    turning._stop = stop
+    turned: list[int] = []
+    monkeypatch.setattr(trimming, "leads", lambda _: True)
+
+    def turn(shard: int) -> None:
+        turned.append(shard)
+        stop.left = -1
+
+    monkeypatch.setattr(turning, "turn", turn)
+    turning.run()
+    assert turned == [0]
+
+
+class Trimmer:
+    """The trimmer below: says whether a base may be logged, and keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.against: str | None = None
+        self.asked: list[tuple[Any, ...]] = []
+
+    def agreed(self, *given: Any) -> str | None:
+        self.asked.append(("agreed", *given))
+        return self.against
+
+    def look(self, *given: Any) -> TrimDecision:
+        self.asked.append(("look", *given))
+        return held("members", "nobody")
+
+    def trim(self, *given: Any) -> TrimDecision:
+        self.asked.append(("trim", *given))
+        return held("members", "nobody", records=3)
+
+    def base_ages_ms(self, shard: int, bases: Any) -> list[int]:
+        return [shard, *bases]
+
+    def age_ms(self, shard: int) -> int:
+        return 100 + shard
+
+    def close(self) -> None:
+        self.asked.append(("close",))
+
+
+class Shard:
+    """A node that leads shard 1, its replica and its proposer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: list[tuple[int, ...]] = []
+        self.bases: tuple[Any, ...] = ()
+        self.index = 9
+        self.proposed: list[Any] = []
+        this: Any = self
+        config: Any = SimpleNamespace(
+            bootstrap_servers="127.0.0.1:1", cluster="c", secret=SECRET, node_addresses=(("om1", "settings:1"),)
+        )
+        loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=self) for shard in (0, 1)}
+        group = {"om1": "group:1", "om2": "group:2", "om3": "group:3"}
+        monkeypatch.setattr(log_trimming, "_group_addresses", lambda _: group)
+        self.trimming = OMLogTrimming(config, "topic", loops, this, ManualClock(), lambda shard: (70 + shard,))
+        self.trimmer: Any = Trimmer()
+        self.trimming._trimmer.close()
+        self.trimming._trimmer = self.trimmer
+
+    def durable_place(self, holds: tuple[int, ...]) -> Any:
+        self.held.append(holds)
+        return SimpleNamespace(bases=self.bases, index=self.index)
+
+    def propose(self, key: Any, body: Any) -> bool:
+        self.proposed.append((key, body))
+        return True
+
+
+ALL = {"om1": "settings:1", "om2": "operator:2", "om3": "group:3"}
+
+
+def test_members_are_asked_where_the_settings_the_operator_or_the_brokers_say(monkeypatch: pytest.MonkeyPatch):
+    case = Shard(monkeypatch)
+    assert (case.trimming.leads(0), case.trimming.leads(1)) == (False, True)
+    wish = TrimWish(keep_ms=5)
+    told = {"om1": "operator:1", "om2": "operator:2"}
+    assert case.trimming.look(1, wish, told).records == 0
+    assert case.trimming.trim(1, wish, told).records == 3
+    for asked, what in zip(case.trimmer.asked, ("look", "trim"), strict=True):
+        assert (asked[:2], asked[3], asked[4]) == ((what, 1), ALL, wish)
+    assert case.held == [(71,)] * 2, "what transfers of this node hold is told"
+    case.bases = (4,)
+    assert case.trimming.base_ages_ms(1) == [1, 4]
+    assert case.trimming.age_ms(1) == 101
+    case.trimming.close()
+    assert case.trimmer.asked[-1] == ("close",)
+
+
+def test_a_base_is_proposed_once_for_a_state(monkeypatch: pytest.MonkeyPatch):
+    case = Shard(monkeypatch)
+    assert case.trimming.log_base(1, {}) == BaseAnswer(asked=True, index=9)
+    body = LogDigestBase(shard=1, index=OWN_DIGESTS, slots=[], sums=[], basis=BASIS)
+    assert case.proposed == [(("base", 1, 9), body)]
+    case.bases = (SimpleNamespace(index=4), SimpleNamespace(index=8))
+    assert case.trimming.log_base(1, {}) == BaseAnswer(asked=False, index=8), "nothing has happened since but the base"
+    case.index = 10
+    assert case.trimming.log_base(1, {}).asked
+    case.trimmer.against = "om2 has another digest"
+    assert case.trimming.log_base(1, {}) == BaseAnswer(asked=False, index=10, why="om2 has another digest")
+    assert [key for key, _ in case.proposed] == [("base", 1, 9), ("base", 1, 10)]
+
+
+def test_without_brokers_nobody_is_known_from_the_group(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(log_trimming, "GROUP_TIMEOUT_S", 0.05)
+    assert log_trimming._group_addresses("127.0.0.1:1") == {}

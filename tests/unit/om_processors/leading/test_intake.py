@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 from xxhash import xxh3_128_digest
 
 from om_processors.leading import intake
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.core.preparation import RETRY_AFTER_MS
 from om_processors.leading.gateway import Gateway
-from om_processors.leading.intake import RequestIntake
+from om_processors.leading.intake import MAX_OUT_OF_RANGE, RequestIntake
 from om_processors.leading.outbox import KafkaOutbox
 from replicated_db.core.leading.leader import Proposal, Reply
 from replicated_db.core.ports import LogUnavailable
@@ -287,3 +289,72 @@ def take_from(case: Case, values: list[bytes]) -> list[Proposal]:
 
 def ok(index: int) -> Response:
     return Response(client_id=bytes(16), call_id=1, shard=SHARD, index=index, status="OK", message="", result=None)
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION]
+)
+def test_after_a_truncation_other_brokers_are_asked_before_anything_is_read_again(case: Case, code: int):
+    case.say(request("vol0"), request("vol1", 2))
+    found = case.open(position(1, request("vol0")))
+    for _ in range(MAX_OUT_OF_RANGE - 1):
+        before = found._reader.consumer
+        assert found._recover(KafkaError(code, "beyond the end"))
+        assert found._reader.consumer is not before, "another broker may answer this one"
+    assert case.noted == [f"{OM_REQUESTS}/{SHARD}: beyond the end"] * (MAX_OUT_OF_RANGE - 1)
+    assert names(take(found, 1)) == ["vol1"], "it goes on where it was"
+    for _ in range(MAX_OUT_OF_RANGE):
+        assert found._recover(KafkaError(code, "beyond the end"))
+    assert "(hint: none)" in case.noted[-1], "all say so: it resumes ten minutes back"
+    assert found._out_of_range == 0
+
+
+def test_what_librdkafka_tries_again_by_itself_needs_no_recovery(case: Case):
+    found = case.start()
+    assert not found._recover(KafkaError(KafkaError._TRANSPORT, "connection lost"))
+    assert case.noted == []
+
+
+class Failed:
+    """A message that tells of an error."""
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+
+    def error(self) -> KafkaError:
+        return KafkaError(self._code, "why")
+
+
+def test_errors_among_records_are_passed_over_until_one_says_that_the_log_was_cut(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+):
+    found = case.start()
+    case.say(request("vol1"), request("vol2", 2))
+    one, two = case.broker.read(OM_REQUESTS, 2, SHARD, offset=1)
+    messages: list[Any] = [Failed(KafkaError._TRANSPORT), one, Failed(KafkaError.OFFSET_OUT_OF_RANGE), two]
+    answers = iter([messages])
+    monkeypatch.setattr(found._reader, "consume", lambda *_: next(answers, []))
+    assert names(list(found.take(10, 0.0))) == ["vol1"], "what came behind it is read again"
+    assert found._next_offset == 2
+    assert found._out_of_range == 1
+
+
+def test_an_envelope_that_is_broken_is_kept_with_the_reason(case: Case):
+    found = case.start()
+    (envelope,) = enveloped_requests([request("vol1"), request("vol2", 2)])
+    case.say(envelope[:-3], request("vol3"))
+    assert names(take(found, 1)) == ["vol3"]
+    assert [noted.startswith(f"rejected offset 1 of {OM_REQUESTS}/{SHARD}: ") for noted in case.noted] == [True]
+
+
+def test_of_the_surplus_what_is_no_request_is_kept_too(case: Case):
+    case.backlog = Backlog(max_queued=0)
+    found = case.start()
+    (envelope,) = enveloped_requests([request("vol1"), b"nonsense", request("vol2", 2)])
+    case.say(envelope)
+    taken: list[str] = []
+    while not taken:
+        taken = names(list(found.take(1, WAIT_S)))
+    assert taken == ["vol1"]
+    assert case.backlog.refused == 1
+    assert [noted.startswith(f"rejected offset 1 of {OM_REQUESTS}/{SHARD}: ") for noted in case.noted] == [True]

@@ -210,6 +210,18 @@ def test_a_prepared_shard_refuses_what_is_expired_by_the_clock_but_not_by_its_ba
     assert at_once.response.startswith(b"prepared|")
 
 
+def test_a_prepared_shard_refuses_what_was_sent_ahead_of_its_batch_but_not_of_the_clock():
+    """Its client tries again, and may be heard once the shard takes writes; "expired" would be the last word."""
+    shard = Shard()
+    prepare(shard)
+    shard.execute(command(shard, lambda _: b"opens a batch"))
+    opened_ms = shard.leader.timestamp_ms(shard.clock.elapsed_ms())
+    shard.clock.advance(1)
+    at_once = shard.execute(propose(put(b"b", b"1"), sent_ms=opened_ms + REQUEST_LIFETIME_MS))
+    assert at_once is not None
+    assert at_once.response.startswith(b"prepared|")
+
+
 def test_a_repeated_request_gets_its_recorded_answer_from_a_prepared_shard():
     shard = Shard()
     assert shard.do(put(b"a", b"1"), call=7) == b"done 1"
