@@ -2,7 +2,7 @@
 
 A line in a function is for the tests that run its statement. A line that runs at import (a constant, a default, a field)
 runs under whichever test imports its module first, which says nothing. It is for the tests that run what names it, and
-for the test modules that name it themselves. Lines count from 1; a module is its path from the repository's top.
+for the test modules that name it themselves; if nobody does, for all tests that run a function of its module. Lines count from 1; a module is its path from the repository's top.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ModuleLines:
         for statement in statements(tree, at_import=True):
             # What is inside of another comes later, and has its own lines.
             self._statements.update(dict.fromkeys(statement.lines, statement))
+        self.in_functions = [line for line, statement in self._statements.items() if not statement.at_import]
         self._naming: dict[str, set[int]] = {}
         for line, name in names_used(tree):
             self._naming.setdefault(name, set()).add(line)
@@ -65,16 +66,12 @@ class LineMap:
                 for line in lines:
                     self._by_line.setdefault((module, line), set()).add(test)
 
-    def runs_at_import(self, module: str, line: int) -> bool:
-        """Return whether a line runs when its module is imported."""
-        return self._modules[module].statement(line).at_import
-
     def tests_of(self, module: str, line: int) -> list[str]:
         """Return the tests that a line is for, those in files named after its module first; none if nothing runs it."""
         statement = self._modules[module].statement(line)
         found = self._running(module, statement.body if statement.at_import else statement.lines)
         if statement.at_import:
-            found |= self._of_names(statement.names)
+            found = found | self._of_names(statement.names) or self._running(module, self._modules[module].in_functions)
         stem = module.rpartition("/")[2].removesuffix(".py")
         return sorted(found, key=lambda test: (stem not in test.partition("::")[0], test))
 

@@ -54,8 +54,8 @@ POLL_S = 0.05
 FIRST_TIMEOUT_S = 900.0
 TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 3.0
 """Tests that take longer than so many times what they take without a mutant, and so long in addition, hang."""
-TIMEOUT_OF_A_TEST_S = 0.5
-"""With ``--by-line``, how long each test that is chosen may take in addition; most take milliseconds."""
+BY_LINE_TIMEOUT_S, TIMEOUT_OF_A_TEST_S = 60.0, 1.0
+"""With ``--by-line`` tests hang that take so long, and so long for each that is chosen; most take milliseconds."""
 RECORDS = ROOT / "build" / "mutants"
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{turned}" for turned in (
@@ -201,6 +201,8 @@ class Tree:
         self._last.write_text("")
         plugins = [LastBegun(self._last)]
         code = in_a_fork(self.path, lambda: int(pytest.main(arguments(tests), plugins=plugins)), timeout_s)
+        if code is None:
+            print(f"hangs: {self._last.read_text() or 'before the first test'}", flush=True)
         return None if code == 0 else self._last.read_text()
 
     def record(self, package: str, tests: list[str]) -> dict[str, Any]:
@@ -233,13 +235,9 @@ class ByLine:
         self._map = LineMap(texts, recording.tests(), {path: (ROOT / path).read_text() for path in tests})
         self._pass_alone: dict[str, bool] = {}
 
-    def tests_of(self, module: str, line: int) -> list[str] | None:
-        """Return the tests that are for a line; None if it runs at import and nothing that is tested names it."""
+    def killer(self, module: str, line: int, mutated: str) -> str | None:
+        """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
         tests = self._map.tests_of(module, line)
-        return None if not tests and self._map.runs_at_import(module, line) else tests
-
-    def killer(self, module: str, mutated: str, tests: list[str]) -> str | None:
-        """Return what kills a mutant: a test, or "" for the import; None if it survives."""
         while True:
             tests = [test for test in tests if self._pass_alone.get(test, True)]
             with self._tree.changed(module, mutated):
@@ -255,7 +253,7 @@ class ByLine:
 
     @staticmethod
     def _timeout_s(tests: list[str]) -> float:
-        return TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
+        return BY_LINE_TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
 
 
 def package_tests(package: str) -> list[str]:
@@ -280,10 +278,7 @@ class Trials:
         """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
         if not self._by_line:
             return self._killer_of(self._runs(module), module, mutated)
-        tests = self._package(module).tests_of(module, line)
-        if tests is None:
-            return self._killer_of([tests_of(module)[0], *self._spark_runs(module)], module, mutated)
-        killer = self._package(module).killer(module, mutated, tests)
+        killer = self._package(module).killer(module, line, mutated)
         return self._killer_of(self._spark_runs(module), module, mutated) if killer is None else killer
 
     def _killer_of(self, runs: list[list[str]], module: str, mutated: str) -> str | None:

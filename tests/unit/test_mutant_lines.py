@@ -82,7 +82,6 @@ def test_a_line_that_no_test_runs_is_for_none() -> None:
 
 def test_what_runs_at_import_is_for_the_tests_of_what_names_it_and_not_for_the_first_that_imported_it() -> None:
     assert chosen("pkg/base.py", 3) == ["c.py::test_whole"]
-    assert chosen("pkg/base.py", 6) == []
 
 
 def test_a_constant_is_also_for_those_of_constants_made_of_it_and_for_test_modules_that_name_it() -> None:
@@ -98,8 +97,6 @@ def test_tests_in_files_named_after_the_module_come_first() -> None:
     assert chosen("pkg/user.py", 9) == ["user.py::test_made", "c.py::test_made"]
 
 
-def test_it_is_known_what_runs_at_import() -> None:
-    line_map = LineMap({"pkg/base.py": BASE}, {}, {})
-    assert [line for line in range(1, 31) if line_map.runs_at_import("pkg/base.py", line)] == [
-        *range(1, 7), 9, 10, *range(12, 16),
-    ]  # fmt: skip
+def test_what_runs_at_import_and_is_named_by_nobody_is_for_all_tests_of_its_module() -> None:
+    assert chosen("pkg/base.py", 6) == ["b.py::test_fails", "b.py::test_left"]
+    assert LineMap({"pkg/base.py": BASE}, {}, {}).tests_of("pkg/base.py", 6) == []
