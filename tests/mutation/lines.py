@@ -59,7 +59,7 @@ class LineMap:
         """``ran`` is the lines of each module that each test ran; ``texts`` and ``test_texts`` are by path."""
         self._modules = {module: ModuleLines(text) for module, text in texts.items()}
         self._tests_naming = {path: ModuleLines(text) for path, text in test_texts.items()}
-        self._all = tuple(ran)
+        self._reach = {test: sum(len(list(lines)) for lines in modules.values()) for test, modules in ran.items()}
         self._by_line: dict[tuple[str, int], set[str]] = {}
         for test, modules in ran.items():
             for module, lines in modules.items():
@@ -67,13 +67,16 @@ class LineMap:
                     self._by_line.setdefault((module, line), set()).add(test)
 
     def tests_of(self, module: str, line: int) -> list[str]:
-        """Return the tests that a line is for, those in files named after its module first; none if nothing runs it."""
+        """Return the tests that a line is for; none if nothing runs it.
+
+        Those in files named after its module come first, and those that run few lines.
+        """
         statement = self._modules[module].statement(line)
         found = self._running(module, statement.body if statement.at_import else statement.lines)
         if statement.at_import:
             found = found | self._of_names(statement.names) or self._running(module, self._modules[module].in_functions)
         stem = module.rpartition("/")[2].removesuffix(".py")
-        return sorted(found, key=lambda test: (stem not in test.partition("::")[0], test))
+        return sorted(found, key=lambda test: (stem not in test.partition("::")[0], self._reach[test], test))
 
     def _running(self, module: str, lines: Iterable[int]) -> set[str]:
         return {test for line in lines for test in self._by_line.get((module, line), ())}
@@ -94,7 +97,7 @@ class LineMap:
                         found |= self._running(module, statement.lines)
             seen |= left
         files = {path for path, lines in self._tests_naming.items() if lines.naming(names)}
-        return found | {test for test in self._all if test.partition("::")[0] in files}
+        return found | {test for test in self._reach if test.partition("::")[0] in files}
 
 
 def statements(node: ast.AST, *, at_import: bool) -> Iterator[Statement]:

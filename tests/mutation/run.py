@@ -85,6 +85,12 @@ WARM = (
 )  # fmt: skip
 """Libraries that take longer to import than most tests to run. They are imported once; the tests' processes are forks."""
 
+PACKAGES = {
+    "schemas": (), "replicated_db": ("schemas",), "producers": ("schemas",), "om_processors": ("schemas", "replicated_db"),
+    "datanode_processors": ("schemas", "replicated_db"),
+}  # fmt: skip
+"""Our packages that tests of others use, each with those that it imports."""
+
 
 def mutants_of(text: str) -> Iterator[Mutant]:
     """Yield all mutants of a module that are worth a test."""
@@ -313,6 +319,18 @@ class Trials:
         return [list(SPARK_TESTS)] if self._with_spark and "from pyspark" in (ROOT / module).read_text() else []
 
 
+def warm(targets: list[str]) -> None:
+    """Import what no mutant can be in: libraries, and our packages that import none of the targets' packages."""
+    for library in WARM:
+        import_module(library)
+    packages = {Path(target).parts[0] for target in targets}
+    for name, below in PACKAGES.items():
+        if not packages & {name, *below}:
+            for module in modules_below(name):
+                if not module.endswith("__main__.py"):
+                    import_module(module.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+
 def modules_below(target: str) -> list[str]:
     """Return the modules of a target; ends the program if there are none."""
     path = ROOT / target
@@ -359,8 +377,7 @@ def main() -> None:
     parser.add_argument("--by-line", action="store_true", help="try a mutant only on the tests that are for its line")
     parser.add_argument("--spark", action="store_true", help="try survivors in modules of PySpark on Spark, too")
     options = parser.parse_args()
-    for library in WARM:
-        import_module(library)
+    warm(options.targets)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         trials = Trials(folder, room_only=options.room_only, with_spark=options.spark, by_line=options.by_line)
         for target in options.targets:

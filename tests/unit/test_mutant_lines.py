@@ -85,15 +85,23 @@ def test_what_runs_at_import_is_for_the_tests_of_what_names_it_and_not_for_the_f
 
 
 def test_a_constant_is_also_for_those_of_constants_made_of_it_and_for_test_modules_that_name_it() -> None:
-    assert chosen("pkg/base.py", 1) == ["c.py::test_whole", "d.py::test_names"]
+    assert sorted(chosen("pkg/base.py", 1)) == ["c.py::test_whole", "d.py::test_names"]
 
 
 def test_a_field_is_for_those_that_read_or_give_it_and_the_head_of_a_function_for_those_that_run_it() -> None:
-    assert chosen("pkg/base.py", 10) == ["b.py::test_fails", "b.py::test_left", "c.py::test_made", "user.py::test_made"]
+    assert sorted(chosen("pkg/base.py", 10)) == [
+        "b.py::test_fails",
+        "b.py::test_left",
+        "c.py::test_made",
+        "user.py::test_made",
+    ]
     assert chosen("pkg/base.py", 14) == ["b.py::test_fails", "b.py::test_left"]
 
 
-def test_tests_in_files_named_after_the_module_come_first() -> None:
+def test_tests_in_files_named_after_the_module_come_first_and_then_those_that_run_little() -> None:
+    assert chosen("pkg/base.py", 16) == ["b.py::test_fails", "b.py::test_left"]
+    ran = {**RAN, "tests/unit/pkg/test_z.py::test_little": {"pkg/base.py": [16]}}
+    assert LineMap({"pkg/base.py": BASE}, ran, {}).tests_of("pkg/base.py", 16)[0].endswith("::test_little")
     assert chosen("pkg/user.py", 9) == ["user.py::test_made", "c.py::test_made"]
 
 
