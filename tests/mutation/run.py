@@ -56,6 +56,8 @@ TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 3.0
 """Tests that take longer than so many times what they take without a mutant, and so long in addition, hang."""
 BY_LINE_TIMEOUT_S, TIMEOUT_OF_A_TEST_S = 60.0, 1.0
 """With ``--by-line`` tests hang that take so long, and so long for each that is chosen; most take milliseconds."""
+TEST_TIMEOUT_S = 25
+"""With ``--by-line``, how long one test may take: tests wait for a minute for what a mutant never does."""
 RECORDS = ROOT / "build" / "mutants"
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{turned}" for turned in (
@@ -198,15 +200,15 @@ class Tree:
         finally:
             shutil.copy2(ROOT / module, place)
 
-    def passes(self, tests: list[str], timeout_s: float) -> bool:
-        """Return whether tests pass; if they hang they do not."""
-        return self.failing(tests, timeout_s) is None
+    def failing(self, tests: list[str], timeout_s: float, *more: str) -> str | None:
+        """Return the test that fails or hangs, "" if that is the import already, and None if all pass.
 
-    def failing(self, tests: list[str], timeout_s: float) -> str | None:
-        """Return the test that fails or hangs, "" if that is the import already, and None if all pass."""
+        ``more`` are arguments of pytest.
+        """
         self._last.write_text("")
         plugins = [LastBegun(self._last)]
-        code = in_a_fork(self.path, lambda: int(pytest.main(arguments(tests), plugins=plugins)), timeout_s)
+        given = [*arguments(tests), *more]
+        code = in_a_fork(self.path, lambda: int(pytest.main(given, plugins=plugins)), timeout_s)
         if code is None:
             print(f"hangs: {self._last.read_text() or 'before the first test'}", flush=True)
         return None if code == 0 else self._last.read_text()
@@ -247,19 +249,19 @@ class ByLine:
         while True:
             tests = [test for test in tests if self._pass_alone.get(test, True)]
             with self._tree.changed(module, mutated):
-                failed = self._tree.failing(tests, self._timeout_s(tests)) if tests else None
+                failed = self._failing(tests) if tests else None
             if not failed or self._passes_alone(failed):
                 return failed
 
     def _passes_alone(self, test: str) -> bool:
         """Return whether a test passes by itself, without a mutant."""
         if test not in self._pass_alone:
-            self._pass_alone[test] = self._tree.passes([test], self._timeout_s([test]))
+            self._pass_alone[test] = self._failing([test]) is None
         return self._pass_alone[test]
 
-    @staticmethod
-    def _timeout_s(tests: list[str]) -> float:
-        return BY_LINE_TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
+    def _failing(self, tests: list[str]) -> str | None:
+        timeout_s = BY_LINE_TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
+        return self._tree.failing(tests, timeout_s, f"--timeout={TEST_TIMEOUT_S}")
 
 
 def package_tests(package: str) -> list[str]:
@@ -301,7 +303,7 @@ class Trials:
         key = frozenset(paths)
         if key not in self._timeouts_s:
             began_s = time.monotonic()
-            if not self._tree.passes(paths, FIRST_TIMEOUT_S):
+            if self._tree.failing(paths, FIRST_TIMEOUT_S) is not None:
                 sys.exit(f"error: the tests of {module} fail without a mutant")
             self._timeouts_s[key] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
         return self._timeouts_s[key]
@@ -350,10 +352,11 @@ def judge(target: str, options: argparse.Namespace, trials: Trials) -> dict[str,
         original, mutated = (ROOT / module).read_text(), mutant.text()
         if not is_another(mutated, original):
             continue
+        mutant_s = time.monotonic()
         killer = trials.killer(module, mutant.line, mutated)
         tried += 1
         killed += killer is not None
-        where = f"{module}:{mutant.line} {mutant.operator}"
+        where = f"{module}:{mutant.line} {mutant.operator} in {time.monotonic() - mutant_s:.0f} s"
         print(f"SURVIVED {where}" if killer is None else f"killed   {where} by {killer or 'its import'}", flush=True)
         if killer is None:
             diff = difflib.unified_diff(
