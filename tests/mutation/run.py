@@ -229,9 +229,9 @@ class ByLine:
 
     def __init__(self, tree: Tree, package: str) -> None:
         """Record what is not recorded yet."""
-        self._tree = tree
-        tests = package_tests(package)
-        digests = digests_of(ROOT, package, tests)
+        self._tree, root = tree, tree.path
+        tests = package_tests(root, package)
+        digests = digests_of(root, package, tests)
         recording = Recording(RECORDS / f"{package}.json")
         if stale := recording.stale(digests):
             print(f"recording which lines {len(stale)} test modules of {package} run", flush=True)
@@ -239,8 +239,8 @@ class ByLine:
             for test in found["failed"]:
                 print(f"left out, for it fails without a mutant: {test}", flush=True)
             recording.add({path: digests[path] for path in stale}, found["lines"], found["failed"])
-        texts = {module: (ROOT / module).read_text() for module in modules_below(package)}
-        self._map = LineMap(texts, recording.tests(), {path: (ROOT / path).read_text() for path in tests})
+        texts = {module: (root / module).read_text() for module in modules_below(package)}
+        self._map = LineMap(texts, recording.tests(), {path: (root / path).read_text() for path in tests})
         self._pass_alone: dict[str, bool] = {}
 
     def killer(self, module: str, line: int, mutated: str) -> str | None:
@@ -264,9 +264,9 @@ class ByLine:
         return self._tree.failing(tests, timeout_s, f"--timeout={TEST_TIMEOUT_S}")
 
 
-def package_tests(package: str) -> list[str]:
+def package_tests(root: Path, package: str) -> list[str]:
     """Return the test modules of a package, and those of its rooms' properties."""
-    unit = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/unit" / package).rglob("test_*.py"))
+    unit = sorted(str(path.relative_to(root)) for path in (root / "tests/unit" / package).rglob("test_*.py"))
     below = [name for room, names in PROPERTIES.items() if room.startswith(f"{package}/") for name in names]
     return [*unit, *(f"tests/properties/{name}" for name in dict.fromkeys(below))]
 
