@@ -227,9 +227,10 @@ class Tree:
 class ByLine:
     """Tries the mutants of one package on the tests that are for their lines."""
 
-    def __init__(self, tree: Tree, package: str) -> None:
-        """Record what is not recorded yet."""
+    def __init__(self, tree: Tree, package: str, most: int) -> None:
+        """Record what is not recorded yet. ``most`` is how many tests a mutant is tried on at most; 0: all."""
         self._tree, root = tree, tree.path
+        self._most = most or None
         tests = package_tests(root, package)
         digests = digests_of(root, package, tests)
         recording = Recording(RECORDS / f"{package}.json")
@@ -245,7 +246,7 @@ class ByLine:
 
     def killer(self, module: str, line: int, mutated: str) -> str | None:
         """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
-        tests = self._map.tests_of(module, line)
+        tests = self._map.tests_of(module, line)[: self._most]
         while True:
             tests = [test for test in tests if self._pass_alone.get(test, True)]
             with self._tree.changed(module, mutated):
@@ -274,11 +275,12 @@ def package_tests(root: Path, package: str) -> list[str]:
 class Trials:
     """Mutants in a copy of the tree, one at a time."""
 
-    def __init__(self, folder: str, *, room_only: bool, with_spark: bool, by_line: bool) -> None:
+    def __init__(self, folder: str, *, room_only: bool, with_spark: bool, by_line: bool, most: int) -> None:
         self._tree = Tree(Path(folder))
         self._room_only = room_only
         self._with_spark = with_spark
         self._by_line = by_line
+        self._most = most
         self._packages: dict[str, ByLine] = {}
         self._timeouts_s: dict[frozenset[str], float] = {}
 
@@ -311,7 +313,7 @@ class Trials:
     def _package(self, module: str) -> ByLine:
         package = Path(module).parts[0]
         if package not in self._packages:
-            self._packages[package] = ByLine(self._tree, package)
+            self._packages[package] = ByLine(self._tree, package, self._most)
         return self._packages[package]
 
     def _runs(self, module: str) -> list[list[str]]:
@@ -378,11 +380,18 @@ def main() -> None:
     parser.add_argument("--survivors", type=Path, default=Path("survivors.diff"), help="file that gets their diffs")
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
     parser.add_argument("--by-line", action="store_true", help="try a mutant only on the tests that are for its line")
+    parser.add_argument("--most-tests", type=int, default=0, help="with --by-line, how many for each mutant (0: all)")
     parser.add_argument("--spark", action="store_true", help="try survivors in modules of PySpark on Spark, too")
     options = parser.parse_args()
     warm(options.targets)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trials = Trials(folder, room_only=options.room_only, with_spark=options.spark, by_line=options.by_line)
+        trials = Trials(
+            folder,
+            room_only=options.room_only,
+            with_spark=options.spark,
+            by_line=options.by_line,
+            most=options.most_tests,
+        )
         for target in options.targets:
             print(json.dumps(judge(target, options, trials)), flush=True)
 

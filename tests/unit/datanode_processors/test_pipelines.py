@@ -64,7 +64,7 @@ class World:
 
     def start(self) -> None:
         self.pipelines.start(
-            lambda partition: self.told.append(partition), lambda: self.told.append("changed"),
+            self.told.append, lambda: self.told.append("changed"),
             lambda pipeline, _: self.told.append(("scanned", pipeline.partition)), lambda _: None,
         )  # fmt: skip
 

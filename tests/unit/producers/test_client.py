@@ -197,6 +197,21 @@ def test_a_cancelled_await_leaves_the_request_in_flight():
     assert set(cluster.volumes) == {"v1", "v2"}
 
 
+def test_a_client_that_is_closed_has_closed_its_connections_to_nodes_and_brokers():
+    client, connection = client_to(MemoryCluster())
+    assert client.close() == []
+    assert client.close() == []
+    assert (client.reads._http.is_closed, connection.closed) == (True, True)
+
+    async def main():
+        connected = async_client_to(MemoryCluster())
+        async with connected:
+            assert not connected.reads._http.is_closed
+        assert connected.reads._http.is_closed
+
+    asyncio.run(main())
+
+
 def test_async_reads_and_listings():
     cluster = MemoryCluster()
     node = Node(cluster)
