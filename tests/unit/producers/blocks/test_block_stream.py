@@ -6,8 +6,10 @@ from functools import partial
 import pytest
 from crc32c import crc32c
 
+from producers.blocks.block_commit import BlockCommitter
 from producers.blocks.block_stream import CHUNK_CONNECTIONS, ChunkStream
 from producers.blocks.core.stream_window import Packet
+from producers.blocks.stream_options import CommitWay
 from producers.errors import DatanodeError
 from schemas.records.datanode import BlockCommitted, WriteChunk
 from schemas.stream_errors import BAD_FRAME
@@ -91,7 +93,8 @@ def test_a_closed_stream_has_no_connection_left(stream):
         stream.send(list(packets())[:1])
 
 
-def test_a_hsync_while_the_same_bytes_are_being_committed_commits_them_once(make):
+@pytest.mark.parametrize("hsync", [True, False])
+def test_bytes_that_are_being_committed_already_are_committed_once(make, hsync):
     world = make(replicas=1, flush_bytes=64 * KIB)
     began_s: list[float] = []
 
@@ -103,6 +106,32 @@ def test_a_hsync_while_the_same_bytes_are_being_committed_commits_them_once(make
     with world.client.open("/v/b/k", "wb") as file:
         file.write(some_bytes(64 * KIB))
         file.flush()
+        if hsync:
+            file.hsync()
+            assert len(began_s) == 1
+    assert len(world.logs[1].puts) == 1
+
+
+@pytest.mark.parametrize("way", [CommitWay.SEPARATE, CommitWay.ON_STREAM])
+def test_a_commit_goes_with_the_end_of_the_stream_if_that_is_the_way(make, monkeypatch, way):
+    world = make(replicas=1, commit_way=way)
+    asked: list[int] = []
+    real = BlockCommitter.put
+
+    def put(self, length, *arguments, **more):
+        asked.append(length)
+        return real(self, length, *arguments, **more)
+
+    monkeypatch.setattr(BlockCommitter, "put", put)
+    world.put(some_bytes(10 * KIB))
+    assert asked == ([] if way is CommitWay.ON_STREAM else [10 * KIB])
+    assert len(world.logs[1].puts) == 1
+
+
+@pytest.mark.parametrize("way", [CommitWay.SEPARATE, CommitWay.ON_STREAM])
+def test_what_is_watched_is_not_committed_again_at_the_end(make, way):
+    world = make(replicas=1, commit_way=way)
+    with world.client.open("/v/b/k", "wb") as file:
+        file.write(some_bytes(10 * KIB))
         file.hsync()
-        assert len(began_s) == 1
     assert len(world.logs[1].puts) == 1
