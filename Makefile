@@ -35,7 +35,7 @@ START ?= 1
 FAULT ?= leader-kill leader-pause broker-kill follower-kill client-kill all-brokers node-partition broker-partition \
 	full-disk log-corruption sst-bit-flip wal-truncation mixed
 TIMES ?= 10
-# Variables of `make mutants`: packages, folders or modules, how many mutants of each (0: all); SEED.
+# Variables of `make mutants`: packages, folders or modules, how many mutants of each (0: all); SEED. BY_LINE=1 tries each on the tests of its line.
 PACKAGE ?= replicated_db om_processors producers datanode_processors spark_streaming
 SAMPLE ?= 25
 
@@ -53,7 +53,7 @@ help: ## list the targets
 	@echo "  make test-full ROUNDS=20              inject each fault twenty times"
 	@echo "  make linearizability HISTORIES=50 SEED=7"
 	@echo "  make chaos FAULT=leader-kill TIMES=100   one kind of fault, a hundred times"
-	@echo "  make mutants PACKAGE=producers/files SAMPLE=50 SEED=3"
+	@echo "  make mutants PACKAGE=producers/files SAMPLE=50 SEED=3 BY_LINE=1"
 
 check-tools: ## check that Python >= 3.11, Java >= 17 and Maven are there
 	@command -v $(PYTHON) >/dev/null || { echo "error: '$(PYTHON)' not found: install Python 3.11 or newer (or set PYTHON=...)" >&2; exit 1; }
@@ -116,9 +116,9 @@ linearizability: install ## HISTORIES histories of a real stack under faults, ch
 chaos: install ## faults on a real stack by count, everything compared at the end (FAULT, TIMES): one JSON line a fault
 	$(foreach fault,$(FAULT),$(BIN)/python -m tests.chaos.run --fault $(fault) --times $(TIMES) &&) true
 
-mutants: install ## do the fast tests notice? SAMPLE mutants of each PACKAGE; survivors are written to survivors.diff (SEED)
+mutants: install ## do the fast tests notice? SAMPLE mutants of each PACKAGE; survivors are written to survivors.diff (SEED, BY_LINE)
 	$(BIN)/python -m pip install --quiet $(LOCKED) --editable '.[mutation]'
-	nice $(BIN)/python -m tests.mutation.run $(PACKAGE) --sample $(SAMPLE) --seed $(SEED)
+	nice $(BIN)/python -m tests.mutation.run $(PACKAGE) --sample $(SAMPLE) --seed $(SEED) $(if $(filter-out 0,$(BY_LINE)),--by-line)
 
 bench: install ## createKey + commitKey at 1 to 4,000 in flight, a million keys, 20 failovers: tables, and one JSON object a line
 	$(BIN)/python -m benchmarks.om_write --keys 1000000

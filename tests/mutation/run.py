@@ -1,6 +1,7 @@
 """Do the fast tests notice? Samples mutants of packages or modules and runs the unit tests of their room on each.
 
     python -m tests.mutation.run producers --sample 25 --seed 1                 what `make mutants` does
+    python -m tests.mutation.run producers --sample 90 --seed 1 --by-line       ten times as fast
     python -m tests.mutation.run datanode_processors/repair/verifier.py         all mutants of one module
 
 The tree is copied once, and one mutant at a time is written into the copy. The tests of its room run first, then those
@@ -11,6 +12,11 @@ or the mutant is equivalent.
 
 Unit tests start no Java, so they cannot compute an expression of Spark. With ``--spark`` a survivor in a module that
 imports PySpark is also tried on the batch tests that compare Spark with a model of it: a session, and no broker.
+
+With ``--by-line`` the unit tests of a package run once under coverage.py, and a mutant is tried only on the tests that
+are for its line (``lines``). A mutant in a function of which no test runs the line survives untried. What was recorded
+is kept below ``build/mutants``, and test modules that have changed are recorded again. A test that kills a mutant counts
+if it passes alone without one: those that sum up what other tests reached do not.
 """
 
 from __future__ import annotations
@@ -27,11 +33,11 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any
 
 import pytest
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -39,13 +45,20 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.mutation.lines import LineMap
 from tests.mutation.mutants import OWN_OPERATORS, Mutant, Source, is_another, skipped_spans, within
+from tests.mutation.recording import LastBegun, Recording, digests_of, record
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.05
 FIRST_TIMEOUT_S = 900.0
 TIMEOUT_S, TIMEOUT_FACTOR = 20.0, 3.0
 """Tests that take longer than so many times what they take without a mutant, and so long in addition, hang."""
+BY_LINE_TIMEOUT_S, TIMEOUT_OF_A_TEST_S = 60.0, 1.0
+"""With ``--by-line`` tests hang that take so long, and so long for each that is chosen; most take milliseconds."""
+TEST_TIMEOUT_S = 25
+"""With ``--by-line``, how long one test may take: tests wait for a minute for what a mutant never does."""
+RECORDS = ROOT / "build" / "mutants"
 OPERATORS = (
     *(f"ReplaceComparisonOperator_{turned}" for turned in (
         "Eq_NotEq", "NotEq_Eq", "Is_IsNot", "IsNot_Is", "Lt_LtE", "LtE_Lt", "Gt_GtE", "GtE_Gt", "Lt_GtE", "LtE_Gt", "Gt_LtE", "GtE_Lt",
@@ -73,6 +86,12 @@ WARM = (
     "prometheus_client", "faust", "aiohttp", "pandas", "pyspark.sql.streaming.stateful_processor",
 )  # fmt: skip
 """Libraries that take longer to import than most tests to run. They are imported once; the tests' processes are forks."""
+
+PACKAGES = {
+    "schemas": (), "replicated_db": ("schemas",), "producers": ("schemas",), "om_processors": ("schemas", "replicated_db"),
+    "datanode_processors": ("schemas", "replicated_db"),
+}  # fmt: skip
+"""Our packages that tests of others use, each with those that it imports."""
 
 
 def mutants_of(text: str) -> Iterator[Mutant]:
@@ -107,38 +126,39 @@ def tests_of(module: str) -> list[list[str]]:
     return [first] if len(room.parts) == 1 else [first, [f"tests/unit/{room.parts[0]}"]]
 
 
-def run_tests(tree: Path, paths: list[str]) -> NoReturn:
-    """Run tests in ``tree``, in a process of their own that has the libraries already, and end it."""
-    code = 1
-    try:
-        os.setsid()
-        os.chdir(tree)
-        nowhere = os.open(os.devnull, os.O_RDWR)
-        for descriptor in range(3):
-            os.dup2(nowhere, descriptor)
-        sys.path[:] = [str(tree) if entry in {"", str(ROOT)} else entry for entry in sys.path]
-        os.environ["PYTHONPATH"] = str(tree)
-        # Bytecode is there already. What is written now would have the mutant in it, and the next one may have its time.
-        sys.dont_write_bytecode = True
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
-            del sys.modules[name]
-        # That an example fails is enough: shrinking it would take longer than all else.
-        phases = [Phase.explicit, Phase.generate]
-        settings.register_profile(
-            "mutants", deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=phases, database=None
-        )
-        code = int(
-            pytest.main([*NOT_SLOW, *paths, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"])
-        )
-    finally:
-        os._exit(code)
+def enter(tree: Path) -> None:
+    """Make this process, which is a fork, one that tests ``tree``, with the libraries that it has already."""
+    os.setsid()
+    os.chdir(tree)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        os.dup2(nowhere, descriptor)
+    sys.path[:] = [str(tree) if entry in {"", str(ROOT)} else entry for entry in sys.path]
+    os.environ["PYTHONPATH"] = str(tree)
+    # Bytecode is there already. What is written now would have the mutant in it, and the next one may have its time.
+    sys.dont_write_bytecode = True
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    # That an example fails is enough: shrinking it would take longer than all else.
+    settings.register_profile(
+        "mutants",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        phases=[Phase.explicit, Phase.generate],
+        database=None,
+    )
 
 
-def passes(tree: Path, paths: list[str], timeout_s: float) -> bool:
-    """Return whether tests pass in ``tree``; if they hang they do not."""
+def in_a_fork(tree: Path, work: Callable[[], int], timeout_s: float) -> int | None:
+    """Return the exit code that ``work`` ends with in a fork of its own, None if it hangs."""
     child, deadline = os.fork(), time.monotonic() + timeout_s
     if not child:
-        run_tests(tree, paths)
+        code = 1
+        try:
+            enter(tree)
+            code = work()
+        finally:
+            os._exit(code)
     ended = status = 0
     while not ended and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -147,48 +167,172 @@ def passes(tree: Path, paths: list[str], timeout_s: float) -> bool:
         os.killpg(child, signal.SIGKILL)
     if not ended:
         os.waitpid(child, 0)
-    return bool(ended) and os.waitstatus_to_exitcode(status) == 0
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def arguments(tests: list[str]) -> list[str]:
+    """Return pytest's arguments for tests."""
+    return [*NOT_SLOW, *tests, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
+
+
+class Tree:
+    """A copy of the repository, in which one module at a time is another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tree"
+        self._last = folder / "last"
+        self._result = folder / "lines"
+        shutil.copytree(
+            ROOT,
+            self.path,
+            symlinks=True,
+            ignore=shutil.ignore_patterns(".git", ".venv", "build", ".stratolog", ".*_cache"),
+        )
+        compileall.compile_dir(self.path, quiet=2)
+
+    @contextlib.contextmanager
+    def changed(self, module: str, text: str) -> Iterator[None]:
+        """Have ``text`` as the module's for the block."""
+        place = self.path / module
+        place.write_text(text)
+        try:
+            yield
+        finally:
+            shutil.copy2(ROOT / module, place)
+
+    def failing(self, tests: list[str], timeout_s: float, *more: str) -> str | None:
+        """Return the test that fails or hangs, "" if that is the import already, and None if all pass.
+
+        ``more`` are arguments of pytest.
+        """
+        self._last.write_text("")
+        plugins = [LastBegun(self._last)]
+        given = [*arguments(tests), *more]
+        code = in_a_fork(self.path, lambda: int(pytest.main(given, plugins=plugins)), timeout_s)
+        if code is None:
+            print(f"hangs: {self._last.read_text() or 'before the first test'}", flush=True)
+        return None if code == 0 else self._last.read_text()
+
+    def record(self, package: str, tests: list[str]) -> dict[str, Any]:
+        """Return as JSON which lines of a package each test runs (``recording.record``)."""
+        given = [argument for argument in arguments(tests) if argument != "-x"]
+        in_a_fork(self.path, partial(record, self.path, package, given, self._result), FIRST_TIMEOUT_S)
+        if not self._result.exists():
+            sys.exit(f"error: coverage.py says nothing about {package}; its tests hang, or none can be collected")
+        found: dict[str, Any] = json.loads(self._result.read_text())
+        self._result.unlink()
+        return found
+
+
+class ByLine:
+    """Tries the mutants of one package on the tests that are for their lines."""
+
+    def __init__(self, tree: Tree, package: str, most: int) -> None:
+        """Record what is not recorded yet. ``most`` is how many tests a mutant is tried on at most; 0: all."""
+        self._tree, root = tree, tree.path
+        self._most = most or None
+        tests = package_tests(root, package)
+        digests = digests_of(root, package, tests)
+        recording = Recording(RECORDS / f"{package}.json")
+        if stale := recording.stale(digests):
+            print(f"recording which lines {len(stale)} test modules of {package} run", flush=True)
+            found = tree.record(package, stale)
+            for test in found["failed"]:
+                print(f"left out, for it fails without a mutant: {test}", flush=True)
+            recording.add({path: digests[path] for path in stale}, found["lines"], found["failed"])
+        texts = {module: (root / module).read_text() for module in modules_below(package)}
+        self._map = LineMap(texts, recording.tests(), {path: (root / path).read_text() for path in tests})
+        self._pass_alone: dict[str, bool] = {}
+
+    def killer(self, module: str, line: int, mutated: str) -> str | None:
+        """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
+        tests = self._map.tests_of(module, line)[: self._most]
+        while True:
+            tests = [test for test in tests if self._pass_alone.get(test, True)]
+            with self._tree.changed(module, mutated):
+                failed = self._failing(tests) if tests else None
+            if not failed or self._passes_alone(failed):
+                return failed
+
+    def _passes_alone(self, test: str) -> bool:
+        """Return whether a test passes by itself, without a mutant."""
+        if test not in self._pass_alone:
+            self._pass_alone[test] = self._failing([test]) is None
+        return self._pass_alone[test]
+
+    def _failing(self, tests: list[str]) -> str | None:
+        timeout_s = BY_LINE_TIMEOUT_S + TIMEOUT_OF_A_TEST_S * len(tests)
+        return self._tree.failing(tests, timeout_s, f"--timeout={TEST_TIMEOUT_S}")
+
+
+def package_tests(root: Path, package: str) -> list[str]:
+    """Return the test modules of a package, and those of its rooms' properties."""
+    unit = sorted(str(path.relative_to(root)) for path in (root / "tests/unit" / package).rglob("test_*.py"))
+    below = [name for room, names in PROPERTIES.items() if room.startswith(f"{package}/") for name in names]
+    return [*unit, *(f"tests/properties/{name}" for name in dict.fromkeys(below))]
 
 
 class Trials:
     """Mutants in a copy of the tree, one at a time."""
 
-    def __init__(self, folder: str, *, room_only: bool, with_spark: bool) -> None:
-        self._tree = Path(folder) / "tree"
+    def __init__(self, folder: str, *, room_only: bool, with_spark: bool, by_line: bool, most: int) -> None:
+        self._tree = Tree(Path(folder))
         self._room_only = room_only
         self._with_spark = with_spark
+        self._by_line = by_line
+        self._most = most
+        self._packages: dict[str, ByLine] = {}
         self._timeouts_s: dict[frozenset[str], float] = {}
-        shutil.copytree(
-            ROOT,
-            self._tree,
-            symlinks=True,
-            ignore=shutil.ignore_patterns(".git", ".venv", "build", ".stratolog", ".*_cache"),
-        )
-        compileall.compile_dir(self._tree, quiet=2)
 
-    def check(self, module: str) -> None:
-        """Run the tests of a module without a mutant, as a measure; ends the program if they fail."""
-        for paths in self._runs(module):
-            if frozenset(paths) not in self._timeouts_s:
-                began_s = time.monotonic()
-                if not passes(self._tree, paths, FIRST_TIMEOUT_S):
-                    sys.exit(f"error: the tests of {module} fail without a mutant")
-                self._timeouts_s[frozenset(paths)] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
+    def killer(self, module: str, line: int, mutated: str) -> str | None:
+        """Return what kills a mutant of a line: a test, or "" for the import; None if it survives."""
+        if not self._by_line:
+            return self._killer_of(self._runs(module), module, mutated)
+        killer = self._package(module).killer(module, line, mutated)
+        return self._killer_of(self._spark_runs(module), module, mutated) if killer is None else killer
 
-    def survives(self, module: str, text: str) -> bool:
-        """Return whether all tests pass with ``text`` as the module's."""
-        place = self._tree / module
-        place.write_text(text)
-        try:
-            return all(passes(self._tree, paths, self._timeouts_s[frozenset(paths)]) for paths in self._runs(module))
-        finally:
-            shutil.copy2(ROOT / module, place)
+    def _killer_of(self, runs: list[list[str]], module: str, mutated: str) -> str | None:
+        for paths in runs:
+            timeout_s = self._timeout_s(module, paths)
+            with self._tree.changed(module, mutated):
+                failed = self._tree.failing(paths, timeout_s)
+            if failed is not None:
+                return failed
+        return None
+
+    def _timeout_s(self, module: str, paths: list[str]) -> float:
+        """Return after which time tests hang; ends the program if they fail without a mutant."""
+        key = frozenset(paths)
+        if key not in self._timeouts_s:
+            began_s = time.monotonic()
+            if self._tree.failing(paths, FIRST_TIMEOUT_S) is not None:
+                sys.exit(f"error: the tests of {module} fail without a mutant")
+            self._timeouts_s[key] = TIMEOUT_S + TIMEOUT_FACTOR * (time.monotonic() - began_s)
+        return self._timeouts_s[key]
+
+    def _package(self, module: str) -> ByLine:
+        package = Path(module).parts[0]
+        if package not in self._packages:
+            self._packages[package] = ByLine(self._tree, package, self._most)
+        return self._packages[package]
 
     def _runs(self, module: str) -> list[list[str]]:
-        runs = tests_of(module)[: 1 if self._room_only else None]
-        if self._with_spark and "from pyspark" in (ROOT / module).read_text():
-            runs.append(list(SPARK_TESTS))
-        return runs
+        return [*tests_of(module)[: 1 if self._room_only else None], *self._spark_runs(module)]
+
+    def _spark_runs(self, module: str) -> list[list[str]]:
+        return [list(SPARK_TESTS)] if self._with_spark and "from pyspark" in (ROOT / module).read_text() else []
+
+
+def warm(targets: list[str]) -> None:
+    """Import what no mutant can be in: libraries, and our packages that import none of the targets' packages."""
+    for library in WARM:
+        import_module(library)
+    packages = {Path(target).parts[0] for target in targets}
+    for name, below in PACKAGES.items():
+        if not packages & {name, *below}:
+            for module in modules_below(name):
+                if not module.endswith("__main__.py"):
+                    import_module(module.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
 
 def modules_below(target: str) -> list[str]:
@@ -210,12 +354,13 @@ def judge(target: str, options: argparse.Namespace, trials: Trials) -> dict[str,
         original, mutated = (ROOT / module).read_text(), mutant.text()
         if not is_another(mutated, original):
             continue
-        trials.check(module)
-        survived = trials.survives(module, mutated)
+        mutant_s = time.monotonic()
+        killer = trials.killer(module, mutant.line, mutated)
         tried += 1
-        killed += not survived
-        print(f"{'SURVIVED' if survived else 'killed  '} {module}:{mutant.line} {mutant.operator}", flush=True)
-        if survived:
+        killed += killer is not None
+        where = f"{module}:{mutant.line} {mutant.operator} in {time.monotonic() - mutant_s:.0f} s"
+        print(f"SURVIVED {where}" if killer is None else f"killed   {where} by {killer or 'its import'}", flush=True)
+        if killer is None:
             diff = difflib.unified_diff(
                 original.splitlines(), mutated.splitlines(), module, mutant.operator, lineterm=""
             )
@@ -234,12 +379,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--survivors", type=Path, default=Path("survivors.diff"), help="file that gets their diffs")
     parser.add_argument("--room-only", action="store_true", help="do not try a survivor on the package's other tests")
+    parser.add_argument("--by-line", action="store_true", help="try a mutant only on the tests that are for its line")
+    parser.add_argument("--most-tests", type=int, default=0, help="with --by-line, how many for each mutant (0: all)")
     parser.add_argument("--spark", action="store_true", help="try survivors in modules of PySpark on Spark, too")
     options = parser.parse_args()
-    for library in WARM:
-        import_module(library)
+    warm(options.targets)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trials = Trials(folder, room_only=options.room_only, with_spark=options.spark)
+        trials = Trials(
+            folder,
+            room_only=options.room_only,
+            with_spark=options.spark,
+            by_line=options.by_line,
+            most=options.most_tests,
+        )
         for target in options.targets:
             print(json.dumps(judge(target, options, trials)), flush=True)
 

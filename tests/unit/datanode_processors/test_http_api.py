@@ -16,13 +16,20 @@ from aiohttp import web
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.http_api import DatanodeHttpApi
+from datanode_processors.pipeline.chunk_store import ChunkStore
+from datanode_processors.pipeline.core.block_tables import DN_FAMILIES
 from datanode_processors.repair.transfer import import_container
 from datanode_processors.status import DatanodeStatus
+from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import encode_block_row
+from schemas.column_families import BLOCK_TABLE
+from schemas.sharding import MAX_PIPELINES
 from tests.support.datanodes.block_nodes import BLOCK, CELL, CONTAINER, DATA, KEY, Node, row_of
+
+SHARD = 9
 
 
 class Site:
@@ -48,7 +55,10 @@ class Site:
             config, node.store, node.pipelines, node.server.snapshot, lambda: 7, lambda: self.preparing is None
         )
         app = faust.App("pages", broker="kafka://127.0.0.1:1", store="memory://", loop=self._loop)
-        DatanodeHttpApi({}, status, self._prepare, self.fatal.append).attach(app)
+        store = ChunkStore(folder / "rows", DN_FAMILIES.names, node.store)
+        identity = Identity(cluster="test", shard=SHARD, shards=MAX_PIPELINES, node="dn1")
+        self.rows = Replica(identity, DN_FAMILIES, store, threading.RLock())
+        DatanodeHttpApi({SHARD: self.rows}, status, self._prepare, self.fatal.append).attach(app)
         app.finalize()
         app.web.init_server()
         site: Any = app.web  # the driver for aiohttp
@@ -69,6 +79,7 @@ class Site:
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
+        self.rows.store.close()
         self.node.stop()
 
 
@@ -110,6 +121,19 @@ def test_a_shard_that_is_not_there_is_a_bad_query(site: Site) -> None:
     for shard in ("5", "x"):
         answer = site.ask(f"/v1/shards/{shard}/digest")
         assert (answer.status_code, answer.json()["error"]) == (400, codes.INVALID_REQUEST)
+
+
+def test_replicas_can_be_compared_by_digest_rows_and_row(site: Site) -> None:
+    answer = site.ask(f"/v1/shards/{SHARD}/digest")
+    assert (answer.status_code, answer.json()["digest"], answer.json()["scrubbed"]) == (200, "0" * 16, False)
+    assert site.ask(f"/v1/shards/{SHARD}/digest?scrub=true").json()["scrubbed"]
+    answer = site.ask(f"/v1/shards/{SHARD}/rows?cf={BLOCK_TABLE}&bucket=3")
+    assert (answer.status_code, answer.json()["rows"], answer.json()["truncated"]) == (200, [], False)
+    answer = site.ask(f"/v1/shards/{SHARD}/row?cf={BLOCK_TABLE}&key={KEY.hex()}")
+    assert (answer.status_code, answer.json()["value"]) == (200, None)
+    answer = site.ask(f"/v1/shards/{SHARD}/rows?cf=none")
+    assert (answer.status_code, answer.json()["error"]) == (400, codes.INVALID_REQUEST)
+    assert "'none'" in answer.json()["message"]
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,68 @@ def test_a_cancelled_await_leaves_the_request_in_flight():
     assert set(cluster.volumes) == {"v1", "v2"}
 
 
+def test_a_client_that_is_closed_has_closed_its_connections_to_nodes_and_brokers():
+    client, connection = client_to(MemoryCluster())
+    assert client.close() == []
+    assert client.close() == []
+    assert (client.reads._http.is_closed, connection.closed) == (True, True)
+
+    async def main():
+        connected = async_client_to(MemoryCluster())
+        async with connected:
+            assert not connected.reads._http.is_closed
+        assert connected.reads._http.is_closed
+
+    asyncio.run(main())
+
+
+def test_an_awaited_client_has_so_many_requests_in_flight_and_the_next_waits():
+    cluster = MemoryCluster()
+    connections = []
+
+    def open_pipeline(settings):
+        connections.append(MemoryConnection(cluster))
+        connections[-1].held = True
+        return RequestEngine(settings, connect=lambda *_: connections[-1])
+
+    async def main():
+        async with AsyncClient("memory:0", open_pipeline=open_pipeline, max_in_flight=2) as client:
+            futures = [await client.submit(CreateVolume(volume=name)) for name in ("v1", "v2")]
+            third = asyncio.create_task(client.submit(CreateVolume(volume="v3")))
+            await asyncio.sleep(0.05)
+            assert not third.done()
+            connections[0].release()
+            assert [(await future).status for future in futures] == ["OK", "OK"]
+            assert (await (await third)).status == "OK"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_awaited_with_block_that_ends_with_unanswered_requests_says_so(fails, caplog, monkeypatch):
+    cluster = MemoryCluster()
+    connections = []
+
+    def open_pipeline(settings):
+        connections.append(MemoryConnection(cluster))
+        connections[-1].lost = lambda _sent: True
+        return RequestEngine(settings, connect=lambda *_: connections[-1])
+
+    async def main():
+        client = AsyncClient("memory:0", open_pipeline=open_pipeline)
+        real = client.close
+        monkeypatch.setattr(client, "close", lambda: real(10))
+        async with client:
+            await client.submit(CreateVolume(volume="v1"))
+            if fails:
+                raise ZeroDivisionError
+
+    expected = ZeroDivisionError if fails else OutcomeUnknown
+    with pytest.raises(expected, match=None if fails else "CreateVolume"):
+        asyncio.run(main())
+    assert any("CreateVolume /v1" in record.getMessage() for record in caplog.records) == fails
+
+
 def test_async_reads_and_listings():
     cluster = MemoryCluster()
     node = Node(cluster)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from datanode_processors.errors import BlockError
+from datanode_processors.wire.children import Child, StreamChildren
 from datanode_processors.wire.core.limits import WireLimits
+from datanode_processors.wire.core.stream import StreamState, place_in
+from datanode_processors.wire.wire import Wire
 from schemas import stream_errors
 from schemas.codecs.codec import encode
 from schemas.conversation.conversation import own_hello
-from schemas.records.datanode import Hello, StreamError
+from schemas.records.datanode import Hello, OpenStream, Route, StreamError
 from schemas.records.packets import MAX_HELLO_BYTES, FrameBuffer, Kind, encode_frame, encode_header
 from tests.support.datanodes.streams import CLUSTER, Client, Datanode, hello_frame, routes_of
 
@@ -137,3 +142,159 @@ def test_what_comes_with_the_greeting_is_heard(above: Datanode) -> None:
 def test_a_child_may_leave_its_cluster_out(above: Datanode) -> None:
     hello = encode_frame(Kind.HELLO, encode(own_hello("below", "")))
     assert told(above, Below(hello + encode_frame(Kind.ACK, stream=1, sequence=1))) is None
+
+
+# ---------------------------------------------------------------------------------------------- in the middle of a send
+
+
+class Sending:
+    """The children of a stream, of which one is greeted; ``peer`` is the other end of its connection."""
+
+    def __init__(self) -> None:
+        self.attached: list[tuple[Wire, str]] = []
+        self.detached: list[Wire] = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            routes = [
+                Route(datanode="above", address="127.0.0.1:1", children=["below"]),
+                Route(datanode="below", address=f"127.0.0.1:{listener.getsockname()[1]}", children=[]),
+            ]
+            opening = OpenStream(
+                container_id=1, local_id=1, partition=1, offset=0, bytes_per_checksum=512, window_bytes=1 << 20,
+                routes=routes,
+            )  # fmt: skip
+            self.poll = select.poll()
+            self.children = StreamChildren(
+                StreamState(opening, 1, place_in(routes, "above")), self.poll, WireLimits(), name="above",
+                cluster=CLUSTER, attach=lambda wire, name: self.attached.append((wire, name)),
+                detach=self.detached.append,
+            )  # fmt: skip
+            (self.child,) = self.children
+            self.children.connect(self.child, encode_frame(Kind.OPEN, encode(opening), stream=1, sequence=1))
+            self.peer, _ = listener.accept()
+        self.peer.sendall(GREETED)
+        self.children.greet(self.child)
+
+    def offer_until_it_fails(self) -> BlockError:
+        try:
+            for _ in range(1000):
+                self.children.offer(self.child, memoryview(b"x" * 1000))
+        except BlockError as error:
+            return error
+        raise AssertionError("the child takes everything")
+
+    def close(self) -> None:
+        self.children.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def sending() -> Iterator[Sending]:
+    made = Sending()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("last_words", "hint", "words"),
+    [(b"", stream_errors.FAILED, "clos"), (error_frame("DISK_FULL", "no room"), "DISK_FULL", "DISK_FULL: no room")],
+    ids=["without a word", "with ERROR"],
+)
+def test_a_child_that_is_lost_in_the_middle_of_a_send_is_reported_with_its_last_words(
+    sending: Sending, last_words: bytes, hint: str, words: str
+) -> None:
+    sending.peer.recv(1 << 16)  # unread bytes would reset the connection
+    sending.peer.sendall(last_words)
+    sending.peer.close()
+    error = sending.offer_until_it_fails()
+    assert (error.code, error.hint, error.datanode) == (stream_errors.DOWNSTREAM_FAILED, hint, "below")
+    assert words in error.message
+
+
+def test_a_child_that_resets_the_connection_is_reported(sending: Sending) -> None:
+    sending.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    sending.peer.close()
+    error = sending.offer_until_it_fails()
+    assert (error.code, error.hint, error.datanode) == (
+        stream_errors.DOWNSTREAM_FAILED, stream_errors.FAILED, "below",
+    )  # fmt: skip
+
+
+def test_what_a_child_does_not_accept_at_once_is_left_and_shows_no_life(sending: Sending) -> None:
+    data = memoryview(bytes(range(256)) * (1 << 17))
+    child, began = sending.child, time.monotonic()
+    child.moved_at = 0.0
+    sending.children.offer(child, data)
+    assert child.moved_at >= began
+    left = child.left
+    assert left is not None
+    taken = len(data) - len(left)
+    assert 0 < taken < len(data)
+    child.moved_at = 0.0
+    sending.children.offer(child, left)
+    while child.moved_at:  # the kernel made some more room meanwhile
+        child.moved_at = 0.0
+        assert child.left is not None
+        sending.children.offer(child, child.left)
+    heard = bytearray()
+    reading = threading.Thread(target=lambda: read_all(sending.peer, heard, len(data)), daemon=True)
+    reading.start()
+    while child.left is not None:
+        sending.children.offer(child, child.left)
+    reading.join(30)
+    assert bytes(heard[-len(data) :]) == bytes(data)
+
+
+def read_all(peer: socket.socket, heard: bytearray, count: int) -> None:
+    """Read HELLO and OPEN, and then so many bytes."""
+    frames = FrameBuffer()
+    frames.greeting = True
+    while frames.frame() is None:
+        frames.received(peer.recv_into(frames.space()[:1]))
+    frames.greeting = False
+    while frames.frame() is None:
+        frames.received(peer.recv_into(frames.space()[:1]))
+    while len(heard) < count:
+        heard += peer.recv(1 << 20)
+
+
+def test_a_child_is_found_by_its_connection_until_that_is_closed(sending: Sending) -> None:
+    child: Child = sending.child
+    wire = child.connection
+    fileno = wire.fileno()
+    assert sending.attached == [(wire, "below")]
+    assert sending.children.by_fileno(fileno) is child
+    assert sending.children.by_fileno(fileno + 1) is None
+    child.moved_at = 0.0
+    sending.peer.sendall(encode_frame(Kind.ACK, stream=1, sequence=1))
+    assert [event for _, event in sending.poll.poll(10_000)] == [select.POLLIN]
+    sending.children.hear(child)
+    assert child.moved_at > 0
+    sending.children.close()
+    sending.children.close()
+    assert sending.detached == [wire]
+    assert wire.sock.fileno() < 0
+    assert sending.children.by_fileno(fileno) is None
+
+
+def test_a_damaged_acknowledgement_is_a_bad_frame_of_the_child(sending: Sending) -> None:
+    frame = bytearray(encode_frame(Kind.ACK, stream=1, sequence=1, payload=b"x"))
+    frame[-1] ^= 1
+    sending.peer.sendall(frame)
+    sending.poll.poll(10_000)
+    with pytest.raises(BlockError) as caught:
+        sending.children.hear(sending.child)
+    assert (caught.value.code, caught.value.hint) == (stream_errors.DOWNSTREAM_FAILED, stream_errors.BAD_FRAME)
+
+
+def test_nobody_at_the_address_of_a_child_is_reported(above: Datanode) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        below = Below(b"")
+        below.address = f"127.0.0.1:{free.getsockname()[1]}"
+        client = Client(above.address)
+        with pytest.raises(BlockError) as caught:
+            client.open(routes_of([above, below], [[1], []]))
+        client.close()
+    below._listener.close()
+    assert (caught.value.hint, caught.value.datanode) == (stream_errors.FAILED, "below")
+    assert below.address in caught.value.message

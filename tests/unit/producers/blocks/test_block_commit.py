@@ -2,11 +2,13 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from datanode_processors.errors import BlockError
-from producers.blocks.block_commit import BlockCommitter
+from producers.blocks import block_commit
+from producers.blocks.block_commit import FIRST_PAUSE_MS, LAST_PAUSE_MS, BlockCommitter
 from producers.blocks.stream_options import CommitWay
 from producers.errors import DatanodeError, StratologError
 from schemas import stream_errors
@@ -201,3 +203,81 @@ def test_a_block_that_was_given_up_keeps_no_stream_open(make):
 
 def streams(world, partition):
     return sum(node.server.snapshot().streams for node in world.members(partition))
+
+
+def test_members_that_refuse_are_asked_in_turn_with_growing_pauses(make, monkeypatch):
+    world = make()
+    pauses: list[float] = []
+    monkeypatch.setattr(block_commit, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pauses.append))
+
+    def refuse(*_):
+        if len(asked) < 7:
+            raise BlockError(stream_errors.OVERLOADED, "as if")
+
+    asked = heard(world, PutBlock, refuse)
+    put(committer(world), 1)
+    assert asked == ["dn11", "dn12", "dn13"] * 2 + ["dn11"]
+    assert [pause * 1000 for pause in pauses] == [min(FIRST_PAUSE_MS * 2**number, LAST_PAUSE_MS) for number in range(6)]
+
+
+def test_those_that_are_known_to_fail_are_asked_last(make):
+    world = make()
+    asked = heard(world, PutBlock, lambda *_: None)
+    one = committer(world)
+    one._failing |= {"dn11", "dn12"}
+    put(one, 1)
+    assert asked == ["dn13"]
+
+
+def watched(world, *, deaf=(), failing=(), seconds=0.0):
+    """Return (whether a watch of a committed block is held, how often by a majority only, who fails then, who was asked)."""
+    for name in deaf:
+        world.nodes[name].pipelines.deaf = True
+    world.put(some_bytes(KIB))
+    (block,) = world.key().blocks
+    one = committer(world)
+    one._location = block
+    one._failing |= set(failing)
+    asked = heard(world, WatchBlock)
+    held = one.watch(KIB, block.bcs_id, time.monotonic() + seconds)
+    return held, one.fell_to_majority, set(one._failing), sorted(asked)
+
+
+ALL = ["dn11", "dn12", "dn13"]
+
+
+def test_a_watch_that_all_hold_is_no_fall_to_a_majority(make):
+    assert watched(make()) == (True, 0, set(), ALL)
+
+
+def test_a_member_that_is_too_slow_is_done_without_and_not_waited_for_again(make):
+    assert watched(make(watch_timeout_ms=50), deaf=["dn12"]) == (True, 1, {"dn12"}, ALL)
+
+
+def test_a_watch_without_those_that_fail_is_one_by_majority(make):
+    assert watched(make(), failing=["dn13"]) == (True, 1, {"dn13"}, ["dn11", "dn12"])
+
+
+def test_where_too_many_fail_all_are_asked_while_there_is_time(make):
+    assert watched(make(), failing=["dn12", "dn13"]) == (False, 0, {"dn12", "dn13"}, [])
+    held, fell, _, asked = watched(make(), failing=["dn12", "dn13"], seconds=30)
+    assert (held, fell) == (True, 1)
+    assert asked == ALL
+
+
+def test_a_watch_that_no_majority_holds_is_not_held(make):
+    world = make(watch_timeout_ms=50, commit_timeout_ms=200)
+    world.put(some_bytes(KIB))
+    (block,) = world.key().blocks
+    for name in ("dn11", "dn13"):
+        world.nodes[name].pipelines.deaf = True
+    one = committer(world)
+    one._location = block
+    asked = heard(world, WatchBlock)
+    assert not one.watch(KIB, block.bcs_id, time.monotonic() + 30)
+    assert sorted(asked) == sorted(ALL * 2)
+    assert (one.fell_to_majority, one._failing) == (0, set())
+    checksums = world.logs[1].puts[0].checksums
+    with pytest.raises(DatanodeError, match=f"no majority of replicas holds {KIB} bytes .* after 200 ms") as caught:
+        one.make_durable(KIB, checksums, timeout_ms=200)
+    assert caught.value.status == stream_errors.TIMED_OUT

@@ -33,3 +33,66 @@ def test_only_an_error_of_the_tree_says_what_all_replicas_have(status):
     all_have = sent if status == stream_errors.DOWNSTREAM_FAILED else 0
     assert sent > 0
     assert (writer.window.acknowledged, writer.window.sent) == (all_have, all_have)
+
+
+# -- members that moved
+
+
+def view_of(addresses: dict[str, str]) -> PipelineView:
+    members = tuple(
+        Member(datanode=name, address=address, http_address="", rack="/r") for name, address in addresses.items()
+    )
+    return PipelineView(pipeline="pipeline-1", partition=1, state="OPEN", members=members)
+
+
+OLD = {"dn1": "h1:1", "dn2": "h2:1", "dn3": "h3:1"}
+ERROR = DatanodeError(stream_errors.FAILED, "as if", datanode="dn2")
+
+
+def writer_that_asks(answers: list[PipelineView], failing: set[str] | None = None) -> BlockWriter:
+    location = BlockLocation(container_id=1, local_id=1, offset=0, length=CELL_BYTES, pipeline="pipeline-1")
+    return BlockWriter(
+        location, view_of(OLD), Datanodes(), StreamOptions(), failing=failing, look_again=lambda: answers.pop(0)
+    )
+
+
+def addresses_of(writer: BlockWriter) -> dict[str, str]:
+    return {member.datanode: member.address for member in writer._members}
+
+
+def test_a_block_whose_members_moved_goes_on_with_those_and_blames_nobody():
+    now = view_of({**OLD, "dn2": "h2:2"})
+    failing = {"dn2", "dn3"}
+    writer = writer_that_asks([now], failing)
+    order = [member.datanode for member in writer._members]
+    writer._recover(ERROR)
+    assert addresses_of(writer) == {**OLD, "dn2": "h2:2"}
+    assert [member.datanode for member in writer._members] == order
+    assert writer.pipeline is now
+    assert failing == {"dn3"}
+    assert writer._committer._members is writer._members, "commits go there too"
+    assert writer.resumed == 1
+
+
+@pytest.mark.parametrize("answer", [OLD, {}, {"dn1": "h1:1"}, {**OLD, "dn9": "h9:1"}])
+def test_a_block_of_which_nobody_moved_stays_as_it_is_and_the_datanode_is_blamed(answer):
+    failing: set[str] = set()
+    writer = writer_that_asks([view_of(answer)], failing)
+    before = writer.pipeline
+    writer._recover(ERROR)
+    assert (addresses_of(writer), writer.pipeline) == (OLD, before)
+    assert failing == {"dn2"}
+
+
+def test_a_member_that_is_not_known_any_more_keeps_its_address():
+    writer = writer_that_asks([view_of({"dn1": "h1:2", "dn2": "h2:1", "dn9": "h9:1"})])
+    writer._recover(ERROR)
+    assert addresses_of(writer) == {"dn1": "h1:2", "dn2": "h2:1", "dn3": "h3:1"}
+
+
+def test_a_writer_that_cannot_ask_blames_the_datanode():
+    location = BlockLocation(container_id=1, local_id=1, offset=0, length=CELL_BYTES, pipeline="pipeline-1")
+    failing: set[str] = set()
+    writer = BlockWriter(location, view_of(OLD), Datanodes(), StreamOptions(), failing=failing)
+    writer._recover(ERROR)
+    assert failing == {"dn2"}

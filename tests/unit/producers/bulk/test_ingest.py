@@ -15,6 +15,7 @@ from producers.errors import OutcomeUnknown, RequestFailed
 from producers.reads.reads import Reads
 from schemas.records.messages import CommitKey, CreateKey, CreateVolume
 from schemas.result_codes import QUOTA_EXCEEDED
+from tests.support.local.waiting import eventually
 from tests.support.sdk.memory import BLOCK_BYTES, MemoryCluster, client_to
 from tests.support.sdk.nodes import Node
 
@@ -248,3 +249,48 @@ def test_progress_is_told_at_intervals_and_at_the_end(client, tree, monkeypatch)
     told: list[Progress] = []
     ingest(client, tree, progress=told.append)
     assert len(told) == 1, "the last"
+
+
+class Raising:
+    """A rule that raises an error once the second file is written, and the first one's request is out."""
+
+    def __init__(self, error, connection):
+        self._rule = TreeLayout()
+        self._error, self._connection = error, connection
+        self._asked = []
+
+    def bucket_for(self, relative_path):
+        if len(set(self._asked)) < len(self._asked):
+            eventually(lambda: self._connection.held)
+            raise self._error
+        self._asked.append(relative_path)
+        return self._rule.bucket_for(relative_path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_an_interrupt_does_not_wait_for_the_keys_in_flight_and_an_error_does(cluster, tree, error):
+    client, connection = client_to(cluster)
+    real = cluster.apply
+    raised: list[BaseException] = []
+
+    def apply(body):
+        connection.held |= isinstance(body, CreateKey)
+        return real(body)
+
+    def run():
+        try:
+            ingest(client, tree, layout=Raising(error, connection))
+        except BaseException as caught:
+            raised.append(caught)
+
+    cluster.apply = apply
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    eventually(lambda: connection.held)
+    thread.join(30 if error is KeyboardInterrupt else 0.3)
+    assert thread.is_alive() == (error is ZeroDivisionError)
+    cluster.apply = real
+    connection.release()
+    thread.join(30)
+    assert [type(one) for one in raised] == [error]
+    client.close(0)

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,3 +263,85 @@ def test_a_kept_connection_that_has_died_is_no_failover(make: Make) -> None:
     connection._socket.shutdown(2)
     assert read(reader, 8 * CELL_BYTES, 1) == DATA[8 * CELL_BYTES :][:1]
     assert reader.failovers == 0
+
+
+def refuse_all(world: World) -> list[str]:
+    """Have all replicas refuse and be damaged; return the list of whom was asked, which grows."""
+    (block,) = world.key().blocks
+    order: list[str] = []
+    for node in world.members():
+        node.pipelines.unhealthy.add((block.container_id, block.local_id))
+        for at in range(20):
+            node.blocks.damage(block, at * CELL_BYTES, b"no")
+        node.pipelines.reads = Named(node.name, order)
+    return order
+
+
+class Named(list[Any]):
+    """What a datanode was asked; it also notes that it was asked, among the others."""
+
+    def __init__(self, name: str, order: list[str]) -> None:
+        super().__init__()
+        self._name, self._order = name, order
+
+    def append(self, request: Any) -> None:
+        super().append(request)
+        if isinstance(request, ReadBlock):
+            self._order.append(self._name)
+
+
+def test_who_answered_last_and_failed_then_has_no_precedence_any_more(make: Make) -> None:
+    world = make({"dn11": "/near/1", "dn12": "/far/2"}, replicas=2)
+    (block,) = world.key().blocks
+    near = world.nodes["dn11"].pipelines
+    near.unhealthy.add((block.container_id, block.local_id))
+    reader = reader_of(world, rack="/near/1")
+    read(reader, 0, 1)
+    assert len(asked(world, "dn12")) == 1
+    order = refuse_all(world)
+    with pytest.raises(DatanodeError):
+        read(reader, 12 * CELL_BYTES, 1)
+    assert order == ["dn12", "dn11"] + ["dn11", "dn12"] * (MAX_ROUNDS - 1)
+
+
+def test_rounds_are_further_apart_each_time_and_the_object_manager_is_asked_between_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(replicas=1)
+    reader = reader_of(world)
+    read(reader, 0, 1)
+    refuse_all(world)
+    pauses: list[float] = []
+    monkeypatch.setattr(key_reader, "FIRST_PAUSE_MS", 7)
+    monkeypatch.setattr(key_reader, "time", SimpleNamespace(sleep=pauses.append))
+    refreshed: list[int] = []
+    monkeypatch.setattr(world.client.streams.directory, "try_refresh", lambda: refreshed.append(len(pauses)))
+    with pytest.raises(DatanodeError):
+        read(reader, 12 * CELL_BYTES, 1)
+    assert pauses == [0.007, 0.014]
+    assert refreshed == [1, 2]
+
+
+def test_the_other_holders_of_a_container_are_asked_when_no_member_answers(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(replicas=2)
+    gone, holder = world.members()
+    directory = world.client.streams.directory
+    view = directory.pipeline("pipeline-1")
+    members = {member.datanode: member for member in view.members}
+    monkeypatch.setattr(directory, "pipeline", lambda _: replace(view, members=(members[gone.name],)))
+    asked_for: list[int] = []
+
+    def holders(container_id: int) -> list[Any]:
+        asked_for.append(container_id)
+        return list(members.values())
+
+    monkeypatch.setattr(directory, "holders", holders)
+    reader = reader_of(world)
+    assert read(reader, 0, 1) == DATA[:1]
+    assert asked_for == [], "the member answers"
+    gone.stop()
+    assert read(reader, 9 * CELL_BYTES, 1) == DATA[9 * CELL_BYTES :][:1]
+    assert asked_for == [world.key().blocks[0].container_id]
+    assert len(asked(world, holder.name)) == 1

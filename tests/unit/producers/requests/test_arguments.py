@@ -10,9 +10,12 @@ import pytest
 import producers
 from producers import AsyncClient, Client, ClusterSecret, StreamOptions
 from producers.errors import Exists, InvalidArgument, NotFound, RequestFailed, error_of
+from producers.requests import bodies
 from producers.requests.arguments import MAX_LONG
-from producers.requests.engine import RequestEngine
+from producers.requests.core.calls import Policy
+from producers.requests.engine import RequestEngine, RequestSettings, make_settings
 from schemas import result_codes
+from schemas.records.log import FORCED
 from schemas.records.messages import CreateVolume, DeleteVolume, Response
 from schemas.records.rows import BlockLocation
 from tests.support.sdk.memory import MemoryCluster, MemoryConnection, client_to
@@ -239,3 +242,87 @@ def test_names_of_the_sdk_are_documented():
         name for name in producers.__all__ if isinstance(value := getattr(producers, name), type) and not value.__doc__
     ]
     assert without == []
+
+
+MOST = (1 << 63) - 1
+TAKEN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "create_volume": {"quota_in_bytes": (-1, 1, MOST), "quota_in_namespace": (-1, 1, MOST)},
+    "set_volume_property": {"quota_in_bytes": (None, -1, 1, MOST), "owner": (None, "o")},
+    "set_bucket_property": {"quota_in_namespace": (None, -1, 1, MOST), "owner": (None, "o")},
+    "create_key": {"size": (0, MOST), "metadata": (None, {}, {"a": "b"})},
+    "allocate_block": {"session_id": (0, MOST), "excluded_pipelines": ([], ("p",))},
+    "commit_key": {"session_id": (0, MOST), "size": (0, MOST), "blocks": ([],)},
+    "log_digest_base": {
+        "shard": (0, 1023), "index": (0, MOST), "slots": ([], [0, (1 << 31) - 1]), "sums": ([], [-MOST - 1, MOST]),
+        "force": (True, False),
+    },
+}  # fmt: skip
+"""By method and argument: what is just within the limits."""
+LIMITS: dict[str, tuple[Any, ...]] = {
+    "deadline_ms": (1, 300_000), "max_in_flight": (1,), "max_linger_ms": (0, 0.5, 1000), "connect_timeout_ms": (1,),
+    "caller": ("me",), "bootstrap_servers": (" b:1,",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "value"),
+    [(method, name, value) for method, named in TAKEN.items() for name, values in named.items() for value in values],
+)
+def test_what_is_just_within_the_limits_is_taken(method, argument, value):
+    body = getattr(bodies, method)(**defaults(method) | {argument: value})
+    if argument != "force":
+        expected = list(value) if isinstance(value, tuple) else {} if argument == "metadata" and not value else value
+        assert getattr(body, argument) == expected
+
+
+def defaults(method):
+    """Return arguments of a request that are right."""
+    words = {
+        "session_id": 1, "size": 1, "blocks": [], "metadata": None, "excluded_pipelines": [], "shard": 1, "index": 1,
+        "slots": [1], "sums": [1], "force": False, "quota_in_bytes": -1, "quota_in_namespace": -1,
+    }  # fmt: skip
+    return {name: words.get(name, name) for name in inspect.signature(getattr(bodies, method)).parameters}
+
+
+def test_a_digest_base_that_is_forced_says_so():
+    given = defaults("log_digest_base")
+    assert bodies.log_digest_base(**given).basis == "basis"
+    assert bodies.log_digest_base(**given | {"force": True}).basis == FORCED + "basis"
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in LIMITS.items() for value in values])
+def test_settings_just_within_the_limits_are_taken(name, value):
+    given = {
+        "bootstrap_servers": "b:1", "caller": None, "deadline_ms": 1_000, "max_in_flight": 10, "max_linger_ms": 1,
+        "connect_timeout_ms": 1_000,
+    }  # fmt: skip
+    settings = make_settings(**given | {name: value})
+    assert value in {getattr(settings, name, None), getattr(settings.policy, name, None)}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"bootstrap_servers": ""}, {"max_linger_ms": -1}, {"max_linger_ms": 1000.5}, {"connect_timeout_ms": 0}],
+    ids=str,
+)
+def test_settings_that_are_made_otherwise_have_the_same_limits(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        RequestSettings(**{"bootstrap_servers": "b:1", "caller": "me", "policy": Policy()} | wrong)
+
+
+PAGES: dict[str, tuple[str, ...]] = {
+    "list_volumes": (), "list_buckets": ("volume",), "list_keys": ("volume", "bucket"),
+    "list_snapshots": ("volume", "bucket"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", PAGES)
+def test_a_listing_refuses_what_is_wrong_when_it_is_called_and_not_when_it_is_read(client, method):
+    right = dict.fromkeys(PAGES[method], "name")
+    assert iter(getattr(client, method)(**right))
+    for name in (*PAGES[method], "prefix", "start_after"):
+        with pytest.raises(TypeError, match=name):
+            getattr(client, method)(**right | {name: 1})
+    for name, value in (("consistency", "perhaps"), ("limit", 0)):
+        with pytest.raises(ValueError, match=name):
+            getattr(client, method)(**right | {name: value})

@@ -1,0 +1,281 @@
+"""A datanode's parts wired together, on librdkafka's broker; a pipeline's log is in memory. Processes are integration's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datanode_processors import node as module
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.errors import BlockError
+from datanode_processors.layout import DataFolder, open_folder
+from datanode_processors.node import CannotStart, DatanodeProcess
+from replicated_db.core.ports import LogUnavailable
+from replicated_db.core.tables.memory import MemoryLog
+from replicated_db.shell.startup import Topics, WrongSetting
+from replicated_db.shell.system import SystemClock
+from schemas import stream_errors as codes
+from schemas.records.datanode import Member, OpenPipeline, PutBlock
+from schemas.sharding import MAX_PIPELINES
+from schemas.topics import DN_AUDIT, DN_HEARTBEATS, DN_LOG
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
+from tests.support.local.waiting import eventually
+
+PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
+Make = Callable[..., DatanodeProcess]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[MemoryBroker]:
+    with memory_broker() as running:
+        running.create(DN_LOG, DN_AUDIT, DN_HEARTBEATS)
+        yield running
+
+
+def config_of(folder: Path, broker: str, **changes: Any) -> DatanodeConfig:
+    given: dict[str, Any] = {
+        "node": "dn1", "cluster": "test", "host": "127.0.0.1", "port": 0, "http_port": 1, "bootstrap_servers": broker,
+        "data_dir": folder / "dn1", "watchdog_ms": 200, "barrier_interval_ms": 0, "scrub_interval_ms": 0,
+        "reserve_bytes": 0, "block_scrub_interval_ms": 0,
+    }  # fmt: skip
+    return DatanodeConfig(**{**given, **changes})
+
+
+def topics_of(**partitions: int) -> Topics:
+    found = {DN_LOG: PARTITIONS, DN_AUDIT: PARTITIONS, DN_HEARTBEATS: 1}
+    names = {"log": DN_LOG, "audit": DN_AUDIT}
+    found |= {names[name]: count for name, count in partitions.items()}
+    return Topics(log_topic_id="t", partitions=found, min_session_timeout_ms=6_000)
+
+
+def folder_of(config: DatanodeConfig) -> DataFolder:
+    return open_folder(config.data_dir, datanode=config.node, cluster=config.cluster)
+
+
+@pytest.fixture
+def died(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """What would have ended the process."""
+    found: list[BaseException] = []
+    monkeypatch.setattr(module, "fatal", found.append)
+    monkeypatch.setattr(module, "closing", lambda: None)
+    return found
+
+
+@pytest.fixture
+def make(
+    tmp_path: Path, broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch, died: list[BaseException]
+) -> Iterator[Make]:
+    made: list[DatanodeProcess] = []
+    clock: Any = SystemClock()
+    log = MemoryLog(clock)
+    monkeypatch.setattr("datanode_processors.pipeline.pipeline.KafkaLog", lambda *_: log)
+
+    def begin(**changes: Any) -> DatanodeProcess:
+        config = config_of(tmp_path, broker.bootstrap_servers, **changes)
+        made.append(DatanodeProcess(config, topics_of(), folder_of(config)))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+def opened(generation: int = 1) -> OpenPipeline:
+    members = [Member(datanode="dn1", address="127.0.0.1:1", http_address="", rack="/r")]
+    return OpenPipeline(pipeline="pipeline-3", partition=PARTITION, generation=generation, members=members)
+
+
+def leading(node: DatanodeProcess) -> Any:
+    """Open a pipeline of which this datanode is the only member, and wait until it leads."""
+    node.pipelines.start(lambda _: None, lambda: None, lambda *_: None, lambda _: None)
+    node.pipelines.handle(opened())
+    pipeline = node.pipelines.table.member(PARTITION)
+    eventually(lambda: pipeline.loop.leading and pipeline.generation == 1)
+    return pipeline
+
+
+def test_an_upgrade_is_prepared_by_closing_all_and_unprepared_by_a_new_pipeline(
+    make: Make, monkeypatch: pytest.MonkeyPatch, died: list[BaseException]
+) -> None:
+    node = make()
+    changes: list[None] = []
+    monkeypatch.setattr(node.heartbeats, "changed", lambda: changes.append(None))
+    pipeline = leading(node)
+    with node.blocks.open_writer(CONTAINER, 1, 0, CELL) as writer:
+        writer.write(0, bytes(CELL))
+        writer.flush()
+    put = PutBlock(
+        partition=PARTITION, container_id=CONTAINER, local_id=1, length=CELL, bytes_per_checksum=CELL,
+        checksums=checksums_of(bytes(CELL), CELL), wait_effective=True,
+    )  # fmt: skip
+    pipeline.proposals.submit(put).result(30)
+    assert node.prepare_upgrade() == {"prepared": True, "pipelines": ["pipeline-3"]}
+    assert pipeline.is_closed()
+    assert [one.closed for one in node.blocks.containers()] == [True]
+    assert node._is_prepared()
+    assert len(changes) == 1, "the next heartbeat says so at once"
+    node._take_blocks_again()
+    assert not node._is_prepared()
+    node._take_blocks_again()
+    assert not died
+
+
+def test_containers_that_stay_open_are_named_and_nothing_is_marked(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    with node.blocks.open_writer(CONTAINER, 1, 0, CELL) as writer:
+        writer.write(0, bytes(CELL))
+    asked: list[int] = []
+    monkeypatch.setattr(module, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "PREPARE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(node.pipelines, "close_container", asked.append)
+    with pytest.raises(BlockError, match=rf"open here: \[{CONTAINER}\]") as caught:
+        node.prepare_upgrade()
+    assert caught.value.code == codes.TIMED_OUT
+    assert 1 < len(asked) < 20
+    assert not node._is_prepared()
+
+
+def test_a_later_generation_in_the_log_is_closed_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    pipeline = leading(node)
+    closed: list[int] = []
+    monkeypatch.setattr(node.pipelines, "close_pipeline", lambda request, _: closed.append(request.generation))
+    monkeypatch.setattr(type(pipeline), "generation", 7)
+    node.prepare_upgrade()
+    pipeline.opened = opened(9)
+    node.prepare_upgrade()
+    assert closed == [7, 9]
+
+
+def test_what_begins_with_the_node_ends_with_it(make: Make, died: list[BaseException]) -> None:
+    node = make(block_scrub_interval_ms=1_000)
+    node.start()
+    assert node._scrubbing.is_alive()
+    eventually(lambda: node.heartbeats.sent > 0)
+    node.close()
+    node._scrubbing.join(30)
+    assert not node._scrubbing.is_alive()
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", node.server.port), timeout=5):
+        pass
+    folder_of(node.config).close()  # its lock is free
+    assert not died
+
+
+def test_without_an_interval_blocks_are_not_scrubbed(make: Make) -> None:
+    node = make()
+    node.start()
+    assert not node._scrubbing.is_alive()
+
+
+def test_a_scrubber_that_fails_ends_the_process(
+    make: Make, died: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node, failure = make(), ZeroDivisionError()
+
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.setattr(node.scrubber, "run", fail)
+    node._scrub()
+    assert died == [failure]
+
+
+def test_a_shutdown_hands_over_and_then_the_process_ends_soon(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = make()
+    node.start()
+    ends: list[Any] = []
+    timer = threading.Timer(600, lambda: None)
+
+    def end_soon(close: Any) -> threading.Timer:
+        ends.append(close)
+        return timer
+
+    monkeypatch.setattr(module, "end_soon", end_soon)
+    asyncio.run(node._hand_over())
+    assert ends == [node.close]
+    assert node.pipelines._stopping.is_set()
+    assert not timer.finished.is_set()
+    node.close()
+    assert timer.finished.is_set(), "it is called off"
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotStart, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            make(port=port)
+
+
+def test_a_folder_of_another_datanode_is_refused(tmp_path: Path, make: Make) -> None:
+    config = make().config
+    with pytest.raises(CannotStart, match="dn1"):
+        module._folder(replace(config, node="dn2"))
+
+
+@pytest.mark.parametrize(
+    ("log", "audit", "wrong"),
+    [
+        (4, 4, ""), (4, 5, ""), (4, 3, f"topic {DN_AUDIT}: 3 partitions, but {DN_LOG} has 4"),
+        (MAX_PIPELINES, MAX_PIPELINES, ""),
+        (MAX_PIPELINES + 1, MAX_PIPELINES + 1, f"{MAX_PIPELINES + 1} partitions; container ids can name {MAX_PIPELINES}"),
+    ],
+)  # fmt: skip
+def test_the_topics_must_have_fitting_numbers_of_partitions(log: int, audit: int, wrong: str) -> None:
+    if not wrong:
+        module._check_partitions(topics_of(log=log, audit=audit))
+        return
+    with pytest.raises(WrongSetting, match=wrong):
+        module._check_partitions(topics_of(log=log, audit=audit))
+
+
+def test_threads_that_are_still_busy_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    end = threading.Event()
+    busy = threading.Thread(target=end.wait, name="busy-one", daemon=False)
+    idle = threading.Thread(target=end.wait, name="a-daemon", daemon=True)
+    with caplog.at_level(logging.INFO, "stratolog.node"):
+        busy.start()
+        idle.start()
+        try:
+            module._end_of_threads()
+        finally:
+            end.set()
+            busy.join()
+    (record,) = caplog.records
+    assert "busy-one" in record.getMessage()
+    assert "a-daemon" not in record.getMessage()
+    assert "MainThread" not in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("failure", "died_of"),
+    [
+        (LogUnavailable("no broker"), "no broker"), (WrongSetting("retention"), "retention"),
+        (OSError(28, "No space left"), "No space left"), (ValueError("no registry"), "no registry"),
+        (BlockError(codes.FAILED, "rows"), "rows"),
+    ],
+)  # fmt: skip
+def test_a_datanode_that_cannot_start_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, died: list[BaseException], failure: Exception, died_of: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise failure
+
+    for name in ("keep_freed_memory", "validate_schemas"):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr("replicated_db.shell.logs.configure", lambda *_: None)
+    monkeypatch.setattr("mode.loop.use", lambda _: None)
+    monkeypatch.setattr(module, "check_topics", lambda *_: topics_of())
+    monkeypatch.setattr(module, "DatanodeProcess", fail)
+    module.run(config_of(tmp_path, "127.0.0.1:1"))
+    (error,) = died
+    assert died_of in str(error)
+    assert (error is failure) == isinstance(failure, LogUnavailable | WrongSetting)

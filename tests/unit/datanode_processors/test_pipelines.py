@@ -1,0 +1,270 @@
+"""The pipelines of one datanode together: real stores, rows and leaders' loops; the logs are in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datanode_processors.blocks.block_store import BlockStore
+from datanode_processors.config import DatanodeConfig
+from datanode_processors.errors import BlockError
+from datanode_processors.pipelines import LOOKS_PER_SIZE, Pipelines
+from replicated_db.core.tables.memory import MemoryLog
+from replicated_db.shell.system import SystemClock
+from schemas import stream_errors as codes
+from schemas.codecs.block_rows import block_key
+from schemas.records.datanode import (
+    CloseContainer,
+    ClosePipeline,
+    FetchContainer,
+    Forwarded,
+    GetBlock,
+    ListContainer,
+    Member,
+    OpenPipeline,
+    PutBlock,
+    WatchBlock,
+)
+from tests.support.datanodes.checksums import checksums_of
+from tests.support.local.waiting import eventually
+
+PARTITION, CONTAINER, CELL = 3, 256 + 3, 512
+KEY = block_key(CONTAINER, 1)
+MODULE = "datanode_processors.pipelines"
+WAIT_S = 30.0
+
+
+class World:
+    """One datanode, the only member of its pipelines, which learns of all records when they are appended."""
+
+    def __init__(self, folder: Path, container_bytes: int = 1 << 30) -> None:
+        self.told: list[Any] = []
+        self.fatal: list[BaseException] = []
+        self.store = BlockStore(folder)
+        self.config = DatanodeConfig(
+            node="dn1", cluster="test", host="127.0.0.1", port=7, http_port=0, bootstrap_servers="", data_dir=folder,
+            watchdog_ms=200, barrier_interval_ms=0, scrub_interval_ms=0, container_bytes=container_bytes,
+            block_scrub_interval_ms=0,
+        )  # fmt: skip
+        self.pipelines = Pipelines(
+            self.config, self.store, "", clock=SystemClock(), note=lambda *_, **__: None, fatal=self.fatal.append,
+            opened=lambda: self.told.append("opened"),
+        )  # fmt: skip
+        self.pipelines.open_known(self)
+
+    def publish(self, replica: Any, outcome: Any) -> None:
+        """What is applied, as the outbox of a process is told."""
+        self.pipelines.on_record(replica, outcome)
+        if outcome.snapshot is not None:
+            outcome.snapshot.close()
+
+    def start(self) -> None:
+        self.pipelines.start(
+            self.told.append, lambda: self.told.append("changed"),
+            lambda pipeline, _: self.told.append(("scanned", pipeline.partition)), lambda _: None,
+        )  # fmt: skip
+
+    def leading(self) -> Any:
+        self.start()
+        self.pipelines.handle(opening())
+        pipeline = self.pipelines.table.member(PARTITION)
+        eventually(lambda: pipeline.loop.leading and pipeline.generation == 1)
+        return pipeline
+
+    def write(self, local_id: int = 1, cells: int = 1) -> None:
+        """Have bytes, which are committed."""
+        with self.store.open_writer(CONTAINER, local_id, 0, CELL) as writer:
+            writer.write(0, bytes(cells * CELL))
+            writer.flush()
+        self.pipelines.handle(
+            PutBlock(
+                partition=PARTITION, container_id=CONTAINER, local_id=local_id, length=cells * CELL,
+                bytes_per_checksum=CELL, checksums=checksums_of(bytes(cells * CELL), CELL), wait_effective=True,
+            )
+        )  # fmt: skip
+
+    def closed(self) -> list[bool]:
+        return [one.closed for one in self.store.containers()]
+
+    def end(self) -> None:
+        self.pipelines.stop()
+        self.pipelines.close()
+
+
+def opening(generation: int = 1) -> OpenPipeline:
+    members = [Member(datanode="dn1", address="127.0.0.1:7", http_address="", rack="/r")]
+    return OpenPipeline(pipeline="pipeline-3", partition=PARTITION, generation=generation, members=members)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
+    clock: Any = SystemClock()
+    made = MemoryLog(clock)
+    monkeypatch.setattr("datanode_processors.pipeline.pipeline.KafkaLog", lambda *_: made)
+    return made
+
+
+@pytest.fixture
+def world(tmp_path: Path, log: MemoryLog) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_pipeline_that_is_opened_is_followed_led_and_reported(world: World) -> None:
+    pipeline = world.leading()
+    assert world.told[:2] == ["opened", PARTITION]
+    assert "changed" in world.told
+    assert world.pipelines.all() == [pipeline]
+    assert list(world.pipelines.replicas) == list(world.pipelines.loops) == list(world.pipelines.follower_logs) == [3]
+    assert pipeline._missing_row() is None, "the leader has brought it to the log"
+    length = pipeline.replica.position.index
+    assert "is followed" in world.pipelines.handle(opening()).detail
+    assert pipeline.replica.position.index == length + 1, "a leader brings every request for an open one to the log"
+    world.told.clear()
+    world.pipelines.handle(opening(2))
+    eventually(lambda: pipeline.generation == 2)
+    assert world.told[0] == "opened"
+
+
+def test_a_change_of_leadership_is_said_at_once(world: World) -> None:
+    pipeline = world.leading()
+    world.told.clear()
+    pipeline.stop()
+    eventually(lambda: "changed" in world.told)
+    assert not pipeline.loop.leading
+    assert not world.fatal
+
+
+def test_what_is_committed_is_verified_and_what_is_closed_is_closed_in_the_store(world: World) -> None:
+    pipeline = world.leading()
+    world.write()
+    eventually(lambda: pipeline._verified.get(KEY) == CELL)
+    found = world.pipelines.handle(GetBlock(partition=PARTITION, container_id=CONTAINER, local_id=1))
+    assert (found.length, found.stored_length) == (CELL, CELL)
+    watched = world.pipelines.handle(
+        WatchBlock(partition=PARTITION, container_id=CONTAINER, local_id=1, length=CELL, bcs_id=0, timeout_ms=0)
+    )
+    assert watched.satisfied
+    listed = world.pipelines.handle(ListContainer(partition=PARTITION, container_id=CONTAINER))
+    assert (len(listed.blocks), listed.closed, world.closed()) == (1, False, [False])
+    assert [found[:3] for found in world.pipelines.committed_blocks(None)] == [(PARTITION, CONTAINER, 1)]
+    world.pipelines.handle(CloseContainer(partition=PARTITION, container_id=CONTAINER))
+    eventually(lambda: world.closed() == [True])
+
+
+@pytest.mark.parametrize(("container_bytes", "closed"), [(2 * CELL, True), (2 * CELL + 1, False)])
+def test_the_leader_closes_containers_that_hold_enough(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, container_bytes: int, closed: bool
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
+    world = World(tmp_path, container_bytes)
+    pipeline = world.leading()
+    world.write(cells=2)
+    asked: list[Any] = []
+    real = pipeline.proposals.submit
+
+    def submit(request: Any) -> Any:
+        asked.append(request)
+        return real(request)
+
+    pipeline.proposals.submit = submit
+    world.pipelines._close_full_containers()
+    wanted = CloseContainer(partition=PARTITION, container_id=CONTAINER)
+    assert asked == ([wanted] if closed else [])
+    if closed:
+        eventually(lambda: world.closed() == [True])
+        world.pipelines._close_full_containers()
+        assert len(asked) == 1, "it is closed"
+    world.end()
+
+
+def test_who_does_not_lead_or_is_refused_leaves_full_containers_to_the_next_look(
+    tmp_path: Path, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.LOOKS_PER_SIZE", 10**9)
+    world = World(tmp_path, container_bytes=1)
+    pipeline = world.leading()
+    world.write()
+    asked: list[Any] = []
+
+    def refuse(request: Any) -> Any:
+        asked.append(request)
+        raise BlockError(codes.OVERLOADED, "as if")
+
+    pipeline.proposals.submit = refuse
+    world.pipelines._close_full_containers()
+    assert len(asked) == 1
+    with world.store.open_writer(CONTAINER + 256 + 1, 1, 0, CELL) as writer:
+        writer.write(0, bytes(CELL))
+        world.pipelines._close_full_containers()
+    assert len(asked) == 2, "a container of no pipeline here is nobody's"
+    pipeline.stop()
+    eventually(lambda: not pipeline.loop.leading)
+    world.pipelines._close_full_containers()
+    assert len(asked) == 2
+    world.end()
+
+
+def test_sizes_are_looked_at_from_time_to_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[None] = []
+    pauses = threading.Semaphore(0)
+    monkeypatch.setattr(world.pipelines, "_close_full_containers", lambda: looked.append(None))
+
+    def wait(_: float) -> bool:
+        pauses.release()
+        return pauses._value > 2 * LOOKS_PER_SIZE
+
+    monkeypatch.setattr(world.pipelines._stopping, "wait", wait)
+    world.pipelines._watch()
+    assert len(looked) == 2
+
+
+def test_a_look_that_fails_ends_the_process(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = ZeroDivisionError()
+
+    def fail() -> None:
+        raise failure
+
+    monkeypatch.setattr(world.pipelines.table, "all", fail)
+    world.pipelines._watch()
+    monkeypatch.undo()
+    assert world.fatal == [failure]
+
+
+def test_a_datanode_that_stops_opens_nothing_more(world: World) -> None:
+    world.leading()
+    world.pipelines.stop()
+    assert not world.pipelines._watching.is_alive() or world.pipelines._stopping.is_set()
+    with pytest.raises(BlockError, match="dn1 is stopping") as caught:
+        world.pipelines.handle(opening())
+    assert caught.value.code == codes.STOPPING
+
+
+def test_a_member_needs_no_copy_and_what_is_no_request_is_refused(world: World) -> None:
+    pipeline = world.leading()
+    request = FetchContainer(partition=PARTITION, container_id=CONTAINER, sources=["127.0.0.1:1"])
+    assert "its own replica repairs" in world.pipelines.handle(request).detail
+    assert not world.pipelines.copies.is_here(CONTAINER)
+    for wrong in (Forwarded(by="dn2", request=b"?"), object(), opening().members[0]):
+        with pytest.raises(BlockError) as caught:
+            world.pipelines.handle(wrong)
+        assert caught.value.code == codes.INVALID_REQUEST
+    assert world.pipelines.forwarded == 0
+    world.pipelines.close_pipeline(ClosePipeline(partition=PARTITION, generation=1), WAIT_S)
+    assert pipeline.is_closed()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_container_is_closed_in_the_store_whatever_its_pipeline_says(world: World, known: bool) -> None:
+    world.leading()
+    container_id = CONTAINER if known else CONTAINER + 1
+    with world.store.open_writer(container_id, 1, 0, CELL) as writer:
+        writer.write(0, bytes(CELL))
+        writer.flush()
+    world.pipelines.close_container(container_id)
+    eventually(lambda: all(world.closed()))
