@@ -1,6 +1,7 @@
 """How far a node's install is, seen from outside while it runs: its folders, its progress file, its log.
 
-The stages between two renames last as long as a folder's fsync. So :meth:`InstallWatch.wait` looks without a pause.
+The stages between two renames last as long as a folder's fsync. So :meth:`InstallWatch.wait` looks without a pause once
+an install has begun. Before that, and while the node only has to come up, it leaves the processor to the node.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ CLOCK_STEP_NS = 20_000_000
 
 ANSWER_INTERVAL_S = 0.05
 """How often a node is asked whether it answers: asking takes longer than all looks at the disk."""
+
+LONG_STAGES = (InstallStage.SEEKING, InstallStage.INSTALLED)
+LONG_STAGE_INTERVAL_S = 0.005
+"""How often to look while a node starts, or comes up after its install."""
 
 PART = ".part"
 
@@ -72,12 +77,17 @@ class InstallWatch:
         )  # fmt: skip
 
     def wait(self, wanted: InstallStage, timeout_s: float) -> InstallStage:
-        """Look until the install is at a stage or behind it, the node ended, or the time is up; return the last stage."""
+        """Look until the install is at a stage or behind it; return the stage seen last.
+
+        It ends, too, when the node has ended, or the time is up.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             found = self.stage()
             if ORDER[found] >= ORDER[wanted] or not self.runs() or time.monotonic() > deadline_s:
                 return found
+            if found in LONG_STAGES:
+                time.sleep(LONG_STAGE_INTERVAL_S)
 
     def _progress(self) -> str:
         """Return what the node says; empty if a former process said it."""

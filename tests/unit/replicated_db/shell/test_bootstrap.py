@@ -331,6 +331,20 @@ def test_a_peer_whose_rows_are_not_those_of_its_digests(source: RocksNode, asker
     assert asker.replica.position.offset == -1
 
 
+@pytest.mark.parametrize("family", ["things", RETRY_EXPIRY])
+def test_a_peer_whose_disk_has_damaged_a_file(source: RocksNode, other: RocksNode, asker: RocksNode, family: str):
+    """The damage has a right digest, for it was there before. Rows of any family are read before the install."""
+    source.store.write_files()
+    file = next(path for path in source.database.glob("*.sst") if family.encode() in path.read_bytes()[-4096:])
+    body = bytearray(file.read_bytes())
+    body[20] ^= 1
+    file.write_bytes(body)
+    with serving(source.desk(), "n1") as bad, serving(other.desk(), "n3") as good:
+        assert asker.install(bad, good, calls=Preferring("n1")).peer == "n3"
+    assert any("the candidate is refused" in note and "Corruption" in note for note in asker.notes)
+    assert_equal(asker, other)
+
+
 def test_nobody_answers(asker: RocksNode):
     with pytest.raises(NoPeerServes) as caught:
         asker.install(ServingPeer("n1", "127.0.0.1:1"), ServingPeer("n3", "no such host:77"))
