@@ -107,7 +107,7 @@ class InstallKills:
             raise StepFailed(f"{self._victim.log.stem} ended by itself: see {self._victim.log}")
 
     def at_each(self, stages: Sequence[InstallStage], need_again: Callable[[], None], most: int) -> Iterator[Kill]:
-        """Kill at each of some stages, in this order where that can be, with ``most`` kills at most.
+        """Kill at each of some stages, in this order while none is missed, with ``most`` kills at most.
 
         ``need_again`` brings about that the victim needs an install, and does not run.
         """
@@ -121,6 +121,8 @@ class InstallKills:
                 self.needs_again()
                 aimed = missing[0]
             kill = self.kill_at(aimed)
+            missing.remove(aimed)
+            missing.append(aimed)  # those that are hard to meet wait until the others were met
             if kill.found in missing:
                 missing.remove(kill.found)
             yield kill

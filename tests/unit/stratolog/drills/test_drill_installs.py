@@ -220,6 +220,18 @@ def test_a_watch_does_not_take_a_former_process_for_this_one(tmp_path: Path) -> 
     assert watch(database, renamed=True).stage() is InstallStage.CLEANING
 
 
+def test_a_kill_in_the_middle_of_a_progress_file_hides_nothing(tmp_path: Path) -> None:
+    database = tmp_path / "shard-0"
+    put(tmp_path / "shard-0.candidate" / "content" / "of-a-former-process", "x")
+    log = put(tmp_path / "om1.log")
+    seen = watch(database)
+    put(tmp_path / "shard-0.candidate" / "progress.txt")
+    log.write_text("1 B in 1 files are to be fetched\n")
+    assert seen.stage() is InstallStage.FETCHING
+    put(tmp_path / "shard-0.candidate" / "content" / "of-this-one", "y")
+    assert seen.stage() is InstallStage.FETCHED
+
+
 def test_the_candidate_as_it_lies_there(tmp_path: Path) -> None:
     database = tmp_path / "shard-0"
     assert candidate_of(database) is None
