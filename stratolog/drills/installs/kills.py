@@ -6,6 +6,7 @@ as an fsync. A stage that was missed is aimed at again, in a new install if need
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,14 @@ class Victim(Protocol):
     def runs(self) -> bool:
         """Whether the process runs."""
 
-    def answers(self) -> bool:
-        """Whether it answers HTTP."""
+    def signal(self, number: int) -> object:
+        """Send the process a signal."""
+
+    def may_end(self) -> bool:
+        """Whether the process may have ended by itself: it was started so that it dies at a stage."""
+
+    def replays(self) -> bool:
+        """Whether it has applied a record behind what it has installed."""
 
     def left(self) -> ReplicaState:
         """Return the replica that a start would find; the process does not run."""
@@ -92,18 +99,20 @@ class InstallKills:
         """Start the victim, and return its watch when a stage is reached, or one behind it; the install goes on."""
         watch = self._watch()
         self._start(watch, aimed)
+        self._victim.signal(signal.SIGCONT)
         return watch
 
     def _watch(self) -> InstallWatch:
         victim = self._victim
         return InstallWatch(
-            victim.database, victim.log, answers=victim.answers, runs=victim.runs, renamed=self._last.is_new
-        )
+            victim.database, victim.log, replays=victim.replays, runs=victim.runs, signal=victim.signal,
+            renamed=self._last.is_new,
+        )  # fmt: skip
 
     def _start(self, watch: InstallWatch, aimed: InstallStage) -> None:
         self._victim.start()
         watch.wait(aimed, STAGE_S)
-        if not self._victim.runs():
+        if not self._victim.runs() and not self._victim.may_end():
             raise StepFailed(f"{self._victim.log.stem} ended by itself: see {self._victim.log}")
 
     def at_each(self, stages: Sequence[InstallStage], need_again: Callable[[], None], most: int) -> Iterator[Kill]:

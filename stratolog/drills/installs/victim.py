@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stratolog.drills.installs.core.stages import ReplicaState
+from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.own_stack import SHARD
@@ -18,23 +18,33 @@ class NodeVictim:
         self._cluster = cluster
         self.name = name
         self.database: Path = cluster.settings.node_folder(name) / f"shard-{SHARD}"
-        self.log: Path = cluster.member(NODE, name).log
+        member = cluster.member(NODE, name)
+        self.log: Path = member.log
+        self._process = member.process
 
     def start(self) -> None:
         """Start the process, and do not wait for it."""
-        self._cluster.spawn(self.name)
+        self._process = self._cluster.spawn(self.name).process
 
     def kill(self) -> None:
         """SIGKILL; return once the process is gone."""
-        self._cluster.member(NODE, self.name).process.kill()
+        self._process.kill()
 
     def runs(self) -> bool:
         """Whether the process runs."""
-        return self._cluster.member(NODE, self.name).process.is_running()
+        return self._process.is_running()
 
-    def answers(self) -> bool:
-        """Whether it answers HTTP."""
-        return bool(self._cluster.view(self.name, SHARD))
+    def signal(self, number: int) -> object:
+        """Send the process a signal."""
+        return self._process.signal(number)
+
+    def may_end(self) -> bool:
+        """Return False: a node of a stack ends only if it is killed, or has a defect."""
+        return False
+
+    def replays(self) -> bool:
+        """Whether it has applied a record behind what it has installed."""
+        return is_replaying(self._cluster.view(self.name, SHARD))
 
     def left(self) -> ReplicaState:
         """Return the replica that a start would find; the process does not run."""

@@ -1,7 +1,8 @@
 """How far a node's install is, seen from outside while it runs: its folders, its progress file, its log.
 
-The stages between two renames last as long as a folder's fsync. So :meth:`InstallWatch.wait` looks without a pause once
-an install has begun. Before that, and while the node only has to come up, it leaves the processor to the node.
+The stages between two renames last as long as a folder's fsync, which may be microseconds. So the node is stopped
+(SIGSTOP) while :meth:`InstallWatch.wait` looks, and runs on for SLICE_S, once its install has begun. Before that, and
+while the node only has to come up, it runs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,19 +21,21 @@ from replicated_db.shell.bootstrap.bootstrap import progress_file
 from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.install import look
 from stratolog.drills.installs.core.kill_findings import CandidateSight
-from stratolog.drills.installs.core.stages import ORDER, InstallStage, Sight, stage_of
+from stratolog.drills.installs.core.stages import ORDER, InstallStage, Sight, is_near, stage_of
 
 WANTED_FILES = re.compile(rb" in (\d+) files are to be fetched")
 ROUND = re.compile(rb"bootstrap: round (\d+): ")
 CLOCK_STEP_NS = 20_000_000
 """By how much a file's time may lag behind the clock."""
 
-ANSWER_INTERVAL_S = 0.05
-"""How often a node is asked whether it answers: asking takes longer than all looks at the disk."""
+ASK_INTERVAL_S = 0.05
+"""How often a node is asked whether it replays: asking takes longer than all looks at the disk."""
 
-LONG_STAGES = (InstallStage.SEEKING, InstallStage.INSTALLED)
-LONG_STAGE_INTERVAL_S = 0.005
-"""How often to look while a node starts, or comes up after its install."""
+SLICE_S = 0.0001
+"""For how long the node runs between two looks, at least."""
+
+LONG_STAGE_INTERVAL_S = 0.002
+"""How often to look while what is waited for is far away, or lasts long."""
 
 PART = ".part"
 BEING_WRITTEN = "?"
@@ -42,13 +46,15 @@ BEING_WRITTEN = "?"
 class InstallWatch:
     """Watches one start of a node; make it before the start.
 
-    ``answers`` says whether the node answers HTTP, ``runs`` whether its process runs.
+    ``replays`` says whether the node has replayed something, ``runs`` whether its process runs. ``signal`` sends it a
+    signal.
     """
 
     database: Path
     log: Path
-    answers: Callable[[], bool]
+    replays: Callable[[], bool]
     runs: Callable[[], bool]
+    signal: Callable[[int], object]
     renamed: bool = False
     """Whether the replica is the new one: set it if a former process has come so far."""
     listings: int = 0
@@ -77,12 +83,12 @@ class InstallWatch:
             Sight(
                 disk=disk, fetched=self._fetched(), wanted=self._wanted, round=self._round, progress=progress,
                 candidate=candidate_folder(self.database).exists(), begun=self._begun,
-                renamed=self.renamed, answers=self._answers(),
+                renamed=self.renamed, replays=self._replays(),
             )
         )  # fmt: skip
 
     def wait(self, wanted: InstallStage, timeout_s: float) -> InstallStage:
-        """Look until the install is at a stage or behind it; return the stage seen last.
+        """Look until the install is at a stage or behind it; return the stage seen last. The node may be stopped then.
 
         It ends, too, when the node has ended, or the time is up.
         """
@@ -91,8 +97,15 @@ class InstallWatch:
             found = self.stage()
             if ORDER[found] >= ORDER[wanted] or not self.runs() or time.monotonic() > deadline_s:
                 return found
-            if found in LONG_STAGES:
+            if is_near(found, wanted):
+                self._let_run()
+            else:
                 time.sleep(LONG_STAGE_INTERVAL_S)
+
+    def _let_run(self) -> None:
+        self.signal(signal.SIGCONT)
+        time.sleep(SLICE_S)
+        self.signal(signal.SIGSTOP)
 
     def _progress(self) -> str:
         """Return what the node says; empty if a former process said it."""
@@ -121,12 +134,12 @@ class InstallWatch:
             for match in ROUND.finditer(found, 0, whole):
                 self._round = int(match[1])
 
-    def _answers(self) -> bool:
+    def _replays(self) -> bool:
         now_s = time.monotonic()
-        if now_s - self._asked_s < ANSWER_INTERVAL_S:
+        if now_s - self._asked_s < ASK_INTERVAL_S:
             return False
         self._asked_s = now_s
-        return self.answers()
+        return self.replays()
 
 
 def candidate_of(database: Path) -> CandidateSight | None:

@@ -15,10 +15,23 @@ from stratolog.drills.installs.kills import InstallKills
 from tests.chaos.campaign import Fault
 from tests.chaos.damage import LogMark
 from tests.chaos.installs.world import InstallWorld, StackVictim
+from tests.support.faults import dying_node
 
 FAULT = Fault(name="install-kill", inject=lambda _chaos, _round: None, brokers=1)
 STAGES = tuple(stage for stage in InstallStage if stage is not InstallStage.SECOND_ROUND)
 """All that an install of a small database comes by."""
+
+PLACES = {
+    InstallStage.FETCHED: dying_node.BUILD,
+    InstallStage.JOURNALLED: "PUT_ASIDE:CHECKPOINTS",
+    InstallStage.CHECKPOINTS_ASIDE: "PUT_IN_PLACE:CHECKPOINTS",
+    InstallStage.CHECKPOINTS_PLACED: "PUT_ASIDE:DATABASE",
+    InstallStage.DATABASE_ASIDE: "PUT_IN_PLACE:DATABASE",
+    InstallStage.DATABASE_PLACED: "FORGET_JOURNAL",
+    InstallStage.JOURNAL_GONE: "REMOVE_REPLACED",
+    InstallStage.CLEANING: "REMOVE_TREE",
+}
+"""Stages that last for microseconds on some disks: the process dies there by itself. At all others it is killed from outside."""
 
 
 def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[str, Any]:
@@ -30,10 +43,13 @@ def run(world: InstallWorld, kills: int, note: Callable[[str], None]) -> dict[st
         # With its checkpoints left the node has old ones to put aside; without, there is nothing in their place.
         world.need_install(keep_checkpoints=world.random.random() < 0.5)
         mark = LogMark(world.chaos, world.victim)
-        victim = InstallKills(StackVictim(world.stack, world.victim, world.database))
+        node = StackVictim(world.stack, world.victim, world.database)
+        victim = InstallKills(node)
         while met.total() < kills and (reachable := [stage for stage in STAGES if victim.reaches(stage)]):
             least = min(met[stage] for stage in reachable)
-            kill = victim.kill_at(world.random.choice([stage for stage in reachable if met[stage] == least]))
+            aimed = world.random.choice([stage for stage in reachable if met[stage] == least])
+            node.dies_at = PLACES.get(aimed, "")
+            kill = victim.kill_at(aimed)
             met[kill.found] += 1
             kept += kill.kept_bytes
             again += kill.fetched_again

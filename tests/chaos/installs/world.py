@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from replicated_db.shell.bootstrap.candidate import candidate_folder
-from stratolog.drills.installs.core.stages import ReplicaState
+from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
 from stratolog.drills.installs.leavings import left_behind
 from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
 from tests.chaos.campaign import PATIENCE_S, Chaos, Fault, Load, Plan, under_load
 from tests.chaos.damage import LogMark
+from tests.support.faults import dying_node
 from tests.support.faults.stack_faults import fresh_volume, put_key
 from tests.support.local.stack import TestStack
 
@@ -133,19 +135,29 @@ class StackVictim:
         self._name = name
         self.database = database
         self.log = stack.log_file(name)
+        self.dies_at = ""
+        """Where the next process dies by itself (``dying_node``); empty: it is killed from outside."""
 
     def start(self) -> None:
         if self._name not in self._stack.nodes:
-            self._stack.start_node(self._name)
+            command = [sys.executable, dying_node.__file__, self._name, self.dies_at] if self.dies_at else None
+            self._stack.start_node(self._name, command)
 
     def kill(self) -> None:
-        self._stack.kill_node(self._name)
+        """SIGKILL; it may have died by itself meanwhile."""
+        self._stack.nodes.pop(self._name).kill()
+
+    def signal(self, number: int) -> object:
+        return self._name in self._stack.nodes and self._stack.nodes[self._name].signal(number)
+
+    def may_end(self) -> bool:
+        return bool(self.dies_at)
 
     def runs(self) -> bool:
         return self._name in self._stack.nodes and self._stack.nodes[self._name].is_running()
 
-    def answers(self) -> bool:
-        return bool(self._stack.shard(self._name, SHARD))
+    def replays(self) -> bool:
+        return is_replaying(self._stack.shard(self._name, SHARD))
 
     def left(self) -> ReplicaState:
         return left_behind(self._stack.settings, self.database, SHARD)

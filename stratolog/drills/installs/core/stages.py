@@ -42,6 +42,23 @@ class InstallStage(Enum):
 
 ORDER = {stage: number for number, stage in enumerate(InstallStage)}
 
+LONG_STAGES = (
+    InstallStage.SEEKING, InstallStage.FETCHING, InstallStage.SECOND_ROUND, InstallStage.INSTALLED,
+    InstallStage.REPLAYING,
+)  # fmt: skip
+"""Stages that last for milliseconds at least."""
+
+AFTER_FETCHING = (InstallStage.FETCHED, InstallStage.BUILDING)
+
+
+def is_near(found: InstallStage, wanted: InstallStage) -> bool:
+    """Whether a stage that is waited for is short, and may be over a moment after what was found."""
+    if wanted in LONG_STAGES or found in (InstallStage.SEEKING, InstallStage.INSTALLED):
+        return False
+    begin = InstallStage.FETCHING if wanted in AFTER_FETCHING else InstallStage.CHECKING
+    return ORDER[found] >= ORDER[begin]
+
+
 JOURNAL_ROWS = {
     # What the tree still has, and what is in the place.
     (frozenset(Part), True): InstallStage.JOURNALLED,
@@ -66,7 +83,7 @@ class Sight:
     ``fetched`` are the contents that came whole since the process was started, ``wanted`` those that its last listing
     wanted (None: no listing came), ``round`` is the number of that listing. ``progress`` is what the process says,
     empty if it has not spoken since it was started. ``begun``: it has. ``renamed``: a journal was there, so the replica
-    is the new one. ``answers``: the node answers HTTP.
+    is the new one. ``replays``: the node has replayed something.
     """
 
     disk: OnDisk
@@ -77,7 +94,7 @@ class Sight:
     candidate: bool
     begun: bool
     renamed: bool
-    answers: bool
+    replays: bool
 
 
 def stage_of(seen: Sight) -> InstallStage:
@@ -86,7 +103,7 @@ def stage_of(seen: Sight) -> InstallStage:
         return _renaming(seen.disk)
     if seen.disk.replaced:
         return InstallStage.JOURNAL_GONE
-    if seen.answers:
+    if seen.replays:
         return InstallStage.REPLAYING
     if seen.renamed:
         return InstallStage.CLEANING if seen.disk.tree else InstallStage.INSTALLED
@@ -125,6 +142,12 @@ class ReplicaState:
     offset: int
     installed: Mapping[str, Any] | None
     is_whole: bool
+
+
+def is_replaying(view: Mapping[str, Any]) -> bool:
+    """Whether a node's view of a shard says that it has applied a record behind what it has installed."""
+    installed = view.get("installed")
+    return installed is not None and int(view["applied_offset"]) > int(installed["offset"])
 
 
 def is_new(before: ReplicaState, after: ReplicaState) -> bool:

@@ -19,6 +19,8 @@ from stratolog.drills.installs.core.stages import (
     InstallStage,
     ReplicaState,
     Sight,
+    is_near,
+    is_replaying,
     mixture,
     stage_of,
 )
@@ -38,7 +40,7 @@ def on_disk(**changed: Any) -> OnDisk:
 def sight(disk: OnDisk | None = None, **changed: Any) -> Sight:
     found: dict[str, Any] = {
         "disk": disk or on_disk(), "fetched": 0, "wanted": 4, "round": 1, "progress": "fetches: 0 B", "candidate": True,
-        "begun": True, "renamed": False, "answers": False,
+        "begun": True, "renamed": False, "replays": False,
     }  # fmt: skip
     return Sight(**(found | changed))
 
@@ -75,7 +77,7 @@ def journal(coming: frozenset[Part], in_place: frozenset[Part], *, replaced: boo
         (sight(on_disk(tree=True), progress="", renamed=True), InstallStage.CLEANING),
         (sight(progress="", renamed=True), InstallStage.INSTALLED),
         (sight(candidate=False), InstallStage.INSTALLED),
-        (sight(candidate=False, answers=True), InstallStage.REPLAYING),
+        (sight(candidate=False, replays=True), InstallStage.REPLAYING),
     ],
 )
 def test_the_stage_of_an_install(seen: Sight, stage: InstallStage) -> None:
@@ -90,6 +92,23 @@ def test_every_stage_is_seen_by_something() -> None:
 def test_the_replica_is_the_new_one_from_the_journal_on() -> None:
     new = [stage for stage in InstallStage if stage.is_new]
     assert new == list(InstallStage)[list(InstallStage).index(InstallStage.JOURNALLED) :]
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "near"),
+    [
+        (InstallStage.FETCHING, InstallStage.FETCHED, True),
+        (InstallStage.FETCHING, InstallStage.DATABASE_ASIDE, False),
+        (InstallStage.CHECKING, InstallStage.DATABASE_ASIDE, True),
+        (InstallStage.JOURNALLED, InstallStage.CLEANING, True),
+        (InstallStage.CHECKING, InstallStage.REPLAYING, False),
+        (InstallStage.SEEKING, InstallStage.FETCHED, False),
+    ],
+)
+def test_a_node_is_stopped_for_looks_where_a_stage_is_near(
+    found: InstallStage, wanted: InstallStage, near: bool
+) -> None:  # fmt: skip
+    assert is_near(found, wanted) is near
 
 
 OLD = ReplicaState(offset=20, installed={"offset": 10, "peer": "om1"}, is_whole=True)
@@ -116,6 +135,13 @@ NEW = ReplicaState(offset=55, installed={"offset": 50, "peer": "om2"}, is_whole=
 def test_what_a_kill_may_leave(stage: InstallStage, left: ReplicaState, wrong: str | None) -> None:
     found = mixture(stage, OLD, left)
     assert found is None if wrong is None else found is not None and wrong in found
+
+
+def test_a_node_replays_once_it_has_applied_more_than_it_installed() -> None:
+    assert is_replaying({"applied_offset": 11, "installed": {"offset": 10}})
+    assert not is_replaying({"applied_offset": 10, "installed": {"offset": 10}})
+    assert not is_replaying({"applied_offset": 11})
+    assert not is_replaying({})
 
 
 def test_findings_of_kills() -> None:
@@ -171,7 +197,7 @@ def test_findings_of_leader_changes_that_went_wrong() -> None:
 
 
 def watch(database: Path, **options: Any) -> InstallWatch:
-    return InstallWatch(database, database.with_name("om1.log"), lambda: False, lambda: True, **options)
+    return InstallWatch(database, database.with_name("om1.log"), lambda: False, lambda: True, lambda _: None, **options)
 
 
 def put(path: Path, text: str = "") -> Path:
@@ -272,7 +298,13 @@ class Scripted:
     def runs(self) -> bool:
         return self.running
 
-    def answers(self) -> bool:
+    def signal(self, number: int) -> object:
+        return number
+
+    def may_end(self) -> bool:
+        return False
+
+    def replays(self) -> bool:
         return False
 
     def left(self) -> ReplicaState:
