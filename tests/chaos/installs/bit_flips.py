@@ -51,10 +51,13 @@ class Flips:
     def twist(self, method: str, path: str, status: int, body: bytes) -> bytes:
         """Flip one bit of an answer's body, if one is due."""
         with self._lock:
-            kind = _kind_of(method, path)
+            kind, digest = _kind_of(method, path), path.partition("?")[0].rpartition("/")[2]
+            comes_again = kind == PIECE and digest in self.sent  # a content that is always wrong is another fault
             if kind == PIECE and status == 200:
-                self.sent.add(path.partition("?")[0].rpartition("/")[2])
-            if status != 200 or not body or kind != self.kind or not self.left or self.random.random() > FLIP_SHARE:
+                self.sent.add(digest)
+            if status != 200 or not body or kind != self.kind or not self.left or comes_again:
+                return body
+            if self.random.random() > FLIP_SHARE:
                 return body
             self.left -= 1
             self.done += 1
