@@ -115,10 +115,11 @@ def _kill_leaders(session: Session, own: Cluster, victim: NodeVictim, watch: Ins
     for _ in range(KILLS):
         leader = own.wait_leader(SHARD)
         with session.step(f"SIGKILL {leader}, which leads and serves; start it again") as found:
-            if ORDER[watch.stage()] > ORDER[InstallStage.SECOND_ROUND]:
+            before = _enough(own, victim, watch)
+            if before is None:
                 found("too late: all files have come")
                 return
-            listings, before = watch.listings, _enough(own, victim)
+            listings = watch.listings
             own.member(NODE, leader).process.kill()
             own.spawn(leader)
             new = own.wait_leader(SHARD, other_than=leader)
@@ -140,13 +141,17 @@ def _wait_back(own: Cluster, victim: NodeVictim, name: str) -> None:
     own.wait_caught_up(name, SHARD)
 
 
-def _enough(own: Cluster, victim: NodeVictim) -> CandidateSight:
-    """Wait until the files that both peers have are there."""
+def _enough(own: Cluster, victim: NodeVictim, watch: InstallWatch) -> CandidateSight | None:
+    """Wait until the files that both peers have are there; return None if all others are there, too."""
     enough = COMMON_NAMES * NAME_BYTES // 2  # a file of rows is smaller than the rows, and the next file much larger
-    return own.wait(
-        f"{enough} bytes of whole files",
-        lambda: found if (found := candidate_of(victim.database)) and bytes_of(found) >= enough else None,
-    )
+
+    def seen() -> tuple[CandidateSight | None] | None:
+        if ORDER[watch.stage()] > ORDER[InstallStage.SECOND_ROUND]:
+            return (None,)
+        found = candidate_of(victim.database)
+        return (found,) if found is not None and bytes_of(found) >= enough else None
+
+    return own.wait(f"{enough} bytes of whole files", seen)[0]
 
 
 def _sight(own: Cluster, victim: NodeVictim) -> CandidateSight:
