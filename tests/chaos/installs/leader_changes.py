@@ -5,6 +5,7 @@ What must hold: the node installs in the end, from whichever peer, and its rows 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +28,8 @@ NAMES, NAME_BYTES = 4_000, 4_000
 """Keys that make a transfer of about 15 seconds."""
 
 KILL_SHARE = 0.4
+LONGEST_PAUSE_S = 2.0
+"""Between two changes, so that they fall anywhere in a transfer."""
 
 
 def run(world: InstallWorld, changes: int, note: Callable[[str], None]) -> dict[str, Any]:
@@ -39,6 +42,7 @@ def run(world: InstallWorld, changes: int, note: Callable[[str], None]) -> dict[
         mark = LogMark(world.chaos, world.victim)
         watch = InstallKills(StackVictim(world.stack, world.victim, world.database)).see(InstallStage.FETCHING)
         while done.total() < changes and _fetches(watch):
+            time.sleep(world.random.uniform(0, LONGEST_PAUSE_S))
             before = candidate_of(world.database)
             how = "kill" if world.random.random() < KILL_SHARE else "move"
             (_kill if how == "kill" else _move)(world)
