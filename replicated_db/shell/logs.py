@@ -55,6 +55,8 @@ def configure(node: str, level: str, log_format: str, stream: TextIO = sys.stder
     else:
         handler.setFormatter(JsonLines(node))
     logging.basicConfig(level=level, handlers=[handler])
+    # It logs each request at INFO: a line for each piece of a checkpoint, and for each question to a member.
+    logging.getLogger("httpx").setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class Notes:

@@ -12,6 +12,7 @@ import pytest
 from stratolog.configuration.loading import load_settings
 from stratolog.drills import bootstrap, expired_log
 from stratolog.drills.core.report import PASSED, DrillReport
+from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import Session, run
 
@@ -37,3 +38,15 @@ def test_bootstrap(tmp_path: Path) -> None:
 def test_expired_log(tmp_path: Path) -> None:
     report = drilled("expired-log", expired_log.run, tmp_path)
     assert report.figures["second_saved_bytes"] > 0
+
+
+def test_bootstrap_leader_change(tmp_path: Path) -> None:
+    report = drilled("bootstrap-leader-change", bootstrap_leader_change.run, tmp_path)
+    assert report.figures["leader_changes"] == 4
+    assert report.figures["kept_bytes"] > 0
+
+
+def test_bootstrap_kill(tmp_path: Path) -> None:
+    report = drilled("bootstrap-kill", bootstrap_kill.run, tmp_path)
+    assert report.figures["kills"] >= len(bootstrap_kill.STAGES)
+    assert report.figures["kept_bytes"] > 0

@@ -56,6 +56,7 @@ from replicated_db.shell.startup import check_beginning, check_replica
 from tests.simulation.cluster import CLUSTER, Node, Store
 from tests.simulation.faults import Faults, actions_of
 from tests.simulation.invariants import Invariants
+from tests.simulation.scheduler import Killed
 from tests.simulation.world import Action, World
 
 ALL_FAMILIES = (*OM_FAMILIES.names, *LOCAL_FAMILIES)
@@ -63,8 +64,12 @@ STRANGER = "stranger"
 LEFT_OUT = ("damage_row", "cut_log", "poison_log", "begin_at_level")
 """Faults of which a cluster recovers only by its whole log."""
 
-EXTRA = ("trim_log", "trim_log", "lose_disk", "wrong_content", "restart", "restart")
+EXTRA = ("trim_log", "trim_log", "lose_disk", "wrong_content", "restart", "restart", "die_installing", "die_installing")
 EXTRA_SHARE = 0.12
+
+AFTERWARDS = "the first step afterwards"
+STEPS = ("SeekPeers", "AskListing", "Mark", "FetchContent", "Check", "Install", "Release", AFTERWARDS)
+"""Where an install may be killed."""
 
 
 @dataclass(slots=True)
@@ -79,13 +84,24 @@ class InstallingNode(Node):
 
     peers: dict[str, InstallingNode]
     strange: Store | None = None
+    at: str = ""
+    """The instruction that an install is about to carry out; empty: the node installs nothing."""
+    dies_before: str = ""
 
     def boot(self) -> None:
         self.transfers: dict[str, Transfer] = {}
+        self.at = ""
         if not hasattr(self, "pool"):
             self.pool: dict[Content, bytes] = {}
             self.flips = 0
         super().boot()
+
+    def crash(self, lost_writes: int = 0) -> None:
+        """Count at which step of an install it happened."""
+        if self.at:
+            self.seen[f"crash before {self.at}"] += 1
+        self.at = ""
+        super().crash(lost_writes)
 
     def _follow(self) -> None:
         while True:
@@ -144,22 +160,42 @@ class InstallingNode(Node):
     # -- installing --------------------------------------------------------------------------------------------------
 
     def _install_checkpoint(self) -> None:
+        try:
+            self._run_install()
+        finally:
+            self.at = ""
+        self._open()
+
+    def _run_install(self) -> None:
         wanted = Wanted(
             cluster=CLUSTER, shard=0, shards=1, own_offset=self.replica.position.offset,
             first_offset=self.log.partition.first, least_offset=0,
         )  # fmt: skip
         machine = BootstrapMachine(wanted, searches=4, last_round_bytes=2_000)
         instructions = machine.begin()
+        asked: set[str] = set()
         while True:
             event: Any = None
             for instruction in instructions:
-                self.scheduler.wait()
+                self._come_to(type(instruction).__name__)
                 event = self._carry_out(instruction, wanted) or event
+                asked |= {instruction.peer.node} if isinstance(instruction, AskListing) else set()
             if machine.ended:
                 break
             instructions = machine.on(event)
+        self._come_to(AFTERWARDS)
         self.seen["installed"] += 1
-        self._open()
+        self.seen["two peers in one install"] += len(asked) > 1
+        self.seen["a second listing in one install"] += machine.rounds > 1
+
+    def _come_to(self, step: str) -> None:
+        """Let others run, and faults happen, before a step."""
+        self.at = step
+        self.scheduler.wait()
+        if self.dies_before == step:
+            self.dies_before = ""
+            self.seen[f"crash before {step}"] += 1
+            raise Killed
 
     def _carry_out(self, instruction: Any, wanted: Wanted) -> Any:
         match instruction:
@@ -173,7 +209,9 @@ class InstallingNode(Node):
                         PeerView(peer=ServingPeer(STRANGER, STRANGER), node=STRANGER, cluster=CLUSTER, shard=0,
                                  shards=1, offset=position.offset, leads=True, flagged=False)
                     )  # fmt: skip
-                return PeersSeen(choose(wanted, views))
+                choice = choose(wanted, views)
+                self.seen["old peer passed over"] += sum("it stands at offset" in word for word in choice.refused)
+                return PeersSeen(choice)
             case AskListing(peer=peer):
                 return self._ask(peer)
             case FetchContent(peer=peer, transfer=transfer, content=content):
@@ -342,6 +380,11 @@ class InstallFaults(Faults):
         if first > world.log.first:
             world.log.first = first
             self._done("log trimmed", f"to {first}")
+
+    def die_installing(self, number: int) -> None:
+        """A node is killed in its next install, before a certain step, or when it is done."""
+        node = cast(InstallingNode, self.world.node(number))
+        node.dies_before = STEPS[(number >> 4) % len(STEPS)]
 
     def lose_disk(self, number: int) -> None:
         """A node's disk is lost, while both others hold durably what the log has no more."""

@@ -20,11 +20,14 @@ CHECKING Checked                                          Install, DONE
          CheckFailed                                      Release, Discard, the next peer
 ======== ============ =================================== ====================================================
 
-*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none,
-GiveUpBootstrap, FAILED.
+*The next peer* is the next one of the last answer to SeekPeers: AskListing, LISTING. If there is none, but a peer has
+served in this run, and one has only failed since the last search, then peers are sought again: Pause, SEEKING. Nodes
+that are restarted one after the other all fail once, and serve again soon. Else GiveUpBootstrap, FAILED.
 
-What ends: a peer is asked for at most MAX_LISTINGS_PER_PEER listings; each listing has a bounded number of files, and
-each fetch ends by an event; peers are sought at most ``searches`` times. So every run ends in DONE or FAILED.
+What ends: after each search a peer is asked for at most MAX_LISTINGS_PER_PEER listings; each listing has a bounded
+number of files, and each fetch ends by an event; peers are sought at most ``searches`` times, and MAX_NEW_SEARCHES
+times after the first listing. A peer of which the content or the checkpoint was wrong is not asked again. So every run
+ends in DONE or FAILED.
 """
 
 from __future__ import annotations
@@ -50,6 +53,9 @@ MAX_LISTINGS_PER_PEER = 8
 
 MAX_WRONG_CONTENTS = 3
 """How often one content may come with a wrong digest from one peer."""
+
+MAX_NEW_SEARCHES = 10
+"""How often peers are sought again, at least, by a run that a peer has served already."""
 
 
 class BootstrapState(Enum):
@@ -196,7 +202,7 @@ class BootstrapMachine:
     """
 
     def __init__(self, wanted: Wanted, *, searches: int, last_round_bytes: int = LAST_ROUND_BYTES) -> None:
-        """``searches``: how often peers are sought while none is usable."""
+        """``searches``: how often peers are sought until one has served."""
         self.state = BootstrapState.SEEKING
         self.wanted = wanted
         self._searches = searches
@@ -205,6 +211,8 @@ class BootstrapMachine:
         self._asked: Counter[ServingPeer] = Counter()
         self._wrong: Counter[tuple[ServingPeer, Content]] = Counter()
         self._reasons: dict[str, None] = {}
+        self._refused: set[ServingPeer] = set()
+        self._one_may_return = False
         self._listing: Listing | None = None
         self._missing: deque[Content] = deque()
         self._round_bytes = 0
@@ -246,13 +254,10 @@ class BootstrapMachine:
 
     def _on_peers(self, event: PeersSeen) -> list[Instruction]:
         self._note(event.choice.refused)
-        self._peers = list(event.choice.usable)
-        if self._peers:
-            return self._ask(self._peers[0])
-        if self._searches > 0:
-            self._searches -= 1
-            return [SeekPeers(pause=True)]
-        return self._give_up()
+        self._peers = [peer for peer in event.choice.usable if peer not in self._refused]
+        self._asked.clear()
+        self._one_may_return = False
+        return self._ask(self._peers[0]) if self._peers else self._seek_again()
 
     def _on_listed(self, event: Listed) -> list[Instruction]:
         listing, peer = event.listing, self._peers[0]
@@ -260,7 +265,9 @@ class BootstrapMachine:
         if against is None and listing.node != peer.node:
             against = f"{listing.node} answers there"
         if against is not None:
-            return [Release(peer, listing.transfer), *self._next_peer(f"{peer}: {against}")]
+            return [Release(peer, listing.transfer), *self._refuse(f"{peer}: {against}")]
+        if self._listing is None:
+            self._searches = max(self._searches, MAX_NEW_SEARCHES)
         self._listing = listing
         self._missing = deque(missing(listing, event.have))
         self._round_bytes = 0
@@ -281,13 +288,14 @@ class BootstrapMachine:
         if self._wrong[peer, event.content] < MAX_WRONG_CONTENTS:
             return self._go_on()
         reason = f"{peer}: content {event.content.digest} came wrong {MAX_WRONG_CONTENTS} times"
-        return [Release(peer, listing.transfer), *self._next_peer(reason)]
+        return [Release(peer, listing.transfer), *self._refuse(reason)]
 
     def _on_peer_failed(self, event: PeerFailed) -> list[Instruction]:
         peer = self._peers[0]
         if self._asked[peer] < MAX_LISTINGS_PER_PEER:
             self._note([f"{peer}: {event.reason}"])
             return self._ask(peer)
+        self._one_may_return = True
         return self._next_peer(f"{peer}: {event.reason}")
 
     def _on_checked(self, event: Checked) -> list[Instruction]:  # noqa: ARG002 - the event says it all
@@ -297,7 +305,7 @@ class BootstrapMachine:
 
     def _on_check_failed(self, event: CheckFailed) -> list[Instruction]:
         peer, listing = self._peers[0], self._current()
-        return [Release(peer, listing.transfer), Discard(), *self._next_peer(f"{peer}: {event.reason}")]
+        return [Release(peer, listing.transfer), Discard(), *self._refuse(f"{peer}: {event.reason}")]
 
     # -- what follows --------------------------------------------------------------------------------------------------
 
@@ -318,10 +326,24 @@ class BootstrapMachine:
         self._asked[peer] += 1
         return [AskListing(peer, self.rounds + 1)]
 
+    def _refuse(self, reason: str) -> list[Instruction]:
+        self._refused.add(self._peers[0])
+        return self._next_peer(reason)
+
     def _next_peer(self, reason: str) -> list[Instruction]:
         self._note([reason])
         self._peers.pop(0)
-        return self._ask(self._peers[0]) if self._peers else self._give_up()
+        if self._peers:
+            return self._ask(self._peers[0])
+        has_served = self._listing is not None
+        return self._seek_again() if has_served and self._one_may_return else self._give_up()
+
+    def _seek_again(self) -> list[Instruction]:
+        if self._searches <= 0:
+            return self._give_up()
+        self._searches -= 1
+        self.state = BootstrapState.SEEKING
+        return [SeekPeers(pause=True)]
 
     def _give_up(self) -> list[Instruction]:
         self.state = BootstrapState.FAILED

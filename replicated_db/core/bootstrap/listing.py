@@ -32,6 +32,13 @@ MAX_TEXT_CHARACTERS = 256
 
 MAX_NUMBER = 2**63 - 1
 
+DIGEST_HEADER = "Stratolog-Digest"
+"""Header of an answer: XXH3-128 over its body, in hexadecimal. Pieces of files have none: a file's address is one.
+
+A listing has fields that nothing else proves, such as the names of a checkpoint's files. A bit that flips on its way
+must not become another name.
+"""
+
 DATABASE = "db"
 CHECKPOINTS = "checkpoints"
 IMMUTABLE_SUFFIXES = (".sst", ".blob")

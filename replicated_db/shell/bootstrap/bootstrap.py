@@ -227,6 +227,7 @@ class _BootstrapRun:
             try:
                 views.append(self._calls.view(peer, self._target.identity.shard))
             except PeerError as error:
+                self._teller.say(f"{peer}: {error}")
                 refused.append(f"{peer}: {error}")
         choice = choose(self._machine.wanted, views)
         return PeersSeen(Choice(usable=choice.usable, refused=(*refused, *choice.refused)))

@@ -1,9 +1,10 @@
 """The checks before a candidate is installed, and the rows of the peer that do not come along.
 
 What is checked: the database opens; it stands where the listing says; its Genesis is this cluster's and this shard's;
-it is not flagged; the digest of a full scan is the one that it stores; the log's record at its position is the one that
-it has applied. The last check ties the rows to this log, the one before ties them to each other. Also, the log reaches
-back to its anchor: who claims reads from there once more (decision 0016), and would stop otherwise.
+it is not flagged; the digest of a full scan is the one that it stores; the local families, which no digest covers, can
+be read; the log's record at its position is the one that it has applied. The last check ties the rows to this log, the
+scan ties them to each other. Also, the log reaches back to its anchor: who claims reads from there once more (decision
+0016), and would stop otherwise.
 
 Local rows: TRANSACTION_INFO and RETRY_EXPIRY come along, with the rest. The position, the anchor, the digests and the
 control records are what every replica at that index has. The order in which retry rows age (decision 0003) must come
@@ -25,7 +26,7 @@ from replicated_db.core.bootstrap.listing import ListedPosition
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.log.position import FLAG_KEY, INSTALLED_KEY, UNFLAGGED_KEY
 from replicated_db.core.ports import Log, LogUnavailable, Store
-from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
+from replicated_db.core.tables.column_families import LOCAL_FAMILIES, TRANSACTION_INFO, Families
 from replicated_db.shell.rocks import RocksReader, RocksStore
 from replicated_db.shell.startup import check_replica
 
@@ -73,6 +74,7 @@ def _check(
     if replica.evidence is not None:
         raise CandidateRefused("it is flagged: it has diverged")
     scanned = replica.scan(reader, on_rows)
+    _read_local_rows(reader)
     if scanned != replica.digests:
         raise CandidateRefused(
             f"its rows have the digest {scanned.total():016x}, and it stores {replica.digests.total():016x}"
@@ -92,6 +94,13 @@ def _check(
                 raise
             note(f"shard {identity.shard}: the log does not answer: {error}")
             sleep(1)
+
+
+def _read_local_rows(reader: RocksReader) -> None:
+    """Read the rows that are in no digest: RocksDB's checksums say whether their files are whole."""
+    for family in LOCAL_FAMILIES:
+        for _ in reader.iterate(family, b""):
+            pass
 
 
 def reaches_anchor(replica: Replica, log: Log) -> bool:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from xxhash import xxh3_128_hexdigest
 
 from replicated_db.core.bootstrap.listing import (
+    DIGEST_HEADER,
     MAX_LISTING_BYTES,
     BadListing,
     Content,
@@ -153,6 +155,9 @@ class PeerCalls:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise PeerError(f"it does not answer {method} {target}: {type(error).__name__} {error}") from error
         body = b"".join(pieces)
+        # Software of before sends no digest.
+        if (said := answer.headers.get(DIGEST_HEADER)) is not None and said != xxh3_128_hexdigest(body):
+            raise PeerError(f"its answer to {method} {target} came damaged: its digest is not {said[:32]}")
         if answer.status_code != 200:
             raise PeerError(f"{answer.status_code}: {_message(body)}")
         return body

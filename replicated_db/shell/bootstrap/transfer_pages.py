@@ -22,8 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from aiohttp import web
+from xxhash import xxh3_128_hexdigest
 
-from replicated_db.core.bootstrap.listing import MAX_LISTING_BYTES, MAX_NUMBER, BadListing, request_from
+from replicated_db.core.bootstrap.listing import (
+    DIGEST_HEADER,
+    MAX_LISTING_BYTES,
+    MAX_NUMBER,
+    BadListing,
+    request_from,
+)
 from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.bootstrap.transfer_desk import NoSuchTransfer, TransferDesk, TransferRefused
 from schemas.result_codes import INVALID_REQUEST, OVERLOADED
@@ -60,7 +67,7 @@ class TransferPages:
     async def view(self, request: web.Request) -> web.Response:
         """Say where the replica stands."""
         try:
-            return web.json_response(self._desk.view(_number(request.match_info["shard"])))
+            return _answer(self._desk.view(_number(request.match_info["shard"])))
         except BadListing as error:
             return _refusal(400, INVALID_REQUEST, error)
         except NoSuchTransfer as error:
@@ -74,7 +81,7 @@ class TransferPages:
             if asked.shard != shard:
                 raise BadListing(f"shard: {asked.shard}, but the path says {shard}")
             listing = await _on(self._making, self._desk.begin, asked)
-            return web.json_response(listing.to_json())
+            return _answer(listing.to_json())
         except BadListing as error:
             return _refusal(400, INVALID_REQUEST, error)
         except NoSuchTransfer as error:
@@ -137,6 +144,13 @@ async def _json(request: web.Request) -> Any:
         return json.loads(b"".join(pieces))
     except (ValueError, RecursionError) as error:
         raise BadListing(f"the request is no JSON: {error}") from error
+
+
+def _answer(record: Any) -> web.Response:
+    body = json.dumps(record).encode()
+    return web.Response(
+        body=body, content_type="application/json", headers={DIGEST_HEADER: xxh3_128_hexdigest(body)}
+    )  # fmt: skip
 
 
 def _refusal(status: int, code: str, error: Exception) -> web.Response:

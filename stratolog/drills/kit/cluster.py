@@ -168,17 +168,22 @@ class Cluster:
 
         Raises Unavailable with its log's end if it does not.
         """
-        with state.locked(self.settings.data_dir):
-            old = self.member(NODE, name)
-            if old.process.is_running():
-                return old.process
-            started = spawning.spawn_node(self.settings, name, detached=self.detached)
-            self._replace(started)
+        started = self.spawn(name)
         address, process = started.address, started.process
         answers = wait_until(lambda: node_status(address) is not None or not process.is_running(), WAIT_TIMEOUT_S)
         if not answers or not process.is_running():
             raise Unavailable(f"node {name} does not come up again:\n{log_tail(started.log)}")
         return process
+
+    def spawn(self, name: str) -> StackMember:
+        """Start a node that does not run, and do not wait for it."""
+        with state.locked(self.settings.data_dir):
+            old = self.member(NODE, name)
+            if old.process.is_running():
+                return old
+            started = spawning.spawn_node(self.settings, name, detached=self.detached)
+            self._replace(started)
+        return started
 
     def _start_again(self, name: str) -> str:
         return f"{name} was started again, as process {self.start(name).pid}"

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -35,6 +36,7 @@ PACE_S = 0.02
 DEADLINE_MS = 120_000
 WAIT_S = 120.0
 REMOVE_IN_FLIGHT = 200
+PUT_IN_FLIGHT = 32
 PAGE_ENTRIES = 1_000
 
 
@@ -109,6 +111,13 @@ class Load:
         self.journal.tried[key] = size
         index = put_key(self.client, self.volume, key, size)
         self.journal.acknowledged[key] = Write(key=key, size=size, index=index, acknowledged_s=time.monotonic())
+
+    def put_many(self, number: int, name_bytes: int) -> None:
+        """Write keys with long names, which no compression makes small, many at once; they are in the journal, too."""
+        names = [f"long/{os.urandom(name_bytes // 2).hex()}" for _ in range(number)]
+        with ThreadPoolExecutor(PUT_IN_FLIGHT, thread_name_prefix="drill-bulk") as threads:
+            for done in [threads.submit(self.put, name, 1) for name in names]:
+                done.result()
 
     def give_up(self) -> None:
         """Tell the writers to end, and do not wait for them."""

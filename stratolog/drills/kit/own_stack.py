@@ -31,10 +31,15 @@ ANSWER_S = 30.0
 
 
 @contextmanager
-def own_stack(session: Session, settings: Settings, drill: str, *, detached: bool) -> Iterator[Cluster]:
-    """Start a stack whose empty replicas install instead of reading the log; stop and delete it at the end."""
+def own_stack(
+    session: Session, settings: Settings, drill: str, *, detached: bool, bytes_per_s: int | None = None
+) -> Iterator[Cluster]:
+    """Start a stack whose empty replicas install instead of reading the log; stop and delete it at the end.
+
+    ``bytes_per_s`` is the setting ``bootstrap_bytes_per_s`` there.
+    """
     with scratch(session, settings, drill) as folder:
-        wanted = _settings(settings, folder)
+        wanted = replace(_settings(settings, folder), bootstrap_bytes_per_s=bytes_per_s)
 
         def remove() -> str:
             stack.down(wanted, remove_data=True)

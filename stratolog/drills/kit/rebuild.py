@@ -115,7 +115,7 @@ def copy_base(
         target = _database(folder, shard)
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(base.path, target)
-        with _opened(settings, shard, folder) as replica:
+        with opened_replica(settings, shard, folder) as replica:
             if replica.position.offset < base.offset and replica.position.offset <= until:
                 return base
         shutil.rmtree(target)
@@ -129,7 +129,7 @@ def rebuild(
 
     Raises StepFailed if its position is not in the log, or a record cannot be applied.
     """
-    with _opened(settings, shard, folder) as replica:
+    with opened_replica(settings, shard, folder) as replica:
         begun = replica.position.offset
         if (first := first_offset(settings, shard)) > begun + 1:
             raise CouldNotRun(
@@ -172,7 +172,8 @@ def _adopt(settings: Settings, shard: int, replica: Replica) -> None:
 
 
 @contextmanager
-def _opened(settings: Settings, shard: int, folder: Path) -> Iterator[Replica]:
+def opened_replica(settings: Settings, shard: int, folder: Path) -> Iterator[Replica]:
+    """Open the replica in ``folder``; raises StepFailed if it does not open."""
     identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=NODE_NAME)
     executor = OMExecutor(Contexts(shard=shard, shards=settings.shards, pipelines=settings.pipelines))
     try:

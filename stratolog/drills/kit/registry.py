@@ -108,6 +108,22 @@ DRILLS: tuple[Drill, ...] = (
         touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
     ),
     Drill(
+        name="bootstrap-leader-change",
+        does=(
+            "The leader changes several times while a node installs a peer's checkpoint: what is whole is kept, and it "
+            "ends with an equal digest."
+        ),
+        touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
+    ),
+    Drill(
+        name="bootstrap-kill",
+        does=(
+            "A node is killed at every stage of its install: each time the old replica or the new one is left, never a "
+            "mixture, and nothing is fetched twice."
+        ),
+        touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
+    ),
+    Drill(
         name="expired-log",
         does=(
             "A node is away while the log is trimmed, twice: it installs a peer's checkpoint, the second time without "

@@ -10,6 +10,7 @@ import pytest
 
 from replicated_db.core.bootstrap.bootstrap_machine import (
     MAX_LISTINGS_PER_PEER,
+    MAX_NEW_SEARCHES,
     MAX_ROUNDS,
     MAX_WRONG_CONTENTS,
     AskListing,
@@ -126,6 +127,52 @@ def test_a_peer_that_fails_is_asked_again_and_then_the_next():
     for _ in range(MAX_LISTINGS_PER_PEER - 1):
         run.on(PeerFailed("busy"))
     assert run.on(PeerFailed("busy")) == [GiveUpBootstrap("n1 at n1:1: silent; n2 at n2:1: busy")]
+
+
+def fail_until(run: BootstrapMachine, last: type) -> Any:
+    """Have the peer that is asked fail until something else than its listing is wanted; return what."""
+    while isinstance(found := run.on(PeerFailed("it restarts"))[-1], AskListing):
+        pass
+    assert isinstance(found, last)
+    return found
+
+
+def test_peers_that_are_restarted_one_after_the_other_are_sought_again():
+    """Each of them has failed once, and serves again: what was fetched is of use, and the log may be long."""
+    run = machine(searches=1)
+    run.on(seen(ONE, TWO))
+    run.on(listed(SMALL, LARGE))
+    assert fail_until(run, SeekPeers) == SeekPeers(pause=True)
+    assert run.on(seen(TWO)) == [AskListing(TWO, 2)]
+    event = listed(SMALL, peer=TWO, have=frozenset((SMALL,)))
+    assert run.on(event) == [Mark(TWO, event.listing), Check(event.listing)]
+
+
+def test_a_run_that_a_peer_has_served_waits_for_it_but_not_for_ever():
+    run = machine(searches=1)
+    run.on(seen(ONE))
+    run.on(listed(SMALL))
+    searches = 0
+    while not run.ended:
+        searches += isinstance(
+            run.on(PeerFailed("no") if run.state is not BootstrapState.SEEKING else seen())[-1], SeekPeers
+        )
+    assert searches == MAX_NEW_SEARCHES
+
+
+def test_a_peer_whose_checkpoint_was_wrong_is_not_asked_again():
+    run = machine(searches=9)
+    run.on(seen(ONE, TWO))
+    run.on(listed())
+    run.on(CheckFailed("its digest differs"))
+    assert fail_until(run, SeekPeers) == SeekPeers(pause=True)
+    assert run.on(seen(ONE, TWO)) == [AskListing(TWO, 2)]
+
+
+def test_nobody_waits_for_peers_that_have_never_served():
+    run = machine(searches=9)
+    run.on(seen(ONE))
+    assert isinstance(fail_until(run, GiveUpBootstrap), GiveUpBootstrap)
 
 
 def test_a_transfer_that_breaks_is_listed_anew():

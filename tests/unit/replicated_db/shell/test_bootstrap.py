@@ -331,6 +331,20 @@ def test_a_peer_whose_rows_are_not_those_of_its_digests(source: RocksNode, asker
     assert asker.replica.position.offset == -1
 
 
+@pytest.mark.parametrize("family", ["things", RETRY_EXPIRY])
+def test_a_peer_whose_disk_has_damaged_a_file(source: RocksNode, other: RocksNode, asker: RocksNode, family: str):
+    """The damage has a right digest, for it was there before. Rows of any family are read before the install."""
+    source.store.write_files()
+    file = next(path for path in source.database.glob("*.sst") if family.encode() in path.read_bytes()[-4096:])
+    body = bytearray(file.read_bytes())
+    body[20] ^= 1
+    file.write_bytes(body)
+    with serving(source.desk(), "n1") as bad, serving(other.desk(), "n3") as good:
+        assert asker.install(bad, good, calls=Preferring("n1")).peer == "n3"
+    assert any("the candidate is refused" in note and "Corruption" in note for note in asker.notes)
+    assert_equal(asker, other)
+
+
 def test_nobody_answers(asker: RocksNode):
     with pytest.raises(NoPeerServes) as caught:
         asker.install(ServingPeer("n1", "127.0.0.1:1"), ServingPeer("n3", "no such host:77"))
@@ -441,6 +455,41 @@ def test_a_bit_that_flips_in_any_file(source: RocksNode, asker: RocksNode):
     assert len(flipped) > 10
     assert sum("came wrong" in note for note in asker.notes) == len(flipped)
     assert_equal(asker, source)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_bit_that_flips_in_a_listing(source: RocksNode, asker: RocksNode, seed: int):
+    """A listing names files, and nothing else proves their names: a damaged one is refused whatever it damages."""
+    chance, flipped = random.Random(seed), 0
+
+    async def flip(request: web.Request, answer: Answer) -> web.StreamResponse:
+        nonlocal flipped
+        found = await answer(request)
+        if not request.path.endswith("/checkpoint") or not isinstance(found, web.Response) or flipped >= 3:
+            return found
+        flipped += request.method == "POST"
+        body = bytearray(found.body)  # type: ignore[arg-type]
+        if request.method == "POST":
+            body[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+        return web.Response(body=bytes(body), headers=found.headers)
+
+    with serving(source.desk(), "n1", flip) as peer:
+        asker.install(peer)
+    assert sum("came damaged" in note for note in asker.notes) == flipped == 3
+    assert_equal(asker, source)
+
+
+def test_a_damaged_answer_of_a_peer_is_told_though_nobody_asks_it(
+    source: RocksNode, other: RocksNode, asker: RocksNode
+):
+    async def flip(request: web.Request, answer: Answer) -> web.StreamResponse:
+        found = await answer(request)
+        assert isinstance(found, web.Response)
+        return web.Response(body=bytes(found.body)[:-1] + b" ", headers=found.headers)  # type: ignore[arg-type]
+
+    with serving(source.desk(), "n1", flip) as bad, serving(other.desk(), "n3") as good:
+        assert asker.install(bad, good).peer == "n3"
+    assert any("n1 at" in note and "came damaged" in note for note in asker.notes)
 
 
 def test_a_file_that_always_comes_wrong(source: RocksNode, other: RocksNode, asker: RocksNode):

@@ -24,6 +24,7 @@ def written(log_format: str, *, terminal: bool = False) -> str:
         logs.configure("om1", "INFO", log_format, stream)
         logs.Notes({}).info('shard 1: "quoted" 100 %', shard=1, offset=7)
         logging.getLogger("other").debug("not logged")
+        logging.getLogger("httpx").info("HTTP Request: one for each piece of a checkpoint")
     return stream.getvalue()
 
 

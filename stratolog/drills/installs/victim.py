@@ -1,0 +1,51 @@
+"""A node of a drill's own stack that is started without a wait, killed, and looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
+from stratolog.drills.installs.leavings import left_behind
+from stratolog.drills.kit.cluster import Cluster
+from stratolog.drills.kit.own_stack import SHARD
+from stratolog.local.state import NODE
+
+
+class NodeVictim:
+    """A node by its name; what ``kills.Victim`` wants."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.database: Path = cluster.settings.node_folder(name) / f"shard-{SHARD}"
+        member = cluster.member(NODE, name)
+        self.log: Path = member.log
+        self._process = member.process
+
+    def start(self) -> None:
+        """Start the process, and do not wait for it."""
+        self._process = self._cluster.spawn(self.name).process
+
+    def kill(self) -> None:
+        """SIGKILL; return once the process is gone."""
+        self._process.kill()
+
+    def runs(self) -> bool:
+        """Whether the process runs."""
+        return self._process.is_running()
+
+    def signal(self, number: int) -> object:
+        """Send the process a signal."""
+        return self._process.signal(number)
+
+    def may_end(self) -> bool:
+        """Return False: a node of a stack ends only if it is killed, or has a defect."""
+        return False
+
+    def replays(self) -> bool:
+        """Whether it has applied a record behind what it has installed."""
+        return is_replaying(self._cluster.view(self.name, SHARD))
+
+    def left(self) -> ReplicaState:
+        """Return the replica that a start would find; the process does not run."""
+        return left_behind(self._cluster.settings, self.database, SHARD)

@@ -1,0 +1,175 @@
+"""What the campaigns of installs share: the stack under load, a node that loses its disk, and the comparison after an install."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from replicated_db.shell.bootstrap.candidate import candidate_folder
+from stratolog.drills.installs.core.stages import ReplicaState, is_replaying
+from stratolog.drills.installs.leavings import left_behind
+from stratolog.drills.kit.taps import INCREMENTAL, ReportTap, sums_of
+from tests.chaos.campaign import PATIENCE_S, Chaos, Fault, Load, Plan, under_load
+from tests.chaos.damage import LogMark
+from tests.support.faults import dying_node
+from tests.support.faults.stack_faults import fresh_volume, put_key
+from tests.support.local.stack import TestStack
+
+SHARD = 0
+LOAD = Load(clients=1, in_flight=4, rate=8.0)
+"""Light: what is counted here are faults; and the database stays small, so that each install is short."""
+
+FILL_THREADS = 16
+LATER = 5
+"""Acknowledgements between two installs, so that each has something of its own."""
+
+
+class InstallWorld:
+    """A stack under load whose node ``victim`` installs again and again."""
+
+    def __init__(self, chaos: Chaos, reports: ReportTap) -> None:
+        self.chaos = chaos
+        self.stack = chaos.stack
+        self.random = chaos.random
+        self.victim = chaos.followers()[0]
+        self.wrong: list[str] = []
+        self.installs = 0
+        self.logs_read = 0
+        self._reports = reports
+
+    @property
+    def database(self) -> Path:
+        return self.stack.settings.node_folder(self.victim) / f"shard-{SHARD}"
+
+    @property
+    def peers(self) -> list[str]:
+        return [name for name in self.stack.names if name != self.victim]
+
+    # ---------------------------------------------------------------------------------- data
+
+    def keep_a_snapshot(self) -> None:
+        """Have every replica take a checkpoint that stays, in a volume of its own."""
+        volume = fresh_volume(SHARD, 1)
+        with self.stack.client() as client:
+            client.create_volume(volume)
+            client.create_bucket(volume, "kept")
+            client.create_snapshot(volume, "kept", "first")
+
+    def fill(self, names: int, name_bytes: int) -> None:
+        """Write keys with long names, which no compression makes small."""
+        volume = fresh_volume(SHARD, 1)
+        with self.stack.client() as client, ThreadPoolExecutor(FILL_THREADS) as threads:
+            client.create_volume(volume)
+            client.create_bucket(volume, "long")
+            keys = [os.urandom(name_bytes // 2).hex() for _ in range(names)]
+            for done in [threads.submit(put_key, client, volume, "long", key, 1) for key in keys]:
+                done.result()
+
+    # ----------------------------------------------------------------------------- the victim
+
+    def need_install(self, *, keep_checkpoints: bool = False) -> None:
+        """Have the victim run and caught up, then kill it and take its disk; with its checkpoints kept, its database alone."""
+        self.have_back()
+        self.chaos.wait_progress(LATER)
+        self.stack.kill_node(self.victim)
+        self.lose_disk(keep_checkpoints=keep_checkpoints)
+
+    def lose_disk(self, *, keep_checkpoints: bool = False) -> None:
+        """Delete what the victim, which does not run, has stored."""
+        if keep_checkpoints:
+            shutil.rmtree(self.database, ignore_errors=True)
+            shutil.rmtree(candidate_folder(self.database), ignore_errors=True)
+        else:
+            shutil.rmtree(self.stack.settings.node_folder(self.victim), ignore_errors=True)
+
+    def have_back(self) -> None:
+        """Have all nodes run, and the victim caught up."""
+        for name in self.stack.names:
+            if name not in self.stack.nodes:
+                self.stack.start_node(name)
+        for name in self.stack.names:
+            self.chaos.wait_caught_up(name)
+
+    def compare(self, mark: LogMark) -> None:
+        """Wait until the victim is back; it must have installed (or read the log, and said so), and its rows be the others'."""
+        self.have_back()
+        if any("so this replica reads the log" in str(line.get("message")) for line in mark.lines()):
+            self.logs_read += 1
+        elif self.stack.shard(self.victim, SHARD).get("installed"):
+            self.installs += 1
+        else:
+            self.wrong.append(f"{self.victim} has neither installed nor read the log")
+        self._compare_scan()
+        self._compare_reports()
+
+    def _compare_scan(self) -> None:
+        """Compare a full scan of the victim with its digest at the same moment."""
+        answer = self.stack.get(self.victim, f"/v1/shards/{SHARD}/digest", scrub="true").json()
+        if answer["digest"] != answer["incremental"]["digest"]:
+            self.wrong.append(f"{self.victim}: its rows are not those of its digest at index {answer['index']}")
+
+    def _compare_reports(self) -> None:
+        """Compare what all replicas have published at one barrier from now on."""
+        since = self.chaos.applied(self.chaos.leader(SHARD))
+        found: Any = self.stack.wait(
+            "reports of all nodes at one barrier",
+            lambda: self._reports.barrier(INCREMENTAL, self.stack.names, since), PATIENCE_S,
+        )  # fmt: skip
+        sums = {name: sums_of(report) for name, report in found.items()}
+        if len({tuple(sorted(one.items())) for one in sums.values()}) != 1:
+            self.wrong.append(f"digests differ at a barrier behind offset {since}")
+
+
+class StackVictim:
+    """A node of a test's stack; what ``stratolog.drills.installs.kills.Victim`` wants."""
+
+    def __init__(self, stack: TestStack, name: str, database: Path) -> None:
+        self._stack = stack
+        self._name = name
+        self.database = database
+        self.log = stack.log_file(name)
+        self.dies_at = ""
+        """Where the next process dies by itself (``dying_node``); empty: it is killed from outside."""
+
+    def start(self) -> None:
+        if self._name not in self._stack.nodes:
+            command = [sys.executable, dying_node.__file__, self._name, self.dies_at] if self.dies_at else None
+            self._stack.start_node(self._name, command)
+
+    def kill(self) -> None:
+        """SIGKILL; it may have died by itself meanwhile."""
+        self._stack.nodes.pop(self._name).kill()
+
+    def signal(self, number: int) -> object:
+        return self._name in self._stack.nodes and self._stack.nodes[self._name].signal(number)
+
+    def may_end(self) -> bool:
+        return bool(self.dies_at)
+
+    def runs(self) -> bool:
+        return self._name in self._stack.nodes and self._stack.nodes[self._name].is_running()
+
+    def replays(self) -> bool:
+        return is_replaying(self._stack.shard(self._name, SHARD))
+
+    def left(self) -> ReplicaState:
+        return left_behind(self._stack.settings, self.database, SHARD)
+
+
+@contextmanager
+def install_world(fault: Fault, folder: Path, *, seed: int, times: int) -> Iterator[InstallWorld]:
+    """Start a stack whose empty replicas install, and clients that write."""
+    fault = replace(fault, settings=(*fault.settings, ("bootstrap_records", 1)))
+    with under_load(Plan(fault=fault, times=times, load=LOAD, seed=seed), folder) as chaos:
+        reports = ReportTap(chaos.stack.settings.bootstrap_servers, SHARD)
+        try:
+            yield InstallWorld(chaos, reports)
+        finally:
+            reports.close()
