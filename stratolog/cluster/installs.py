@@ -8,6 +8,7 @@ from typing import Any
 
 from replicated_db.core.bootstrap.pace import size_words
 from stratolog.configuration.settings import Settings
+from stratolog.nodes.answers import node_opening
 from stratolog.nodes.core.leaders import Status, views_in
 
 MAX_SHOWN_CHARACTERS = 500
@@ -30,7 +31,12 @@ def installs_in(name: str, status: Status) -> Iterator[str]:
 
 
 def installing(settings: Settings, name: str) -> list[str]:
-    """Return what a node that does not answer yet is installing, from its folder on this machine; empty if nothing."""
+    """Return what a node that is not ready yet is installing; empty if nothing.
+
+    The node says so itself; if it does not answer, its folder is looked at, which may be on this machine.
+    """
+    if said := node_opening(settings.node(name).address):
+        return [line[:MAX_SHOWN_CHARACTERS] for line in said]
     found = []
     for file in sorted(settings.node_folder(name).glob("shard-*.candidate/progress.txt")):
         with suppress(OSError, UnicodeDecodeError):

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from om_processors.fleet.log_trimming import BASES_KEPT, LEAST_INTERVAL_MS, BaseAnswer, LogTrimLoop
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import LogUnavailable
+from replicated_db.core.trimming.bases import Base
+from replicated_db.core.trimming.places import MemberPlace
 from replicated_db.core.trimming.trim_rule import RuleFinding, TrimDecision, TrimWish
+from replicated_db.shell.trimming.log_trimming import (
+    BASES_KEPT,
+    IDLE_RECORDS,
+    LEAST_INTERVAL_MS,
+    BaseAnswer,
+    LogTrimLoop,
+    LogTrimming,
+)
 
 KEEP_MS = 100 * LEAST_INTERVAL_MS * BASES_KEPT
 INTERVAL_MS = KEEP_MS // BASES_KEPT
 
 
 class Trimming:
-    """What the loop asks of OMLogTrimming; it answers what the test says."""
+    """What the loop asks of LogTrimming; it answers what the test says."""
 
     def __init__(self) -> None:
         self.ages_ms: list[int] = []
@@ -28,8 +38,8 @@ class Trimming:
         self.done: list[str] = []
         self.wishes: list[TrimWish] = []
 
-    def leads(self, shard: int) -> bool:
-        return shard == 0
+    def led(self) -> list[int]:
+        return [0]
 
     def base_ages_ms(self, _shard: int) -> list[int]:
         if self.error is not None:
@@ -60,7 +70,7 @@ def trimming() -> Trimming:
 
 
 def loop(trimming: Any, notes: list[str], fatal: list[BaseException]) -> LogTrimLoop:
-    return LogTrimLoop(trimming, 2, KEEP_MS, lambda text, **_: notes.append(text), fatal.append)
+    return LogTrimLoop(trimming, KEEP_MS, lambda text, **_: notes.append(text), fatal.append)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +124,60 @@ def test_silent_brokers_are_asked_again_and_a_broken_store_ends_the_process(trim
 
 
 def test_without_a_time_nothing_runs(trimming: Trimming) -> None:
-    idle = LogTrimLoop(trimming, 2, 0, lambda *_, **__: None, pytest.fail)  # type: ignore[arg-type]
+    idle = LogTrimLoop(trimming, 0, lambda *_, **__: None, pytest.fail)  # type: ignore[arg-type]
     idle.run()
     assert trimming.done == []
+
+
+class Trimmer:
+    """What LogTrimming asks of a LogTrimmer about members."""
+
+    def __init__(self) -> None:
+        self.why: str | None = None
+        self.asked: list[Mapping[str, str]] = []
+
+    def agreed(self, _shard: int, _own: MemberPlace, addresses: Mapping[str, str]) -> str | None:
+        self.asked.append(addresses)
+        return self.why
+
+
+def log_trimming(trimmer: Any, *, index: int, offset: int, asked: list[tuple[int, int]]) -> LogTrimming:
+    """Return the trimming of shard 3, whose last base is of index 10 and at offset 100."""
+    bases = (Base(100, 10, bytes(32)),)
+    place = MemberPlace(
+        node="n1", cluster="test", shard=3, offset=offset, keeps_from=offset, index=index, flagged=False,
+        members=("n1",), bases=bases,
+    )  # fmt: skip
+    replica = SimpleNamespace(durable_place=lambda _: place)
+    loops: Any = {3: SimpleNamespace(leading=True, replica=replica), 4: SimpleNamespace(leading=False)}
+
+    def ask_base(shard: int, found: int) -> str:
+        asked.append((shard, found))
+        return ""
+
+    return LogTrimming(trimmer, loops, ask_base, lambda _: {"n1": "here:1", "n2": "there:2"})
+
+
+@pytest.mark.parametrize(
+    ("index", "offset", "is_due"),
+    [(11, 200, False), (12, 200, True), (11, 100 + IDLE_RECORDS - 1, False), (11, 100 + IDLE_RECORDS, True)],
+)
+def test_a_base_is_asked_for_if_something_was_written_or_many_records_have_come(
+    index: int, offset: int, is_due: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+    answer = log_trimming(Trimmer(), index=index, offset=offset, asked=asked).log_base(3, {})
+    assert answer == BaseAnswer(asked=is_due, index=index if is_due else 10)
+    assert asked == ([(3, index)] if is_due else [])
+
+
+def test_known_addresses_win_and_without_agreement_no_base_is_asked_for() -> None:
+    asked: list[tuple[int, int]] = []
+    trimmer = Trimmer()
+    trimmer.why = "n2 has another digest"
+    trimming = log_trimming(trimmer, index=50, offset=200, asked=asked)
+    answer = trimming.log_base(3, {"n2": "elsewhere:9", "n3": "new:3"})
+    assert (answer.asked, answer.why, asked) == (False, "n2 has another digest", [])
+    assert trimmer.asked == [{"n1": "here:1", "n2": "there:2", "n3": "new:3"}]
+    assert trimming.led() == [3]
+    assert [trimming.has(shard) for shard in (3, 4, 5)] == [True, True, False]
