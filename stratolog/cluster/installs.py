@@ -8,7 +8,8 @@ from typing import Any
 
 from replicated_db.core.bootstrap.pace import size_words
 from stratolog.configuration.settings import Settings
-from stratolog.nodes.answers import node_opening
+from stratolog.configuration.settings_values import DatanodeAddress
+from stratolog.nodes.answers import node_opening, node_status
 from stratolog.nodes.core.leaders import Status, views_in
 
 MAX_SHOWN_CHARACTERS = 500
@@ -28,6 +29,20 @@ def installs_in(name: str, status: Status) -> Iterator[str]:
     for view in views_in(status):
         if said := view.get("installed"):
             yield f"{name}, shard {view['shard']}: installed a peer's checkpoint, {install_words(said)}"
+
+
+def installs_on_datanodes(settings: Settings) -> list[str]:
+    """Return a line for each pipeline's replica on a datanode that began with a member's checkpoint, or waits for one."""
+    return [line for one in settings.datanodes for line in _pipelines_of(one)]
+
+
+def _pipelines_of(datanode: DatanodeAddress) -> Iterator[str]:
+    said = node_status(f"{datanode.host}:{datanode.http_port}") or {}
+    for pipeline in said.get("pipelines", ()):
+        if words := pipeline.get("installed"):
+            yield f"{datanode.name}, {pipeline['pipeline']}: installed a checkpoint, {install_words(words)}"
+    for pipeline in said.get("installing", ()):
+        yield f"{datanode.name}, {pipeline['pipeline']}: {str(pipeline['progress'])[:MAX_SHOWN_CHARACTERS]}"
 
 
 def installing(settings: Settings, name: str) -> list[str]:
