@@ -17,6 +17,7 @@ Afterwards the process's own server takes over the listening socket. Nobody is r
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -31,6 +32,9 @@ from replicated_db.shell.web.metrics import CONTENT_TYPE, Metrics, family
 
 BACKLOG = 128
 """Connections that wait while no server takes them."""
+
+NOT_HERE = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""A name may have addresses that this machine does not."""
 
 START_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 5.0
@@ -66,13 +70,13 @@ class OpeningWeb:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=END_TIMEOUT_S)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="opening-web", daemon=True)
-        self._listening: socket.socket | None = None
+        self._listening: list[socket.socket] = []
 
     def start(self) -> Self:
         """Listen, and begin to serve. Raises CannotListen."""
         self._listening = _listening(*self._address)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(self._listening.dup()), self._loop).result(START_TIMEOUT_S)
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(START_TIMEOUT_S)
         return self
 
     def say(self, shard: int, text: str) -> None:
@@ -83,19 +87,20 @@ class OpeningWeb:
         """Note that a replica is open; for any thread."""
         self._said.pop(shard, None)
 
-    def hand_over(self) -> socket.socket:
-        """End, and return the socket, which listens on. Call it once."""
-        if self._listening is None:
+    def hand_over(self) -> list[socket.socket]:
+        """End, and return the sockets, which listen on. Call it once."""
+        if not self._listening:
             raise RuntimeError("the server was not started, or has ended")
-        listening, self._listening = self._listening, None
+        listening, self._listening = self._listening, []
         asyncio.run_coroutine_threadsafe(self._runner.cleanup(), self._loop).result(END_TIMEOUT_S + START_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(END_TIMEOUT_S)
         return listening
 
-    async def _start(self, listening: socket.socket) -> None:
+    async def _start(self) -> None:
         await self._runner.setup()
-        await web.SockSite(self._runner, listening).start()
+        for one in self._listening:
+            await web.SockSite(self._runner, one.dup()).start()
 
     async def _not_yet(self, request: web.Request) -> web.Response:  # noqa: ARG002 - aiohttp's signature
         said = [text for _, text in sorted(self._said.copy().items())]
@@ -116,17 +121,39 @@ class OpeningWeb:
             yield family(f"stratolog_opening_{name}", "gauge", text, [(node, figure)])
 
 
-def _listening(host: str, port: int) -> socket.socket:
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Listen on all addresses of a host that this machine has, as the process's own server would.
+
+    Raises CannotListen.
+    """
+    made: list[socket.socket] = []
+    why: OSError | None = None
     try:
-        family_, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        made = socket.socket(family_, kind, protocol)
+        for kind, _, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            try:
+                made.append(_listening_at(kind, protocol, address))
+            except OSError as error:
+                if error.errno not in NOT_HERE:
+                    raise
+                why = error
     except OSError as error:
-        raise CannotListen(f"the HTTP server cannot listen on {host}:{port}: {error}") from error
+        for one in made:
+            one.close()
+        why, made = error, []
+    if not made:
+        raise CannotListen(f"the HTTP server cannot listen on {host}:{port}: {why}") from why
+    return made
+
+
+def _listening_at(kind: int, protocol: int, address: Any) -> socket.socket:
+    made = socket.socket(kind, socket.SOCK_STREAM, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if kind == socket.AF_INET6:  # IPv4 has a socket of its own
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
         made.listen(BACKLOG)
-    except OSError as error:
+    except OSError:
         made.close()
-        raise CannotListen(f"the HTTP server cannot listen on {host}:{port}: {error.strerror}") from error
+        raise
     return made

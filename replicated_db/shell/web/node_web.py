@@ -7,10 +7,11 @@ key, in hexadecimal, has up to twice 16,384. aiohttp's own limit of 8,190 bytes 
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 import faust
-from aiohttp.web import AppRunner, BaseSite, SockSite
+from aiohttp.web import AppRunner, SockSite
 from faust.web.drivers.aiohttp import Web
 
 MAX_LINE_BYTES = 48 * 1024
@@ -23,8 +24,14 @@ class NodeWeb(Web):
     def __init__(self, app: faust.App, **more: Any) -> None:
         super().__init__(app, **more)
         self._runner = AppRunner(self.web_app, access_log=None, max_line_size=MAX_LINE_BYTES)
-        self.listening: socket.socket | None = None
-        """A socket that listens already; without one the server makes its own."""
+        self.listening: Sequence[socket.socket] = ()
+        """Sockets that listen already; without any the server makes its own."""
 
-    def _new_transport(self, type_: str) -> BaseSite:
-        return super()._new_transport(type_) if self.listening is None else SockSite(self._runner, self.listening)
+    async def start_server(self) -> None:
+        """Start to answer, on the sockets that listen already if there are any."""
+        if not self.listening:
+            await super().start_server()
+            return
+        await self._runner.setup()
+        for one in self.listening:
+            await SockSite(self._runner, one).start()

@@ -78,7 +78,8 @@ class Opening:
             self.web.is_open(shard)
 
     def close(self) -> None:
-        self.web.hand_over().close()
+        for one in self.web.hand_over():
+            one.close()
         self.desk.close()
         for replica in self.replicas.values():
             replica.store.close()
@@ -206,3 +207,21 @@ def test_the_process_s_own_server_takes_over_and_refuses_nobody(
 
     asyncio.run(serve())
     assert [answer.json() for answer in found] == [{"ready": True}]
+
+
+def test_a_name_with_several_addresses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients may take any of them: it listens on all that this machine has."""
+    port = free_ports(1)[0]
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))
+        for address in ("127.0.0.1", "192.0.2.1", "127.0.0.2")
+    ]
+    opening = Opening(tmp_path, "n1", port, {})
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        opening.web.start()
+    try:
+        for address in ("127.0.0.1", "127.0.0.2"):
+            assert httpx.get(f"http://{address}:{port}/status", trust_env=False).status_code == 503
+    finally:
+        opening.close()
