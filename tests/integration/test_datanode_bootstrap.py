@@ -131,7 +131,8 @@ def test_blocks_come_back_with_the_rows(nodes: Datanodes, ledger: Ledger) -> Non
     trim(nodes)
     nodes.start(VICTIM)
     assert nodes.status(VICTIM) is not None
-    nodes.open_pipeline(PARTITION, wait=False)
+    for partition in list(nodes.pipelines):
+        nodes.open_pipeline(partition, wait=False)
     installed(nodes)
     status = nodes.status(VICTIM) or {}
     assert (status["installing"], status["pipelines"][0]["flagged"]) == ([], False)
