@@ -22,7 +22,7 @@ from datanode_processors.pipeline.pipeline import Pipeline, folder_of
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
-from replicated_db.shell.bootstrap.bootstrap import candidate_folder
+from replicated_db.shell.bootstrap.candidate import candidate_folder
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from schemas import stream_errors as codes
 from schemas.column_families import CHUNK_TABLE

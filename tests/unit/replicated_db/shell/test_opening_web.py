@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ class Opening:
                 self.web.say(shard, text)
 
             database = self.folder / f"shard-{shard}"
-            self.replicas[shard] = open_replica(database, lambda shard=shard: self.make(shard), log.log, policy, note)
+            self.replicas[shard] = open_replica(database, partial(self.make, shard), log.log, policy, note)
             self.web.is_open(shard)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -39,7 +39,8 @@ class Trimming:
         return shard == 3
 
     def place(self, shard: int) -> MemberPlace:
-        return self._do("place", shard) or PLACE
+        self._do("place", shard)
+        return PLACE
 
     def look(self, shard: int, wish: TrimWish, addresses: Mapping[str, str]) -> TrimDecision:
         self._do("look", shard, wish, dict(addresses))
@@ -64,7 +65,7 @@ def trimming() -> Trimming:
     return Trimming()
 
 
-def ask(trimming: Any, *targets: str, auth: Callable[..., Any] | None = SECRET.sign) -> list[httpx.Response]:
+def ask(trimming: Any, *targets: str, auth: Any = SECRET.sign) -> list[httpx.Response]:
     """POST to each of the targets, below /v1/shards/."""
     fatal: list[BaseException] = []
 
