@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datanode_processors.blocks.fsync import CLOSE, FSYNC_POLICIES
+from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
+from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.privilege import ClusterSecret
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -54,6 +56,12 @@ class DatanodeConfig:
     """A container that holds more than this is closed."""
     max_streams: int = 256
     """Streams at once; further ones are refused."""
+    bootstrap_records: int = DEFAULT_BOOTSTRAP_RECORDS
+    """How long a pipeline's log must be before an empty replica takes a member's checkpoint instead of reading it."""
+    bootstrap_bytes_per_s: int = 0
+    """How many bytes of checkpoints this datanode sends in a second at most; 0 = no bound."""
+    trim_log_after_ms: int = DEFAULT_TRIM_LOG_AFTER_MS
+    """For how long a pipeline's leader keeps the records of its log; 0 = until an operator trims it."""
     secret: ClusterSecret | None = None
     """The cluster's secret; without it every call that changes something is refused."""
     http_hosts: frozenset[str] = frozenset()
@@ -75,7 +83,15 @@ class DatanodeConfig:
             raise ValueError(f"log_level must be one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if self.watchdog_ms < MIN_WATCHDOG_MS:
             raise ValueError(f"watchdog_ms: {self.watchdog_ms}, less than {MIN_WATCHDOG_MS}")
-        for name in ("reserve_bytes", "barrier_interval_ms", "scrub_interval_ms", "block_scrub_interval_ms"):
+        for name in (
+            "reserve_bytes",
+            "barrier_interval_ms",
+            "scrub_interval_ms",
+            "block_scrub_interval_ms",
+            "bootstrap_records",
+            "bootstrap_bytes_per_s",
+            "trim_log_after_ms",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: {getattr(self, name)} is negative")
 

@@ -90,7 +90,7 @@ class Heartbeats:
             cluster=config.cluster, datanode=config.node, incarnation=self._incarnation, address=config.address,
             http_address=config.http_address, rack=config.rack, capacity_bytes=capacity, free_bytes=free,
             active_streams=self._streams(), layout_version=self._layout_version, upgrade_prepared=self._prepared(),
-            pipelines=[pipeline.report() for pipeline in self._pipelines.all()], containers=self._containers(),
+            pipelines=self._pipelines.reports(), containers=self._containers(),
             sent_at_ms=self._clock.wall_ms(),
         )  # fmt: skip
 

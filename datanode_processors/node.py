@@ -30,16 +30,21 @@ from datanode_processors.pipelines import Pipelines
 from datanode_processors.repair.block_reports import BlockReports
 from datanode_processors.repair.scrubber import CURSOR_FILE, Scrubber
 from datanode_processors.status import DatanodeStatus
+from datanode_processors.trimming import pipeline_trimming
 from datanode_processors.wire.core.limits import WireLimits
 from datanode_processors.wire.server import StreamServer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
+from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, keep_freed_memory, when_brokers_answer
 from replicated_db.shell.reports import AuditReports
 from replicated_db.shell.startup import Topics, WrongSetting, check_topics
 from replicated_db.shell.system import SystemClock
+from replicated_db.shell.trimming.log_trimming import LogTrimLoop
+from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas import stream_errors as codes
 from schemas.codecs.reference import validate_schemas
 from schemas.records.datanode import ClosePipeline
@@ -74,6 +79,12 @@ class DatanodeProcess:
             opened=self._take_blocks_again,
         )  # fmt: skip
         self.notes = Notes(self.pipelines.replicas)
+        self.transfers = TransferDesk(
+            config.node, self.pipelines.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s,
+            note=self._note,
+        )  # fmt: skip
+        self.trimming = pipeline_trimming(config, topics.log_topic_id, self.pipelines, self.clock, self._holds)
+        self.trim_loop = LogTrimLoop(self.trimming, config.trim_log_after_ms, self._note, fatal)
         self.outbox = AuditReports(
             config.bootstrap_servers, DN_AUDIT, self.clock, log.warning, fatal, self.pipelines.on_record
         )
@@ -109,6 +120,15 @@ class DatanodeProcess:
     def _note(self, message: str, **fields: Any) -> None:
         self.notes.info(message, **fields)
 
+    def _leads(self, partition: int) -> bool:
+        loop = self.pipelines.loops.get(partition)
+        return loop is not None and loop.leading
+
+    def _holds(self, partition: int) -> tuple[int, ...]:
+        """Return the offsets from which transfers of this datanode still need a pipeline's log."""
+        held = self.transfers.holds(partition)
+        return () if held is None else (held,)
+
     def _is_prepared(self) -> bool:
         return self.folder.layout.upgrade_prepared
 
@@ -119,9 +139,13 @@ class DatanodeProcess:
             config, pipelines.replicas, pipelines.loops, pipelines.follower_logs, self.outbox, self._note, fatal
         ).attach(app)
         status = DatanodeStatus(
-            config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared
+            config, self.blocks, pipelines, self.server.snapshot, lambda: self.heartbeats.sent, self._is_prepared,
+            self.transfers,
         )  # fmt: skip
         DatanodeHttpApi(pipelines.replicas, status, self.prepare_upgrade, fatal).attach(app)
+        server: Any = app.web
+        TransferPages(self.transfers).attach(server.web_app)
+        TrimPages(self.trimming, fatal).attach(server.web_app)
         # Hand over while the follower still runs: requests in flight become effective and are answered.
         app.on_before_shutdown.connect(self._hand_over)
 
@@ -136,6 +160,7 @@ class DatanodeProcess:
             self.scrubber.pace.took,
         )  # fmt: skip
         self.heartbeats.start()
+        self.trim_loop.start()
         if self.config.block_scrub_interval_ms:
             self._scrubbing.start()
 
@@ -146,6 +171,7 @@ class DatanodeProcess:
             fatal(error)
 
     def _stop_serving(self) -> None:
+        self.trim_loop.close()
         self.scrubber.stop()
         self.reports.stop()
         self.server.stop()
@@ -158,6 +184,8 @@ class DatanodeProcess:
             self._ending.cancel()
         self._stop_serving()
         closing()
+        self.transfers.close()
+        self.trimming.close()
         self.outbox.close()
         self.pipelines.close()
         self.folder.close()
@@ -169,6 +197,9 @@ class DatanodeProcess:
 
         Raises BlockError if a pipeline could not be closed here in time; nothing is marked then.
         """
+        if waiting := self.pipelines.installs.status():
+            names = ", ".join(one["pipeline"] for one in waiting)
+            raise BlockError(codes.FAILED, f"replicas are being installed here, and cannot be closed yet: {names}")
         for pipeline in self.pipelines.all():
             # A datanode that was away may have read of a later generation in the log before it was asked to open it.
             generation = max(pipeline.opened.generation, pipeline.generation)

@@ -26,6 +26,7 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import is_closed
 from datanode_processors.pipeline.core.request_checks import LOG_REQUESTS, check_block, check_deletion
+from datanode_processors.pipeline.installs import PipelineInstalls
 from datanode_processors.pipeline.log_requests import LogRequests
 from datanode_processors.pipeline.opening import PipelineOpening
 from datanode_processors.pipeline.pipeline import Pipeline
@@ -58,6 +59,7 @@ from schemas.records.datanode import (
     GetBlock,
     ListContainer,
     OpenPipeline,
+    PipelineReport,
     PipelineRow,
     ReadBlock,
     SalvageBlock,
@@ -133,11 +135,13 @@ class Pipelines:
             follow(pipeline.partition)
         self.verifier.start()
         self.upkeep.start(read)
+        self.installs.start()
         self._watching.start()
 
     def stop(self) -> None:
         """Hand the leaderships over once requests in flight are settled."""
         self._stopping.set()
+        self.installs.close()
         for pipeline in self.all():
             pipeline.stop()
         for pipeline in self.all():
@@ -150,6 +154,11 @@ class Pipelines:
         self._log_requests.close()
         for pipeline in self.all():
             pipeline.close()
+
+    @property
+    def installs(self) -> PipelineInstalls:
+        """The pipelines whose replica is installed from a member."""
+        return self._opening.installs
 
     @property
     def replicas(self) -> dict[int, Replica]:
@@ -179,6 +188,10 @@ class Pipelines:
     def all(self) -> list[Pipeline]:
         """Return the pipelines by partition."""
         return self.table.all()
+
+    def reports(self) -> list[PipelineReport]:
+        """Return what heartbeats say of the pipelines here, those that are installed included."""
+        return [*(pipeline.report() for pipeline in self.all()), *self.installs.reports()]
 
     def _told(self) -> None:
         self._changed()
@@ -248,6 +261,8 @@ class Pipelines:
     def repair(self, partition: int, container_id: int, local_id: int, cells: list[int]) -> None:
         """Have the bad cells fetched that the scrubber found."""
         pipeline = self.table.get(partition)
+        if pipeline is None and partition in self.table:
+            return  # its rows are being installed; all its blocks are compared afterwards
         if pipeline is None:
             reason = f"the copy of block {container_id}/{local_id} here is damaged in {len(cells)} cells"
             self.upkeep.damaged(container_id, local_id, reason)
@@ -281,6 +296,8 @@ class Pipelines:
             raise BlockError(codes.STOPPING, f"datanode {self._config.node} is stopping")
         pipeline = self._opening.open(request)
         self._changed()
+        if pipeline is None:
+            return Accepted(detail=f"{request.pipeline} is followed once its replica is installed from a member")
         # A request for a closed generation says no more than where its members are: it does not go through the log.
         if pipeline.loop.leading and self._opening.is_for_the_log(pipeline, request):
             self._log_requests.wait_for(pipeline, request)
@@ -288,7 +305,7 @@ class Pipelines:
 
     def _fetch_container(self, request: FetchContainer) -> Accepted:
         check_block(request.partition, request.container_id, 1)
-        pipeline = self.table.get(request.partition)
+        pipeline = self.table.member(request.partition) if request.partition in self.table else None
         if pipeline is not None and self._config.node in pipeline.members:
             self.verifier.add(pipeline)
             return Accepted(

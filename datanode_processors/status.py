@@ -13,6 +13,7 @@ from datanode_processors.config import DatanodeConfig
 from datanode_processors.pipeline.pipeline import Pipeline
 from datanode_processors.pipelines import Pipelines
 from datanode_processors.wire.counters import StreamCounts
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.web.metrics import Metrics, family
 from schemas.features import LATEST
 
@@ -43,7 +44,7 @@ class DatanodeStatus:
 
     def __init__(
         self, config: DatanodeConfig, blocks: BlockStore, pipelines: Pipelines, streams: Callable[[], StreamCounts],
-        heartbeats: Callable[[], int], prepared: Callable[[], bool],
+        heartbeats: Callable[[], int], prepared: Callable[[], bool], transfers: TransferDesk,
     ) -> None:  # fmt: skip
         self._config = config
         self._blocks = blocks
@@ -51,11 +52,12 @@ class DatanodeStatus:
         self._streams = streams
         self._heartbeats = heartbeats
         self._prepared = prepared
+        self._transfers = transfers
         self._metrics = Metrics(self._families)
 
     def health(self) -> tuple[int, Json]:
         """Return 200 if every pipeline and every copy here is healthy, else 503 with the ones that are not."""
-        reports = [pipeline.report() for pipeline in self._pipelines.all()]
+        reports = self._pipelines.reports()
         faults = {str(report.partition): report.fault for report in reports if not report.healthy}
         damaged = self._pipelines.upkeep.named_damage()
         if not faults and not damaged:
@@ -70,6 +72,8 @@ class DatanodeStatus:
             "http_address": config.http_address, "rack": config.rack, "pid": os.getpid(),
             "upgrade_prepared": self._prepared(), "known_feature_level": LATEST,
             "pipelines": [pipeline.status() for pipeline in self._pipelines.all()],
+            "installing": self._pipelines.installs.status(),
+            "transfers": {"open": self._transfers.open_transfers, "served_bytes": self._transfers.served_bytes},
             "copies": self._pipelines.upkeep.status(),
             "streams": {
                 "connections": streams.connections, "active": streams.streams, "opened": streams.streams_opened,
@@ -110,6 +114,8 @@ class DatanodeStatus:
             ("packets_total", "counter", "Packets taken.", streams.packets),
             ("forwarded_requests_total", "counter", "Requests sent on to a leader.", self._pipelines.forwarded),
             ("fetched_bytes_total", "counter", "Bytes fetched from peers.", self._pipelines.fetched_bytes),
+            ("installing", "gauge", "Pipelines that wait for a checkpoint.", len(self._pipelines.installs.status())),
+            ("checkpoint_bytes_sent_total", "counter", "Bytes of checkpoints sent.", self._transfers.served_bytes),
             ("copies", "gauge", "Containers of pipelines that the datanode is no member of.", len(upkeep.here())),
             ("unhealthy_copy_blocks", "gauge", "Blocks of copies that are damaged here.", upkeep.unhealthy_blocks()),
             ("file_fsyncs_total", "counter", "fsyncs of block files.", self._blocks.fsyncs.files),

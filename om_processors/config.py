@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
+from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
 from schemas.privilege import ClusterSecret
 from schemas.sharding import MAX_PIPELINES
-
-DEFAULT_BOOTSTRAP_RECORDS = 100_000
-"""Length of a log from which on an empty replica takes a peer's checkpoint, unless the settings say otherwise."""
-DEFAULT_TRIM_LOG_AFTER_MS = 0
-"""Unless the settings say otherwise, a log is trimmed only when an operator says so: what is trimmed is gone."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -25,7 +25,7 @@ from om_processors.execution.late import OMExecutor
 from om_processors.execution.service import OM_FAMILIES, OMService
 from om_processors.fleet.heartbeats import FleetView, LatestAllocation
 from om_processors.fleet.leader_duties import LeaderDuties
-from om_processors.follower import OMFollower, make_app, place_group
+from om_processors.follower import OMFollower, guard_of, make_app, place_group
 from om_processors.leading.core.backlog import Backlog
 from om_processors.leading.flusher import Flusher
 from om_processors.leading.gateway import Gateway
@@ -44,7 +44,6 @@ from om_processors.serving.node_status import NodeStatus
 from om_processors.serving.request_metrics import RequestMetrics
 from om_processors.serving.snapshot_diff_api import SnapshotDiffApi
 from om_processors.serving.snapshot_reads import SnapshotReads
-from om_processors.serving.trimming_api import TrimmingApi
 from om_processors.serving.write_audit import WriteAudit
 from om_processors.snapdiff.diff_jobs import DiffJobs
 from om_processors.snapshots.checkpoints import CheckpointName, RocksCheckpoints
@@ -57,6 +56,7 @@ from replicated_db.core.leading.leader import Effective, LeaderLimits
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell import logs
 from replicated_db.shell.bootstrap.opening import BootstrapPolicy, open_replica
+from replicated_db.shell.bootstrap.opening_web import OpeningWeb
 from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.bootstrap.transfer_pages import TransferPages
 from replicated_db.shell.follower import rest_while_leading
@@ -66,6 +66,7 @@ from replicated_db.shell.logs import Notes
 from replicated_db.shell.process import calm_collector, closing, end_soon, fatal, when_brokers_answer
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.system import SystemClock, SystemIds
+from replicated_db.shell.trimming.trim_pages import TrimPages
 from schemas.codecs.reference import validate_schemas
 from schemas.records.log import Batch, RequestBatch
 from schemas.sharding import SYSTEM_SHARD
@@ -96,20 +97,25 @@ class OMNode:
         self.allocation = LatestAllocation()
         self._ending: threading.Timer | None = None
         self.contexts = {shard: self._contexts_of(shard) for shard in range(config.shards)}
-        self.replicas = {shard: self._open(shard) for shard in range(config.shards)}
+        self.replicas: dict[int, Replica] = {}
+        self.loops: dict[int, LeaderLoop] = {}
         self.notes = Notes(self.replicas)
+        self.transfers = TransferDesk(
+            config.node, self.replicas, self._leads, bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info
+        )
+        self.transfer_pages = TransferPages(self.transfers)
+        self.opening = self._opening_web().start()
+        for shard in range(config.shards):  # each is served to others from here on, while the next ones are opened
+            self.replicas[shard] = self._open(shard)
+            self.opening.is_open(shard)
         self.fleet = self._fleet_view() if config.datanodes else None
         self.backlogs = {shard: Backlog(max_queued=config.max_queued_requests) for shard in range(config.shards)}
         self.snapshot_preparer = SnapshotPreparer(self.replicas, self.clock, self.notes.info, fatal)
-        self.loops = {shard: self._loop(shard) for shard in range(config.shards)}
+        self.loops.update({shard: self._loop(shard) for shard in range(config.shards)})
         self.pulse = Pulse(self.clock)
         self.leadership = Leadership(config, self.loops, self.pulse.ago_ms, self.notes.info, fatal)
         databases = {shard: self._database(shard) for shard in range(config.shards)}
         self.open_snapshots = OpenSnapshots(RocksCheckpoints(databases, OM_FAMILIES.names))
-        self.transfers = TransferDesk(
-            config.node, self.replicas, lambda shard: self.loops[shard].leading,
-            bytes_per_s=config.bootstrap_bytes_per_s, note=self.notes.info,
-        )  # fmt: skip
         self.duties = LeaderDuties(
             config, topic_id, self.loops, self.fleet, self.clock, SystemIds(), self.notes.info, fatal,
             self._checkpoint_removed, self._holds,
@@ -119,6 +125,17 @@ class OMNode:
         self.snapshot_diffs = DiffJobs(
             config.data_dir / "snapshot-diffs", OM_FAMILIES.names, lambda: SystemIds().nonce().hex()
         )
+
+    def _opening_web(self) -> OpeningWeb:
+        config = self.config
+        return OpeningWeb(
+            config.node, config.address_host, config.address_port, self.transfer_pages, guard_of(config).middleware(),
+            replicas=config.shards, opened=lambda: len(self.replicas),
+        )  # fmt: skip
+
+    def _leads(self, shard: int) -> bool:
+        loop = self.loops.get(shard)
+        return loop is not None and loop.leading
 
     def _database(self, shard: int) -> Path:
         return self.config.data_dir / f"shard-{shard}"
@@ -150,7 +167,11 @@ class OMNode:
             peers=lambda: [ServingPeer(name, address) for name, address in config.peers], secret=config.secret,
             records=config.bootstrap_records,
         )  # fmt: skip
-        return open_replica(database, make, self.logs[shard], policy, log.info)
+        return open_replica(database, make, self.logs[shard], policy, partial(self._opening_note, shard))
+
+    def _opening_note(self, shard: int, text: str) -> None:
+        log.info(text)
+        self.opening.say(shard, text)
 
     def _contexts_of(self, shard: int) -> Contexts:
         """Say where blocks are allocated: on the datanodes heard, or without datanodes on the settings' pipelines."""
@@ -217,9 +238,10 @@ class OMNode:
         LeadershipApi(self.leadership, self.replicas).attach(app)
         FleetApi(self.config, self.replicas[SYSTEM_SHARD], self.consistency, self.fleet).attach(app)
         server: Any = app.web
-        TransferPages(self.transfers).attach(server.web_app)
-        TrimmingApi(self.duties.trimming, self.config.shards, fatal).attach(app)
+        self.transfer_pages.attach(server.web_app)
+        TrimPages(self.duties.trimming, fatal).attach(server.web_app)
         self.pulse.attach(app)
+        server.listening = self.opening.hand_over()
         # Hand over while the followers and the HTTP API still run: readers ask this node until another one leads.
         app.on_before_shutdown.connect(self._hand_over)
         return app

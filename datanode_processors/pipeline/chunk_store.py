@@ -18,6 +18,7 @@ Rules:
       block. It is moved to the file when the missing bytes have come.
     - A read gives exactly the bytes that were written, or raises StoreFailure. A chunk whose bytes were changed in the
       file shows as another row (evidence, digest), as any damaged row does.
+    - A checkpoint for another member has all bytes in RocksDB: there is no file of a block beside it.
     - A chunk's row is removed when a PutBlock covers it; then the file's bytes are the block's.
 """
 
@@ -32,8 +33,9 @@ from xxhash import xxh3_128_digest
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline.core.block_tables import chunk_key, chunk_of_key
+from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import Write
-from replicated_db.shell.rocks import RocksSnapshot, RocksStore
+from replicated_db.shell.rocks import RocksReader, RocksSnapshot, RocksStore
 from schemas.column_families import CHUNK_TABLE
 from schemas.records.packets import CELL_BYTES
 from schemas.stream_errors import FAILED
@@ -50,10 +52,11 @@ class ChunkStore(RocksStore):
     """A pipeline's database. Writes come from one thread at a time (the apply lock)."""
 
     def __init__(self, path: Path, families: Iterable[str], blocks: BlockStore) -> None:
+        self._families = list(families)
         self._blocks = blocks
         self._cache: OrderedDict[bytes, bytes] = OrderedDict()
         self._cached_bytes = 0
-        super().__init__(path, families)
+        super().__init__(path, self._families)
 
     def get(self, cf: str, key: bytes) -> bytes | None:
         """Return the row's value, or None."""
@@ -79,6 +82,28 @@ class ChunkStore(RocksStore):
     def snapshot(self) -> ChunkSnapshot:  # type: ignore[override]
         """Return snapshots of all families."""
         return ChunkSnapshot(super().snapshot(), self)
+
+    def complete_copy(self, target: Path) -> None:
+        """Put the bytes of chunks into a checkpoint of this database, in the place of their marks.
+
+        Raises StoreFailure if a chunk has gone from its file meanwhile: its block was deleted. Another checkpoint does.
+        """
+        reader = RocksReader(target, self._families)
+        try:
+            marks = [(key, mark) for key, mark in reader.iterate(CHUNK_TABLE, b"") if mark[:1] == _IN_FILE]
+        finally:
+            reader.close()
+        if not marks:
+            return
+        copy = RocksStore(target, self._families)
+        try:
+            for key, mark in marks:
+                value = self.read_chunk(key, mark)
+                if xxh3_128_digest(value) != mark[_HASH]:
+                    raise StoreFailure(f"chunk {chunk_of_key(key)} of the checkpoint is no longer in its file")
+                copy.write([(CHUNK_TABLE, key, _WHOLE + value)])
+        finally:
+            copy.close()
 
     def _placed(self, cf: str, key: bytes, value: bytes | None) -> Write:
         if value is None:
@@ -147,6 +172,17 @@ class ChunkStore(RocksStore):
     def _forget(self, key: bytes) -> None:
         if (value := self._cache.pop(key, None)) is not None:
             self._cached_bytes -= len(value)
+
+
+class ChunkReader(RocksReader):
+    """A checkpoint of a pipeline's database that was completed (:meth:`ChunkStore.complete_copy`), to be checked."""
+
+    def iterate(self, cf: str, start: bytes, stop: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate in key order over [start, stop). Raises ValueError at a chunk whose bytes are not in the database."""
+        for key, value in super().iterate(cf, start, stop):
+            if cf == CHUNK_TABLE and value[:1] != _WHOLE:
+                raise ValueError(f"chunk {chunk_of_key(key)} has its bytes elsewhere")
+            yield key, value[1:] if cf == CHUNK_TABLE else value
 
 
 class ChunkSnapshot:

@@ -1,5 +1,7 @@
 """Opening pipelines on a member: those of its registry at start, others when the Object Manager asks for them.
 
+A pipeline whose replica wants a member's checkpoint is opened once that is installed (``installs``).
+
 ``core/member_registry`` decides; this module has the replicas, the file REGISTRY, and the locks.
 """
 
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.chunk_store import ChunkReader
 from datanode_processors.pipeline.core.block_tables import pipeline_row
 from datanode_processors.pipeline.core.member_registry import (
     Adopt,
@@ -22,18 +25,21 @@ from datanode_processors.pipeline.core.member_registry import (
     TellOpened,
 )
 from datanode_processors.pipeline.core.request_checks import check_members
-from datanode_processors.pipeline.pipeline import Pipeline
+from datanode_processors.pipeline.installs import PipelineInstalls, PipelineToInstall
+from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
 from datanode_processors.pipeline.pipeline_table import PipelineTable
 from datanode_processors.pipeline.registry import REGISTRY, read_registry, write_registry
 from replicated_db.core.applying.replica import Replica
+from replicated_db.core.bootstrap.peer_choice import ServingPeer
 from replicated_db.core.errors import StopProcess
 from replicated_db.core.ports import Clock, Log, LogUnavailable
+from replicated_db.shell.bootstrap.opening import BootstrapPolicy, ReplicaToOpen, look_at
+from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
 from replicated_db.shell.logs import Note
-from replicated_db.shell.process import when_brokers_answer
-from replicated_db.shell.startup import check_replica
 from schemas import stream_errors as codes
 from schemas.records.datanode import OpenPipeline, PipelineRow
+from schemas.topics import DN_LOG
 
 
 class PipelineOpening:
@@ -64,6 +70,7 @@ class PipelineOpening:
         self._registry = MemberRegistry()
         self.follow: Callable[[int], None] = lambda _: None
         """Adds a partition to those that are fetched."""
+        self.installs = PipelineInstalls(self._policy, self._on_installed, note, fatal)
         self.replicas: dict[int, Replica] = {}
         self.loops: dict[int, LeaderLoop] = {}
         self.follower_logs: dict[int, Log] = {}
@@ -79,8 +86,11 @@ class PipelineOpening:
                 self._registry.remember(opened)
             self._open_replica(opened)
 
-    def open(self, request: OpenPipeline) -> Pipeline:
-        """Follow a pipeline as the request says, and have it in the registry; raises BlockError."""
+    def open(self, request: OpenPipeline) -> Pipeline | None:
+        """Follow a pipeline as the request says, and have it in the registry; raises BlockError.
+
+        Returns None if its replica is to be installed first.
+        """
         check_members(request)
         if self._config.node not in [member.datanode for member in request.members]:
             raise BlockError(
@@ -96,7 +106,7 @@ class PipelineOpening:
             except BaseException:
                 self._give_up(request.partition)
                 raise
-        return self._pipelines.member(request.partition)
+        return self._pipelines.get(request.partition)
 
     def _give_up(self, partition: int) -> None:
         """Forget a pipeline whose replica was not opened: the next request begins anew."""
@@ -113,7 +123,8 @@ class PipelineOpening:
             case Adopt():
                 with self._lock:
                     self._registry.adopt(request)
-                self._pipelines.member(request.partition).opened = request
+                if (pipeline := self._pipelines.get(request.partition)) is not None:
+                    pipeline.opened = request
             case SaveRegistry():
                 with self._lock:
                     listed = self._registry.opened()
@@ -123,39 +134,71 @@ class PipelineOpening:
 
     def _open_and_follow(self, request: OpenPipeline) -> None:
         try:
-            self._open_replica(request)
-            self.follow(request.partition)
+            if self._open_replica(request):
+                self.follow(request.partition)
         except LogUnavailable as error:
             raise BlockError(codes.FAILED, f"{request.pipeline}: {error}") from error
         except StopProcess as error:
             raise BlockError(codes.FAILED, f"{request.pipeline} is not opened here: {error}") from error
 
-    def _open_replica(self, opened: OpenPipeline) -> None:
-        pipeline = self._pipeline(opened)
-        row = pipeline_row(pipeline.store)
+    def _open_replica(self, opened: OpenPipeline) -> bool:
+        """Open a replica, and return whether it can be followed. If not, it is installed from a member first."""
+        place = self._place(opened.partition)
+        found = look_at(place, self._config.bootstrap_records, self._note)
+        if isinstance(found, Replica):
+            self._opened_replica(opened.partition, place, found)
+            return True
+        self._pipelines.expect(opened.partition)
         with self._lock:
-            self._registry.on_replica(opened.partition)
-            if row is not None:
-                self._registry.on_row(row)
-            self.replicas[opened.partition] = pipeline.replica
-            self.loops[opened.partition] = pipeline.loop
-            self.follower_logs[opened.partition] = pipeline.follower_log
-        self._pipelines.put(opened.partition, pipeline)
-        self._added(pipeline)
+            self._registry.on_wants_checkpoint(opened.partition)
+        self.installs.add(
+            PipelineToInstall(partition=opened.partition, pipeline=opened.pipeline, place=place, wants=found)
+        )
+        return False
 
-    def _pipeline(self, opened: OpenPipeline) -> Pipeline:
+    def _place(self, partition: int) -> ReplicaToOpen:
+        config = self._config
+        return ReplicaToOpen(
+            database=folder_of(config.data_dir, partition), make=lambda: member_replica(config, partition, self._blocks),
+            log=KafkaLog(config.bootstrap_servers, DN_LOG, partition, self._topic_id), reader=ChunkReader,
+        )  # fmt: skip
+
+    def _policy(self, partition: int) -> BootstrapPolicy:
+        """Say who may be asked for a checkpoint: the other members, where the last request says that they are."""
+        config = self._config
+        with self._lock:
+            members = self._registry.asked_for(partition).members
+        peers = [ServingPeer(one.datanode, one.http_address) for one in members if one.datanode != config.node]
+        return BootstrapPolicy(
+            peers=lambda: [peer for peer in peers if peer.address], secret=config.secret,
+            records=config.bootstrap_records, searches=1, stopping=lambda: self.installs.is_stopping,
+        )  # fmt: skip
+
+    def _on_installed(self, partition: int, place: ReplicaToOpen, replica: Replica) -> None:
+        with self._opening:
+            self._opened_replica(partition, place, replica)
+            self.follow(partition)
+
+    def _opened_replica(self, partition: int, place: ReplicaToOpen, replica: Replica) -> None:
+        """Make the pipeline of an open replica; requests find it from here on."""
         if self._outbox is None:
             raise RuntimeError("open_known comes first")
+        with self._lock:
+            opened = self._registry.asked_for(partition)
         pipeline = Pipeline(
-            opened, self._config, self._blocks, self._topic_id, clock=self._clock, outbox=self._outbox, note=self._note,
-            fatal=self._fatal, wanted=self._wanted,
+            opened, replica, place.log, self._config, self._blocks, self._topic_id, clock=self._clock,
+            outbox=self._outbox, note=self._note, fatal=self._fatal, wanted=self._wanted,
         )  # fmt: skip
-        try:
-            when_brokers_answer(lambda: check_replica(pipeline.replica, pipeline.log, self._note))
-        except BaseException:
-            pipeline.close()
-            raise
-        return pipeline
+        row = pipeline_row(pipeline.store)
+        with self._lock:
+            self._registry.on_replica(partition)
+            if row is not None:
+                self._registry.on_row(row)
+            self.replicas[partition] = replica
+            self.loops[partition] = pipeline.loop
+            self.follower_logs[partition] = pipeline.follower_log
+        self._pipelines.put(partition, pipeline)
+        self._added(pipeline)
 
     def on_row(self, row: PipelineRow) -> None:
         """Take note of a pipeline's row that was applied here; called on the thread that applied it."""

@@ -28,7 +28,8 @@ from datanode_processors.pipeline.core.election import Silence, claim_after_ms, 
 from datanode_processors.pipeline.proposals import HandedOver, Proposals
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.leading.leader import LeaderLimits
-from replicated_db.core.ports import Clock, LogUnavailable
+from replicated_db.core.ports import Clock, Log, LogUnavailable
+from replicated_db.shell.bootstrap.bootstrap import installed_of
 from replicated_db.shell.claiming import UnfitToLead
 from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.leader_loop import LeaderLoop, Publisher
@@ -60,11 +61,11 @@ class Pipeline:
     """A pipeline that this datanode is a member of. For many threads."""
 
     def __init__(
-        self, opened: OpenPipeline, config: DatanodeConfig, blocks: BlockStore, topic_id: str, *,
-        clock: Clock, outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
+        self, opened: OpenPipeline, replica: Replica, log: Log, config: DatanodeConfig, blocks: BlockStore,
+        topic_id: str, *, clock: Clock, outbox: Publisher, note: Note, fatal: Callable[[BaseException], None],
         wanted: Callable[[Pipeline, bytes], None],
     ) -> None:  # fmt: skip
-        """Open the replica's store; raises StoreFailure.
+        """``replica`` is open (``member_replica``) and checked against ``log``, which is the leader's from here on.
 
         ``wanted`` is called with a block that must be verified because somebody waits for it.
         """
@@ -81,10 +82,9 @@ class Pipeline:
         self._verified: OrderedDict[bytes, int] = OrderedDict()
         self.unhealthy: dict[bytes, str] = {}
         """Why blocks are unhealthy, by key."""
-        self.store = ChunkStore(folder_of(config.data_dir, self.partition), DN_FAMILIES.names, blocks)
-        identity = Identity(cluster=config.cluster, shard=self.partition, shards=MAX_PIPELINES, node=config.node)
-        self.replica = Replica(identity, DN_FAMILIES, self.store, threading.RLock())
-        self.log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
+        self.replica = replica
+        self.store = replica.store
+        self.log = log
         # The follower's own log, to fill gaps: a log serves one thread.
         self.follower_log = KafkaLog(config.bootstrap_servers, DN_LOG, self.partition, topic_id)
         self.proposals = Proposals(
@@ -309,8 +309,19 @@ class Pipeline:
             "applied_index": position.index, "read_offset": replica.read_offset, "timestamp_ms": position.timestamp_ms,
             "digest": f"{digest:016x}", "chain": position.chain.hex(), "flagged": evidence is not None,
             "records_applied": replica.records_applied, "records_void": replica.records_void,
-            "unhealthy_blocks": unhealthy, "silence_ms": self._silence.ms,
+            "unhealthy_blocks": unhealthy, "silence_ms": self._silence.ms, "installed": installed_of(self.store),
         }  # fmt: skip
+
+
+def member_replica(config: DatanodeConfig, partition: int, blocks: BlockStore) -> Replica:
+    """Open a pipeline's replica on a member. Raises StoreFailure, WrongCluster."""
+    store = ChunkStore(folder_of(config.data_dir, partition), DN_FAMILIES.names, blocks)
+    identity = Identity(cluster=config.cluster, shard=partition, shards=MAX_PIPELINES, node=config.node)
+    try:
+        return Replica(identity, DN_FAMILIES, store, threading.RLock())
+    except BaseException:
+        store.close()
+        raise
 
 
 def folder_of(data_dir: Path, partition: int) -> Path:

@@ -1,4 +1,4 @@
-"""The pipelines that are followed here, by partition."""
+"""The pipelines that this datanode is a member of, by partition: those followed, and those being installed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,36 @@ class PipelineTable:
         self._node = node
         self._lock = threading.Lock()
         self._pipelines: dict[int, Pipeline] = {}
+        self._awaited: set[int] = set()
 
     def __contains__(self, partition: int) -> bool:
-        return partition in self._pipelines
+        return partition in self._pipelines or partition in self._awaited
+
+    def expect(self, partition: int) -> None:
+        """Note that a pipeline is to come: its replica is being installed."""
+        with self._lock:
+            self._awaited.add(partition)
 
     def put(self, partition: int, pipeline: Pipeline) -> None:
         """Add a pipeline."""
         with self._lock:
             self._pipelines[partition] = pipeline
+            self._awaited.discard(partition)
 
     def get(self, partition: int) -> Pipeline | None:
-        """Return the pipeline of a partition, None if there is none here."""
+        """Return the pipeline of a partition, None if it is not followed here."""
         return self._pipelines.get(partition)
 
     def member(self, partition: int) -> Pipeline:
-        """Return the pipeline of a partition; raises BlockError NO_SUCH_PIPELINE if there is none here."""
+        """Return the pipeline of a partition.
+
+        Raises BlockError: NO_SUCH_PIPELINE if there is none here, NOT_COMMITTED while its replica is being installed.
+        """
         pipeline = self._pipelines.get(partition)
+        if pipeline is None and partition in self._awaited:
+            raise BlockError(
+                codes.NOT_COMMITTED, f"datanode {self._node} installs its replica of partition {partition}: ask another"
+            )
         if pipeline is None:
             raise BlockError(
                 codes.NO_SUCH_PIPELINE, f"datanode {self._node} is no member of a pipeline on partition {partition}"

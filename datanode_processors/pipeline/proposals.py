@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from datanode_processors.errors import BlockError
-from datanode_processors.pipeline.core.block_service import BlockService
+from datanode_processors.pipeline.core.block_service import BlockService, LogPipelineBase
 from replicated_db.core.applying.replica import Offered, Replica
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.leading.leader import Executed, Proposal, Refusal, Reply
@@ -157,7 +157,7 @@ class Proposals:
 def _proposal(request: Any, answer: Answer) -> Proposal:
     return Proposal(
         client_id=b"", call_id=b"", request_hash=b"", first_sent_at_ms=0, request_type=type(request).__name__,
-        body=request, reply_to=answer,
+        body=request, reply_to=answer, begins_batch=isinstance(request, LogPipelineBase),
     )  # fmt: skip
 
 

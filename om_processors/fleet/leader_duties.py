@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from om_processors.config import NodeConfig
 from om_processors.fleet.datanode_client import Courier
 from om_processors.fleet.heartbeats import FleetView
-from om_processors.fleet.log_trimming import LogTrimLoop, OMLogTrimming
+from om_processors.fleet.log_trimming import om_log_trimming
 from om_processors.fleet.open_key_cleanup import OpenKeyCleanupLoop
 from om_processors.fleet.placement_loop import PlacementLoop
 from om_processors.fleet.proposer import Proposer
@@ -19,6 +19,7 @@ from replicated_db.shell.leader_loop import LeaderLoop
 from replicated_db.shell.logs import Note
 from replicated_db.shell.process import Background
 from replicated_db.shell.trimming.log_trimmer import Holds
+from replicated_db.shell.trimming.log_trimming import LogTrimLoop
 
 
 class LeaderDuties:
@@ -37,11 +38,11 @@ class LeaderDuties:
         )  # fmt: skip
         self._courier = Courier(own=config.node, cluster=config.cluster, log=note)
         threshold_ms = config.open_key_expire_threshold_ms
-        self.trimming = OMLogTrimming(config, topic_id, loops, self._proposer, clock, holds)
+        self.trimming = om_log_trimming(config, topic_id, loops, self._proposer, clock, holds)
         self._background: list[Background] = [
             OpenKeyCleanupLoop(loops, self._proposer, threshold_ms, clock, note, fatal),
             SnapshotCleanupLoop(loops, self._proposer, note, fatal, on_checkpoint_removed),
-            LogTrimLoop(self.trimming, config.shards, config.trim_log_after_ms, note, fatal),
+            LogTrimLoop(self.trimming, config.trim_log_after_ms, note, fatal),
         ]
         if fleet is not None:
             placing = PlacementLoop(config, fleet, loops, self._proposer, self._courier, clock, note, fatal)

@@ -412,6 +412,9 @@ class RocksStore(RocksView):
         except Exception as error:
             raise _failure(f"checkpoint in {target}", error) from error
 
+    def complete_copy(self, target: Path) -> None:
+        """Put into the checkpoint ``target`` what this store keeps elsewhere: nothing."""
+
     def checkpoint_folder(self, name: str) -> Path:
         """Return the directory of a checkpoint, which need not be there."""
         return self._checkpoints / name

@@ -8,6 +8,8 @@ from typing import Any
 
 from replicated_db.core.bootstrap.pace import size_words
 from stratolog.configuration.settings import Settings
+from stratolog.configuration.settings_values import DatanodeAddress
+from stratolog.nodes.answers import node_opening, node_status
 from stratolog.nodes.core.leaders import Status, views_in
 
 MAX_SHOWN_CHARACTERS = 500
@@ -29,8 +31,27 @@ def installs_in(name: str, status: Status) -> Iterator[str]:
             yield f"{name}, shard {view['shard']}: installed a peer's checkpoint, {install_words(said)}"
 
 
+def installs_on_datanodes(settings: Settings) -> list[str]:
+    """Return a line for each pipeline's replica on a datanode that began with a member's checkpoint, or waits for one."""
+    return [line for one in settings.datanodes for line in _pipelines_of(one)]
+
+
+def _pipelines_of(datanode: DatanodeAddress) -> Iterator[str]:
+    said = node_status(f"{datanode.host}:{datanode.http_port}") or {}
+    for pipeline in said.get("pipelines", ()):
+        if words := pipeline.get("installed"):
+            yield f"{datanode.name}, {pipeline['pipeline']}: installed a checkpoint, {install_words(words)}"
+    for pipeline in said.get("installing", ()):
+        yield f"{datanode.name}, {pipeline['pipeline']}: {str(pipeline['progress'])[:MAX_SHOWN_CHARACTERS]}"
+
+
 def installing(settings: Settings, name: str) -> list[str]:
-    """Return what a node that does not answer yet is installing, from its folder on this machine; empty if nothing."""
+    """Return what a node that is not ready yet is installing; empty if nothing.
+
+    The node says so itself; if it does not answer, its folder is looked at, which may be on this machine.
+    """
+    if said := node_opening(settings.node(name).address):
+        return [line[:MAX_SHOWN_CHARACTERS] for line in said]
     found = []
     for file in sorted(settings.node_folder(name).glob("shard-*.candidate/progress.txt")):
         with suppress(OSError, UnicodeDecodeError):

@@ -1,4 +1,7 @@
-"""Trimming as a command does it: the shard's leader is asked to log a base, to say how far, and to trim."""
+"""Trimming as a command does it.
+
+The leader of a shard or a pipeline is asked to log a base, to say how far, and to trim.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 
 from stratolog.cluster.leadership import shard_views
 from stratolog.configuration.settings import Settings
 from stratolog.errors import Unavailable, UserError
+from stratolog.nodes.answers import node_answer, node_status
 from stratolog.nodes.core.leaders import is_leader
 
 ASK_TIMEOUT_S = 120.0
@@ -52,32 +56,88 @@ def keep_from(text: str) -> tuple[int, int]:
     return (0, number * UNITS_MS[unit]) if unit else (number, 0)
 
 
-def look(settings: Settings, shard: int, wish: Wish) -> Json:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLeader:
+    """Who trims a partition: the leader's name and HTTP address, and the HTTP addresses of members, as far as known."""
+
+    name: str
+    address: str
+    members: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLog:
+    """A shard's partition of ``om.log``."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"shard {self.number}"
+
+    def leader(self, settings: Settings) -> LogLeader | None:
+        """Return who leads the shard, None if nobody does now."""
+        name = next((name for name, view in shard_views(settings, self.number).items() if is_leader(view)), None)
+        members = tuple((node.name, node.address) for node in settings.nodes)
+        return None if name is None else LogLeader(name=name, address=settings.node(name).address, members=members)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLog:
+    """A pipeline's partition of ``dn.log``."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"pipeline-{self.number}"
+
+    def leader(self, settings: Settings) -> LogLeader | None:
+        """Return who leads the pipeline, as its members say; None if nobody does now."""
+        found = next((one for one in pipelines_of(settings) if one["partition"] == self.number), None)
+        members = () if found is None else tuple((one["datanode"], one["http_address"]) for one in found["members"])
+        for name, address in members:
+            said = (node_status(address) if address else None) or {}
+            if any(one["shard"] == self.number and one["role"] == "leader" for one in said.get("pipelines", ())):
+                return LogLeader(name=name, address=address, members=members)
+        return None
+
+
+TrimmedLog: TypeAlias = ShardLog | PipelineLog
+
+
+def pipelines_of(settings: Settings) -> list[Json]:
+    """Return the pipelines, closed ones too, as the first node says that answers. Raises Unavailable."""
+    for node in settings.nodes:
+        if (answer := node_answer(node.address, "/v1/pipelines?consistency=stale")) is not None:
+            return list(answer["pipelines"])
+    raise Unavailable(f"no node answers: {', '.join(node.address for node in settings.nodes)}")
+
+
+def look(settings: Settings, log: TrimmedLog, wish: Wish) -> Json:
     """Return what the leader says about trimming: how far, and what each rule allows. Raises Unavailable, UserError."""
-    return _ask(settings, shard, wish, "look")
+    return _ask(settings, log, wish, "look")
 
 
-def log_base(settings: Settings, shard: int, wish: Wish) -> Json:
+def log_base(settings: Settings, log: TrimmedLog, wish: Wish) -> Json:
     """Have the leader log a base, unless the last one is of the present state. Raises Unavailable, UserError."""
-    return _ask(settings, shard, wish, "base")
+    return _ask(settings, log, wish, "base")
 
 
 def trim(
-    settings: Settings, shard: int, wish: Wish, *, wait_s: float, has_audit: bool, report: Callable[[str], None]
+    settings: Settings, log: TrimmedLog, wish: Wish, *, wait_s: float, has_audit: bool, report: Callable[[str], None]
 ) -> Json:
     """Log a base, wait until it can be trimmed to, and trim; return the leader's decision.
 
     After ``wait_s`` the log is trimmed as far as the rules allow by then. ``has_audit``: whether an audit may be
     running that has not been heard of: it gets AUDIT_WORD_S to speak. Raises Unavailable, UserError.
     """
-    report(f"shard {shard}: the leader is asked for a base")
-    base = log_base(settings, shard, wish)
+    report(f"{log}: the leader is asked for a base")
+    base = log_base(settings, log, wish)
     if base["why"]:
-        report(f"shard {shard}: no base is logged: {base['why']}")
+        report(f"{log}: no base is logged: {base['why']}")
     begun_s, told = time.monotonic(), ""
     patience_s = wait_s if not (base["why"] or wish.keep_records or wish.keep_ms) else 0.0
     while (waited_s := time.monotonic() - begun_s) < patience_s:
-        found = look(settings, shard, wish)
+        found = look(settings, log, wish)
         at_base = found["base"] is not None and found["base"]["index"] >= base["index"]
         held_by = next(rule for rule in found["rules"] if rule["rule"] == found["held_by"])
         if at_base and (waited_s > AUDIT_WORD_S or not base["asked"] or not has_audit or wish.without_audit):
@@ -86,35 +146,36 @@ def trim(
             break
         if not at_base and held_by["rule"] != told:
             told = held_by["rule"]
-            report(f"shard {shard}: waiting: {held_by['rule']}: {held_by['why']}")
+            report(f"{log}: waiting: {held_by['rule']}: {held_by['why']}")
         time.sleep(POLL_S)
-    return _ask(settings, shard, wish, "trim")
+    return _ask(settings, log, wish, "trim")
 
 
-def _ask(settings: Settings, shard: int, wish: Wish, do: str) -> Json:
+def _ask(settings: Settings, log: TrimmedLog, wish: Wish, do: str) -> Json:
     parameters = {
         "do": do, "keep_records": str(wish.keep_records), "keep_ms": str(wish.keep_ms),
         "leave_behind": ",".join(wish.leave_behind), "without_audit": "true" if wish.without_audit else "false",
-        "nodes": ",".join(f"{node.name}={node.address}" for node in settings.nodes),
     }  # fmt: skip
     deadline_s = time.monotonic() + LEADER_WAIT_S
     while True:
-        leader = next((name for name, view in shard_views(settings, shard).items() if is_leader(view)), None)
-        told = f"shard {shard} has no leader"
+        leader = log.leader(settings)
+        told = f"{log} has no leader"
         if leader is not None:
-            url = f"http://{settings.node(leader).address}/v1/shards/{shard}/trim"
+            nodes = ",".join(f"{name}={address}" for name, address in leader.members if address)
+            url = f"http://{leader.address}/v1/shards/{log.number}/trim"
             try:
                 answer = httpx.post(
-                    url, params=parameters, timeout=ASK_TIMEOUT_S, trust_env=False, auth=settings.secret().sign
-                )
+                    url, params={**parameters, "nodes": nodes}, timeout=ASK_TIMEOUT_S, trust_env=False,
+                    auth=settings.secret().sign,
+                )  # fmt: skip
                 body = answer.json()
             except (httpx.HTTPError, ValueError) as error:
-                raise Unavailable(f"{leader}, which leads shard {shard}, does not answer: {error!r}") from error
+                raise Unavailable(f"{leader.name}, which leads {log}, does not answer: {error!r}") from error
             if answer.status_code == httpx.codes.OK:
                 return dict(body)
-            told = f"{leader}: {body.get('message', body)}"
+            told = f"{leader.name}: {body.get('message', body)}"
             if answer.status_code == httpx.codes.NOT_FOUND:
-                raise UserError(f"{leader} runs software that cannot trim: upgrade it first")
+                raise UserError(f"{leader.name} runs software that cannot trim: upgrade it first")
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 raise UserError(told)
         if time.monotonic() > deadline_s:

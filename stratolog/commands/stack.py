@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stratolog.cluster.installs import installing, installs_in
+from stratolog.cluster.installs import installing, installs_in, installs_on_datanodes
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of, settings_of
 from stratolog.commands.common.output import console, print_fleet, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
@@ -162,6 +162,7 @@ def _gather(settings: Settings) -> dict[str, Any]:
         ],
         "nodes": nodes,
         "installing": {node.name: installing(settings, node.name) for node in settings.nodes if not nodes[node.name]},
+        "datanode_installs": installs_on_datanodes(settings),
         **fleet,
     }
 
@@ -212,6 +213,8 @@ def _print(found: dict[str, Any]) -> None:
     for name, lines in found["installing"].items():
         for line in lines:
             console.print(f"{name}: {line}", markup=False, highlight=False, soft_wrap=True)
+    for line in found["datanode_installs"]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if silent:
         console.print(f"no answer from: {', '.join(silent)}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Kafka: {found['bootstrap_servers']}", markup=False, highlight=False, soft_wrap=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stratolog.configuration.settings import Settings
 
@@ -16,7 +16,7 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
 
     Raises UsageError for an unknown name, and without the cluster's secret.
     """
-    from om_processors.config import DEFAULT_BOOTSTRAP_RECORDS, DEFAULT_TRIM_LOG_AFTER_MS, NodeConfig
+    from om_processors.config import NodeConfig
 
     own = settings.node(name)
     return NodeConfig(
@@ -41,18 +41,27 @@ def node_config(settings: Settings, name: str) -> NodeConfig:
         scrub_interval_ms=settings.scrub_interval_ms,
         late_flush_interval_ms=settings.late_flush_interval_ms,
         peers=_peers(settings, own.name),
-        bootstrap_records=settings.bootstrap_records or DEFAULT_BOOTSTRAP_RECORDS,
-        bootstrap_bytes_per_s=settings.bootstrap_bytes_per_s or 0,
         node_addresses=tuple((node.name, node.address) for node in settings.nodes),
-        trim_log_after_ms=(
-            DEFAULT_TRIM_LOG_AFTER_MS if settings.trim_log_after_ms is None else settings.trim_log_after_ms
-        ),
+        **_log_keeping(settings),
         secret=settings.secret(),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,
         log_format=settings.log_format,
         write_audit=settings.write_audit,
     )
+
+
+def _log_keeping(settings: Settings) -> dict[str, Any]:
+    """Return how replicas of both logs catch up, and for how long the logs are kept."""
+    from replicated_db.core.bootstrap.peer_choice import DEFAULT_BOOTSTRAP_RECORDS
+    from replicated_db.core.trimming.trim_rule import DEFAULT_TRIM_LOG_AFTER_MS
+
+    trim_ms = settings.trim_log_after_ms
+    return {
+        "bootstrap_records": settings.bootstrap_records or DEFAULT_BOOTSTRAP_RECORDS,
+        "bootstrap_bytes_per_s": settings.bootstrap_bytes_per_s or 0,
+        "trim_log_after_ms": DEFAULT_TRIM_LOG_AFTER_MS if trim_ms is None else trim_ms,
+    }
 
 
 def _peers(settings: Settings, own: str) -> tuple[tuple[str, str], ...]:
@@ -85,6 +94,7 @@ def datanode_config(settings: Settings, name: str) -> DatanodeConfig:
         barrier_interval_ms=settings.barrier_interval_ms,
         scrub_interval_ms=settings.scrub_interval_ms,
         container_bytes=settings.container_bytes,
+        **_log_keeping(settings),
         secret=settings.secret(),
         http_hosts=settings.own_hosts(),
         log_level=settings.log_level,

@@ -10,6 +10,7 @@ import httpx
 from stratolog.configuration.settings import Settings
 
 HTTP_TIMEOUT_S = 2.0
+_NOT_READY = 503
 
 
 @cache
@@ -26,6 +27,17 @@ def node_statuses(settings: Settings) -> dict[str, dict[str, Any] | None]:
 def node_status(address: str) -> dict[str, Any] | None:
     """Return a node's ``/status``, or None if it does not answer."""
     return node_answer(address, "/status")
+
+
+def node_opening(address: str) -> list[str]:
+    """Return what a node says that is not ready yet: a line for each replica that it opens; empty if it is silent."""
+    try:
+        answer = _http().get(f"http://{address}/status")
+        found = answer.json()
+    except (httpx.HTTPError, ValueError):
+        return []
+    lines = found.get("opening") if isinstance(found, dict) and answer.status_code == _NOT_READY else None
+    return [str(line) for line in lines] if isinstance(lines, list) else []
 
 
 def node_answer(address: str, path: str) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from schemas.topics import OM_LOG
+from stratolog.cluster.installs import installing
 from tests.support.faults.stack_faults import (
     Load,
     assert_journal_holds,
@@ -107,3 +108,37 @@ def test_a_node_that_stood_still_while_the_log_was_trimmed(stack: TestStack) -> 
         assert stack.shard(victim, 0)["installed"]["offset"] >= first
         assert len(digests(stack)) == 1
         assert_journal_holds(stack, load)
+
+
+@pytest.mark.slow  # tests/unit/replicated_db/shell/test_opening_web.py has it with real replicas in one process
+def test_two_nodes_that_each_need_what_the_other_one_has(
+    lease_kafka: Callable[[], LocalKafka], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """om1 loses shard 0, om2 shard 1. The first one to start says what it waits for; both are whole in the end."""
+    with TestStack(
+        tmp_path_factory.mktemp("two"), nodes=2, shards=2, barrier_interval_ms=200, kafka=lease_kafka()
+    ) as stack:
+        stack.wait_led()
+        with stack.client() as client:
+            for shard in (0, 1):
+                client.create_volume(fresh_volume(shard, 2))
+        stack.wait_converged()
+        places = [
+            TopicPartition(OM_LOG, shard, int(stack.shard("om1", shard)["applied_offset"]) - 1) for shard in (0, 1)
+        ]
+        for name in stack.names:
+            stack.stop_node(name)
+        for asked in stack.kafka.admin.delete_records(places).values():
+            asked.result()
+        shutil.rmtree(stack.settings.node_folder("om1") / "shard-0")
+        shutil.rmtree(stack.settings.node_folder("om2") / "shard-1")
+        stack.start_node("om1")
+        said = stack.wait("it says what it waits for", lambda: installing(stack.settings, "om1"))
+        assert "shard 0" in said[0]
+        assert stack.status("om1") is None
+        assert stack.get("om1", "/health").status_code == 503
+        stack.start_node("om2")
+        stack.wait_led()
+        assert [stack.shard("om1", shard)["installed"] is None for shard in (0, 1)] == [False, True]
+        assert [stack.shard("om2", shard)["installed"] is None for shard in (0, 1)] == [True, False]
+        stack.wait_converged()

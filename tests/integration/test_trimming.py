@@ -14,7 +14,7 @@ import pytest
 from producers import Client
 from stratolog.cluster import trimming
 from stratolog.cluster.shard_log import first_offset, read_entries, read_judged
-from stratolog.cluster.trimming import Wish
+from stratolog.cluster.trimming import ShardLog, Wish
 from stratolog.commands.audit import audit_once
 from stratolog.drills.core.report import COULD_NOT_RUN
 from stratolog.drills.kit.cluster import Cluster
@@ -28,6 +28,7 @@ from tests.support.local.stack import LocalKafka, TestStack
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("all_nodes_run")]
 KEYS = 30
+SHARD = ShardLog(0)
 NO_AUDIT = Wish(without_audit=True)
 
 
@@ -52,7 +53,7 @@ def keys_of(client: Client, volume: str) -> list[str]:
 
 
 def trimmed(stack: TestStack, wish: Wish = NO_AUDIT) -> dict[str, Any]:
-    return trimming.trim(stack.settings, 0, wish, wait_s=30, has_audit=False, report=print)
+    return trimming.trim(stack.settings, SHARD, wish, wait_s=30, has_audit=False, report=print)
 
 
 def digests(stack: TestStack) -> set[tuple[int, str]]:
@@ -108,16 +109,16 @@ def test_explain_deletes_nothing_and_a_member_that_is_down_holds_the_log(stack: 
     first = first_offset(stack.settings, 0)
     down = bystander(stack)
     stack.kill_node(down)
-    done = trimming.trim(stack.settings, 0, NO_AUDIT, wait_s=2, has_audit=False, report=print)
+    done = trimming.trim(stack.settings, SHARD, NO_AUDIT, wait_s=2, has_audit=False, report=print)
     assert (done["records"], done["held_by"]) == (0, "members")
     why = next(rule["why"] for rule in done["rules"] if rule["rule"] == "members")
     assert why.startswith(f"{down} is a member and its position is not known")
     left = Wish(without_audit=True, leave_behind=(down,))
-    explained = trimming.look(stack.settings, 0, left)
+    explained = trimming.look(stack.settings, SHARD, left)
     assert explained["records"] > 0
     assert first_offset(stack.settings, 0) == first
     both = Wish(without_audit=True, leave_behind=tuple(name for name in stack.names if name not in stack.leaders(0)))
-    refused = trimming.look(stack.settings, 0, both)
+    refused = trimming.look(stack.settings, SHARD, both)
     assert (refused["records"], refused["held_by"]) == (0, "majority")
     stack.start_node(down)
     stack.wait_led()

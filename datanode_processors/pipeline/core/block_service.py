@@ -11,7 +11,8 @@ Rules (design, section 8; decision 0023):
    requests of an earlier generation are refused.
 5. A chunk (the old way) is a row of its bytes until a PutBlock covers it. Chunks of a block do not overlap, and a chunk
    that is sent again must have the same bytes.
-6. All requests here are idempotent by themselves, so proposals have no retry rows.
+6. A base of the log (LogPipelineBase) changes no row. Its leader asks for it when its log is to be trimmed.
+7. All requests here are idempotent by themselves, so proposals have no retry rows.
 
 Rows and their keys are in ``block_tables``, checks of a request by itself in ``request_checks``. Answers are encoded
 records of ``schemas.records.datanode``; a refusal is a StreamError.
@@ -20,7 +21,7 @@ records of ``schemas.records.datanode``; a refusal is a StreamError.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from datanode_processors.blocks.core.checksums import differing_cells
@@ -47,6 +48,7 @@ from datanode_processors.pipeline.core.request_checks import (
     check_members,
     check_put_block,
 )
+from replicated_db.core.errors import Refused
 from replicated_db.core.execution.service import Executed, Proposal, Refusal
 from replicated_db.core.execution.transaction import Transaction
 from replicated_db.core.tables.merge import MAX_BYTES
@@ -59,6 +61,7 @@ from schemas.column_families import (
     CONTAINER_TABLE,
     PIPELINE_TABLE,
 )
+from schemas.features import OPERATIONS
 from schemas.records.datanode import (
     Accepted,
     BlockCommitted,
@@ -85,6 +88,16 @@ REFUSED = {
 }
 
 
+BASIS = "the leader's own, to trim the log to"
+
+
+@dataclass(frozen=True, slots=True)
+class LogPipelineBase:
+    """A request of the leader's process to itself: log a base, to which the log can be trimmed. Nobody can send it."""
+
+    partition: int
+
+
 class BlockService:
     """The service of one pipeline, on the partition of that number."""
 
@@ -98,6 +111,7 @@ class BlockService:
             PutBlock: self._put_block,
             DeleteBlocks: self._delete_blocks,
             WriteChunk: self._write_chunk,
+            LogPipelineBase: self._log_base,
         }
 
     def execute(self, proposal: Proposal, transaction: Transaction, timestamp_ms: int) -> Executed:
@@ -119,6 +133,17 @@ class BlockService:
 
     def _error(self, code: str, message: str) -> StreamError:
         return StreamError(code=code, message=message, datanode=self._node, offset=UNKNOWN_OFFSET, hint="")
+
+    # -- the log itself --------------------------------------------------------------------------------------------
+
+    def _log_base(self, _: LogPipelineBase, transaction: Transaction, __: int) -> Accepted:
+        if transaction.feature_level < OPERATIONS:  # the Members record that belongs to a base needs this level
+            raise BlockError(codes.INVALID_REQUEST, f"the log of partition {self._partition} has no bases at its level")
+        try:
+            transaction.base(BASIS)
+        except Refused as error:
+            raise BlockError(codes.OVERLOADED, f"no base of partition {self._partition}: {error}") from error
+        return Accepted(detail="a base is logged")
 
     # -- pipelines and containers ----------------------------------------------------------------------------------
 

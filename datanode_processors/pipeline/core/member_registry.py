@@ -10,6 +10,9 @@ Two sources speak of a pipeline, and either may be ahead of the other: what the 
 4. A generation that the log has closed is not brought to the log again: a request for it says no more than where its
    members are.
 
+5. A pipeline whose replica wants a member's checkpoint is INSTALLING. It is in the registry, and what is asked for is
+   noted; the members that give the checkpoint are those that were named last.
+
 For one thread at a time: the owner has a lock.
 """
 
@@ -32,6 +35,8 @@ class PipelineState(Enum):
     ABSENT = auto()
     OPENING = auto()
     """The replica is being opened."""
+    INSTALLING = auto()
+    """The replica wants a member's checkpoint first."""
     FOLLOWED = auto()
     """The pipeline is followed; the log has not opened it yet."""
     OPEN = auto()
@@ -50,6 +55,7 @@ class PipelineEvent(Enum):
     """The request was for a later generation than before, which the log does not have."""
     REPLICA_OPENED = auto()
     REPLICA_FAILED = auto()
+    REPLICA_WANTS_CHECKPOINT = auto()
     ROW_OPEN = auto()
     """The log has opened the generation that was asked for, or a later one."""
     ROW_CLOSED = auto()
@@ -67,6 +73,12 @@ PIPELINE_TRANSITIONS = {
     PipelineState.OPENING: {
         PipelineEvent.REPLICA_OPENED: PipelineState.FOLLOWED,
         PipelineEvent.REPLICA_FAILED: PipelineState.ABSENT,
+        PipelineEvent.REPLICA_WANTS_CHECKPOINT: PipelineState.INSTALLING,
+    },
+    PipelineState.INSTALLING: {
+        PipelineEvent.ASKED: PipelineState.INSTALLING,
+        PipelineEvent.ASKED_LATER: PipelineState.INSTALLING,
+        PipelineEvent.REPLICA_OPENED: PipelineState.FOLLOWED,
     },
     PipelineState.FOLLOWED: {
         **_FOLLOWED,
@@ -100,7 +112,10 @@ class TellOpened:
 
 @dataclass(frozen=True, slots=True)
 class OpenReplica:
-    """Open the pipeline's replica and follow its partition; ``on_replica`` or ``on_failure`` follows."""
+    """Open the pipeline's replica and follow its partition.
+
+    ``on_replica``, ``on_failure``, or ``on_wants_checkpoint`` and later ``on_replica`` follows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +161,10 @@ class MemberRegistry:
         members = (self._members[partition] for partition in sorted(self._members))
         return [one.opened for one in members if one.state is not PipelineState.OPENING]
 
+    def asked_for(self, partition: int) -> OpenPipeline:
+        """Return the latest request for a pipeline that is known."""
+        return self._members[partition].opened
+
     # -- what is asked for -----------------------------------------------------------------------------------------
 
     def remember(self, opened: OpenPipeline) -> None:
@@ -183,6 +202,10 @@ class MemberRegistry:
     def on_replica(self, partition: int) -> None:
         """The replica of a pipeline is open."""
         self._move(partition, PipelineEvent.REPLICA_OPENED)
+
+    def on_wants_checkpoint(self, partition: int) -> None:
+        """The replica of a pipeline wants a member's checkpoint before it can be followed (rule 5)."""
+        self._move(partition, PipelineEvent.REPLICA_WANTS_CHECKPOINT)
 
     def on_failure(self, partition: int) -> None:
         """The replica of a pipeline could not be opened: the pipeline is forgotten."""

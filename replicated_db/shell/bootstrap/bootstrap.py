@@ -52,10 +52,16 @@ from replicated_db.core.log.position import INSTALLED_KEY
 from replicated_db.core.ports import Log, LogUnavailable, Store
 from replicated_db.core.tables.column_families import TRANSACTION_INFO, Families
 from replicated_db.shell.bootstrap.candidate import Candidate, candidate_folder
-from replicated_db.shell.bootstrap.candidate_check import CandidateRefused, check_candidate, make_own
+from replicated_db.shell.bootstrap.candidate_check import (
+    CandidateRefused,
+    MakeReader,
+    check_candidate,
+    make_own,
+)
 from replicated_db.shell.bootstrap.content_digests import ContentDigests
 from replicated_db.shell.bootstrap.install import install
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls, PeerError
+from replicated_db.shell.rocks import RocksReader
 from schemas.privilege import ClusterSecret
 
 TELL_INTERVAL_S = 2.0
@@ -81,12 +87,16 @@ class NoPeerServes(StopProcess):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Which replica installs: its database (closed), what it is a replica of, the families, the log."""
+    """Which replica installs: its database (closed), what it is a replica of, the families, the log.
+
+    ``reader`` opens a candidate for its checks, so that rows are read as the replica's own store gives them.
+    """
 
     database: Path
     identity: Identity
     families: Families
     log: Log
+    reader: MakeReader = RocksReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +105,7 @@ class Terms:
 
     ``peers`` returns the nodes to ask; it may raise LogUnavailable, if it asks the brokers. ``own_offset`` is where the
     replica stands. A checkpoint before ``least_offset`` is not worth fetching. ``searches`` is how often peers are
-    sought while none is usable.
+    sought while none is usable. ``stopping`` says whether the process is about to end.
     """
 
     peers: Callable[[], Sequence[ServingPeer]]
@@ -104,6 +114,7 @@ class Terms:
     least_offset: int = 0
     searches: int = SEARCHES
     last_round_bytes: int = LAST_ROUND_BYTES
+    stopping: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +204,7 @@ class _BootstrapRun:
 
     def _carry_out(self, instruction: Instruction) -> BootstrapEvent | None:
         """Carry out one instruction; return the event that it leads to, None if nothing follows."""
+        self._check_stopping()
         match instruction:
             case SeekPeers():
                 return self._seek(instruction)
@@ -289,7 +301,7 @@ class _BootstrapRun:
         try:
             check_candidate(
                 database, target.identity, target.families, target.log, listing.position, self._teller.say,
-                on_rows=self._on_rows,
+                make_reader=target.reader, on_rows=self._on_rows,
             )  # fmt: skip
         except CandidateRefused as error:
             self._teller.say(f"the candidate is refused: {error}")
@@ -330,7 +342,12 @@ class _BootstrapRun:
             f"{self._target.database.name} here"
         )
 
+    def _check_stopping(self) -> None:
+        if self._terms.stopping():
+            raise NoPeerServes(f"shard {self._target.identity.shard}: the process ends; its next start goes on")
+
     def _on_rows(self) -> None:
+        self._check_stopping()
         self._scanned += SCAN_STEP_ROWS
         if self._marked is None or time.monotonic() - self._touched_s < TOUCH_INTERVAL_S:
             return
@@ -339,6 +356,7 @@ class _BootstrapRun:
             self._calls.touch(self._marked.peer, self._marked.listing.transfer, self._marked.listing.files[0].content)
 
     def _on_bytes(self, count: int) -> None:
+        self._check_stopping()
         self._progress.got_bytes += count
 
     def _on_hashed(self, count: int) -> None:

@@ -37,6 +37,10 @@ SPARE_BYTES = 256 * 1024 * 1024
 """Free space that a bootstrap leaves on the disk."""
 
 
+class NoRoom(StoreFailure):
+    """The checkpoint does not fit on the disk. Nothing has changed; a process with other work may ask again."""
+
+
 class Candidate:
     """The candidate of the database in ``database``. Methods raise StoreFailure if the disk fails or is full."""
 
@@ -108,7 +112,7 @@ class Candidate:
             missing = sum(content.size for content in needed - self.have)
             free = shutil.disk_usage(self.folder).free
         if missing + SPARE_BYTES > free:
-            raise StoreFailure(
+            raise NoRoom(
                 f"{self.folder}: a checkpoint of {missing} more bytes does not fit: {free} are free, and "
                 f"{SPARE_BYTES} of them are to stay free"
             )

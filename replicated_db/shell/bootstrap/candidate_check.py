@@ -16,7 +16,7 @@ What a replica's tasks do in the background keeps no rows here, so nothing of it
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -34,20 +34,24 @@ LOG_WAIT_S = 60.0
 """How long the log may be unavailable while a candidate is compared with it."""
 
 
+MakeReader = Callable[[Path, Sequence[str]], RocksReader]
+"""Opens a database for reading, given the names of its families. It raises ValueError at a row that it cannot read."""
+
+
 class CandidateRefused(Exception):
     """The candidate may not be installed."""
 
 
 def check_candidate(
     database: Path, identity: Identity, families: Families, log: Log, listed: ListedPosition, note: Callable[[str], None],
-    *, on_rows: Callable[[], None] = lambda: None, now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
+    *, make_reader: MakeReader = RocksReader, on_rows: Callable[[], None] = lambda: None, now_s: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep,
 ) -> None:  # fmt: skip
     """Check a candidate's database; raises CandidateRefused, LogUnavailable.
 
-    ``on_rows`` is called after each SCAN_STEP_ROWS rows of the scan.
+    ``make_reader`` opens the database; ``on_rows`` is called after each SCAN_STEP_ROWS rows of the scan.
     """
     try:
-        reader = RocksReader(database, families.names)
+        reader = make_reader(database, families.names)
         try:
             _check(reader, identity, families, log, listed, note, now_s, sleep, on_rows)
         finally:

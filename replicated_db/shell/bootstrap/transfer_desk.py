@@ -70,6 +70,9 @@ class CheckpointStore(Protocol):
     def copy_to(self, target: Path) -> None:
         """Create a checkpoint in ``target``."""
 
+    def complete_copy(self, target: Path) -> None:
+        """Put into a checkpoint what the store keeps elsewhere, so that it can be read without this store."""
+
 
 @dataclass(slots=True)
 class _Transfer:
@@ -185,6 +188,7 @@ class TransferDesk:
             if self._closed:
                 raise TransferRefused("this node is stopping", again=True)
             position, anchor = self._checkpoint(store, transfer, replica)
+            store.complete_copy(transfer.folder / DATABASE)
         _link_checkpoints(checkpoints_folder(store.path), transfer.folder / CHECKPOINTS)
         found = self._digests.found_in(transfer.folder / DATABASE, transfer.folder / CHECKPOINTS)
         made = offer(found, request)

@@ -13,10 +13,14 @@ from replicated_db.core.ports import Clock
 from replicated_db.core.trimming.bases import Base
 from replicated_db.core.trimming.places import MemberPlace, agreeing
 from replicated_db.core.trimming.trim_rule import TrimDecision, TrimFacts, TrimWish, decide, members_of
+from replicated_db.shell.process import END_WAIT_S
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from replicated_db.shell.trimming.member_calls import MemberCalls
 from replicated_db.shell.trimming.verdict_tail import VerdictTail
 from schemas.privilege import ClusterSecret
+
+MAX_OPEN_PARTITIONS = 8
+"""Partitions whose connections to the brokers are kept; each has threads of its own."""
 
 Addresses = Mapping[str, str]
 """``host:port`` of each node's HTTP server, by its name."""
@@ -26,7 +30,7 @@ class LogTrimmer:
     """Trims the partitions of ``topic``; ``log`` is its name in verdicts. For any thread: one question at a time."""
 
     def __init__(
-        self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret,
+        self, bootstrap_servers: str, topic: str, log: str, *, cluster: str, topic_id: str, secret: ClusterSecret | None,
         clock: Clock,
     ) -> None:  # fmt: skip
         self._clock = clock
@@ -118,17 +122,23 @@ class LogTrimmer:
 
     def _of(self, partition: int) -> KafkaRecords:
         if partition not in self._records:
+            if len(self._records) >= MAX_OPEN_PARTITIONS:
+                self._records.pop(next(iter(self._records))).close()
             self._records[partition] = KafkaRecords(self._servers, self._topic, partition, self._topic_id)
         return self._records[partition]
 
     def close(self) -> None:
-        """Close all connections."""
-        with self._lock:
+        """Close all connections; a question under way, which may wait for silent members, is left to its end."""
+        if not self._lock.acquire(timeout=END_WAIT_S):
+            return
+        try:
             self._calls.close()
             self._verdicts.close()
             for records in self._records.values():
                 records.close()
             self._records.clear()
+        finally:
+            self._lock.release()
 
 
 Holds = Callable[[int], tuple[int, ...]]

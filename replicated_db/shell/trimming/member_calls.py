@@ -19,7 +19,7 @@ PATH = "/v1/shards/{shard}/durable-position"
 class MemberCalls:
     """Asks members of one cluster. For any thread."""
 
-    def __init__(self, cluster: str, secret: ClusterSecret) -> None:
+    def __init__(self, cluster: str, secret: ClusterSecret | None) -> None:
         self._cluster = cluster
         self._secret = secret
         self._http = httpx.Client(timeout=ASK_TIMEOUT_S, trust_env=False)
@@ -31,7 +31,7 @@ class MemberCalls:
             return "its address is not known here"
         url = f"http://{address}{PATH.format(shard=shard)}"
         try:
-            with self._http.stream("POST", url, auth=self._secret.sign) as answer:
+            with self._http.stream("POST", url, auth=None if self._secret is None else self._secret.sign) as answer:
                 body = b""
                 for part in answer.iter_bytes():
                     body += part

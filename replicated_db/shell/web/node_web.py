@@ -6,10 +6,12 @@ key, in hexadecimal, has up to twice 16,384. aiohttp's own limit of 8,190 bytes 
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import faust
-from aiohttp.web import AppRunner
+from aiohttp.web import AppRunner, SockSite
 from faust.web.drivers.aiohttp import Web
 
 MAX_LINE_BYTES = 48 * 1024
@@ -22,3 +24,14 @@ class NodeWeb(Web):
     def __init__(self, app: faust.App, **more: Any) -> None:
         super().__init__(app, **more)
         self._runner = AppRunner(self.web_app, access_log=None, max_line_size=MAX_LINE_BYTES)
+        self.listening: Sequence[socket.socket] = ()
+        """Sockets that listen already; without any the server makes its own."""
+
+    async def start_server(self) -> None:
+        """Start to answer, on the sockets that listen already if there are any."""
+        if not self.listening:
+            await super().start_server()
+            return
+        await self._runner.setup()
+        for one in self.listening:
+            await SockSite(self._runner, one).start()

@@ -326,9 +326,9 @@ class Datanodes:
         """Return ids of a block: ``number`` counts blocks, ``container`` containers of the pipeline, both from 1."""
         return Block(partition=partition, container_id=container * 256 + partition, local_id=number)
 
-    def routes(self, primary: str, partition: int) -> list[Route]:
-        """Return a star: the primary sends to all other members."""
-        others = [name for name in self.pipelines[partition] if name != primary]
+    def routes(self, primary: str, partition: int, among: Sequence[str] | None = None) -> list[Route]:
+        """Return a star: the primary sends to all other members, or to those of ``among``."""
+        others = [name for name in among or self.pipelines[partition] if name != primary]
         return [
             Route(datanode=primary, address=self.address(primary), children=others),
             *(Route(datanode=name, address=self.address(name), children=[]) for name in others),

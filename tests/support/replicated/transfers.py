@@ -36,14 +36,14 @@ Twist = Callable[[web.Request, Answer], Awaitable[web.StreamResponse]]
 class Log:
     """A log in memory, written by a leader that is always right."""
 
-    def __init__(self, cluster: str = CLUSTER, seed: int = 0) -> None:
+    def __init__(self, cluster: str = CLUSTER, seed: int = 0, shard: int = 0, shards: int = 1) -> None:
         self.log = MemoryLog(ManualClock())
         self._random = random.Random(seed)
-        identity = Identity(cluster=cluster, shard=0, shards=1, node="n1")
+        identity = Identity(cluster=cluster, shard=shard, shards=shards, node="n1")
         self.author = Replica(identity, FAMILIES, MemoryStore(FAMILIES.names))
         self.author.adopt_topic(self.log.topic_id(), None)
         self.claim("n1")
-        self._count(replace(genesis(), cluster=cluster))
+        self._count(replace(genesis(), cluster=cluster, shard=shard, shards=shards))
 
     def claim(self, node: str) -> None:
         term = self.author.position.term + 1

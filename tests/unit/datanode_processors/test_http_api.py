@@ -22,6 +22,7 @@ from datanode_processors.repair.transfer import import_container
 from datanode_processors.status import DatanodeStatus
 from replicated_db.core.applying.replica import Identity, Replica
 from replicated_db.core.errors import StoreFailure
+from replicated_db.shell.bootstrap.transfer_desk import TransferDesk
 from replicated_db.shell.web.scan_threads import ScansBusy
 from schemas import stream_errors as codes
 from schemas.codecs.block_rows import encode_block_row
@@ -52,8 +53,9 @@ class Site:
         )  # fmt: skip
         node = self.node
         status = DatanodeStatus(
-            config, node.store, node.pipelines, node.server.snapshot, lambda: 7, lambda: self.preparing is None
-        )
+            config, node.store, node.pipelines, node.server.snapshot, lambda: 7, lambda: self.preparing is None,
+            TransferDesk("dn1", {}, lambda _: False, note=lambda _: None),
+        )  # fmt: skip
         app = faust.App("pages", broker="kafka://127.0.0.1:1", store="memory://", loop=self._loop)
         store = ChunkStore(folder / "rows", DN_FAMILIES.names, node.store)
         identity = Identity(cluster="test", shard=SHARD, shards=MAX_PIPELINES, node="dn1")
@@ -165,7 +167,11 @@ def test_figures_count_what_is_here(holder: Site) -> None:
     assert (store["containers"], store["closed_containers"], store["blocks"]) == (2, 1, 2)
     assert (store["used_bytes"], store["file_fsyncs"]) == (len(DATA) + CELL, before)
     assert holder.ask("/status").json()["heartbeats"] == 7
+    assert (holder.ask("/status").json()["installing"], holder.ask("/status").json()["transfers"]) == (
+        [], {"open": 0, "served_bytes": 0},
+    )  # fmt: skip
     found = holder.ask("/metrics").text
+    assert 'stratolog_datanode_installing{datanode="dn1"} 0.0' in found
     assert f'stratolog_datanode_used_bytes{{datanode="dn1"}} {float(len(DATA) + CELL)}' in found
     assert f'stratolog_datanode_file_fsyncs_total{{datanode="dn1"}} {float(before)}' in found
     assert 'stratolog_datanode_copies{datanode="dn1"} 2.0' in found

@@ -9,8 +9,9 @@ from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.blocks.fsync import NEVER
 from datanode_processors.errors import BlockError
 from datanode_processors.pipeline import chunk_store
-from datanode_processors.pipeline.chunk_store import ChunkStore
+from datanode_processors.pipeline.chunk_store import ChunkReader, ChunkStore
 from datanode_processors.pipeline.core.block_tables import DN_FAMILIES, chunk_key, chunk_of_key
+from replicated_db.core.errors import StoreFailure
 from replicated_db.shell.rocks import RocksStore
 from schemas.column_families import BLOCK_TABLE, CHUNK_TABLE
 from schemas.records.packets import CELL_BYTES
@@ -166,3 +167,51 @@ def test_a_snapshot_whose_chunks_have_gone_from_the_file_says_so(store, blocks):
     with pytest.raises(BlockError, match="was deleted while its snapshot was read"):
         snapshot.get(CHUNK_TABLE, chunk_key(CONTAINER, BLOCK, 0))
     snapshot.close()
+
+
+def copied(store, tmp_path):
+    """Take a checkpoint for another member, and return it opened as that member checks it."""
+    target = tmp_path / "copy"
+    store.write_files()
+    store.copy_to(target)
+    store.complete_copy(target)
+    return ChunkReader(target, DN_FAMILIES.names)
+
+
+def test_a_checkpoint_for_another_member_has_the_bytes(store, tmp_path):
+    """No file of a block is beside it: whole chunks, marked ones and moved ones all have their bytes in it."""
+    for _, key, value in (writes := rows((0, 2))):  # the second one waits for the bytes before it
+        store.write([(CHUNK_TABLE, key, value)])
+    reader = copied(store, tmp_path)
+    assert list(reader.iterate(CHUNK_TABLE, b"")) == [(key, value) for _, key, value in writes]
+    reader.close()
+    there = ChunkStore(tmp_path / "copy", DN_FAMILIES.names, elsewhere := BlockStore(tmp_path / "elsewhere"))
+    there.write(rows((1,)))
+    assert [there.get(CHUNK_TABLE, key) for _, key, _ in rows(range(3))] == [value for _, _, value in rows(range(3))]
+    delete_all(there)
+    there.close()
+    assert (
+        b"".join(bytes(data) for _, data, _ in elsewhere.read(CONTAINER, BLOCK, 0, len(DATA)))[: SIZES[0]]
+        == (DATA[: SIZES[0]])
+    )
+
+
+def test_a_chunk_that_goes_while_it_is_copied(store, blocks, tmp_path):
+    store.write(rows((0,)))
+    target = tmp_path / "copy"
+    store.write_files()
+    store.copy_to(target)
+    store.write([(CHUNK_TABLE, chunk_key(CONTAINER, BLOCK, 0), None)])
+    blocks.delete(CONTAINER, BLOCK)
+    with pytest.raises(StoreFailure, match="is no longer in its file"):
+        store.complete_copy(target)
+
+
+def test_a_checkpoint_that_was_not_completed_is_refused(store, tmp_path):
+    store.write(rows((0,)))
+    store.write_files()
+    store.copy_to(tmp_path / "copy")
+    reader = ChunkReader(tmp_path / "copy", DN_FAMILIES.names)
+    with pytest.raises(ValueError, match="has its bytes elsewhere"):
+        list(reader.iterate(CHUNK_TABLE, b""))
+    reader.close()

@@ -33,6 +33,10 @@ NEXT = {
     (S.ABSENT, E.ASKED): S.OPENING,
     (S.OPENING, E.REPLICA_OPENED): S.FOLLOWED,
     (S.OPENING, E.REPLICA_FAILED): S.ABSENT,
+    (S.OPENING, E.REPLICA_WANTS_CHECKPOINT): S.INSTALLING,
+    (S.INSTALLING, E.ASKED): S.INSTALLING,
+    (S.INSTALLING, E.ASKED_LATER): S.INSTALLING,
+    (S.INSTALLING, E.REPLICA_OPENED): S.FOLLOWED,
     (S.FOLLOWED, E.ASKED): S.FOLLOWED,
     (S.FOLLOWED, E.ASKED_LATER): S.FOLLOWED,
     (S.FOLLOWED, E.ROW_OPEN): S.OPEN,
@@ -212,3 +216,23 @@ def test_a_row_that_comes_late_says_nothing(registry: MemberRegistry) -> None:
     registry.on_row(row(2, CLOSED))
     registry.on_row(row(2))
     assert registry.state_of(PARTITION) is S.CLOSED
+
+
+def test_a_replica_that_wants_a_checkpoint_is_in_the_registry_and_takes_what_is_asked_for() -> None:
+    registry = MemberRegistry()
+    assert registry.ask(FIRST) == (TellOpened(), OpenReplica(), SaveRegistry())
+    registry.on_wants_checkpoint(PARTITION)
+    assert registry.opened() == [FIRST]
+    registry.on_saved(PARTITION)
+    assert registry.ask(FIRST) == ()
+    for asked, first in ((MOVED, (Adopt(), SaveRegistry())), (SECOND, (TellOpened(), Adopt(), SaveRegistry()))):
+        assert registry.ask(asked) == first
+        registry.adopt(asked)
+        registry.on_saved(PARTITION)
+        assert registry.asked_for(PARTITION) == asked
+    assert registry.state_of(PARTITION) is PipelineState.INSTALLING
+    registry.on_replica(PARTITION)
+    registry.on_row(row())
+    assert registry.state_of(PARTITION) is PipelineState.REOPENING
+    registry.on_row(row(2))
+    assert registry.state_of(PARTITION) is PipelineState.OPEN

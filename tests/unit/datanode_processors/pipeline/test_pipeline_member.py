@@ -15,8 +15,9 @@ from crc32c import crc32c
 from datanode_processors.blocks.block_store import BlockStore
 from datanode_processors.config import DatanodeConfig
 from datanode_processors.errors import BlockError
+from datanode_processors.pipeline.core.block_service import LogPipelineBase
 from datanode_processors.pipeline.core.request_checks import MAX_CHUNK_BYTES
-from datanode_processors.pipeline.pipeline import Pipeline, folder_of
+from datanode_processors.pipeline.pipeline import Pipeline, folder_of, member_replica
 from replicated_db.core.errors import StoreFailure
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.core.tables.memory import ManualClock, MemoryLog
@@ -34,7 +35,7 @@ from schemas.records.datanode import (
     WatchBlock,
     WriteChunk,
 )
-from schemas.records.log import Tick
+from schemas.records.log import DigestBase, Members, Tick
 from tests.support.datanodes.checksums import checksums_of
 from tests.support.local.waiting import eventually
 from tests.support.replicated.kit import START_MS
@@ -76,8 +77,9 @@ class World:
         opened = OpenPipeline(
             pipeline="pipeline-3", partition=PARTITION, generation=generation, members=members
         )  # fmt: skip
+        blocks = BlockStore(config.data_dir)
         made = Pipeline(
-            opened, config, BlockStore(config.data_dir), "", clock=self.clock, outbox=NoOutbox(),
+            opened, member_replica(config, PARTITION, blocks), self.log, config, blocks, "", clock=self.clock, outbox=NoOutbox(),
             note=lambda text, **_: self.notes.append(text), fatal=self.fatal.append,
             wanted=lambda _, key: self.wanted.append(key),
         )  # fmt: skip
@@ -295,6 +297,24 @@ def test_a_closed_store_gives_no_rows(tmp_path: Path, world: World) -> None:
     pipeline.close()
     with pytest.raises(StoreFailure):
         pipeline.block(CONTAINER, LOCAL)
+
+
+def test_a_base_is_logged_in_the_midst_of_writes_and_a_member_knows_it(world: World) -> None:
+    pipeline = world.leader()
+    answers = [pipeline.proposals.submit(put(length)) for length in (1000, 2000)]
+    base = pipeline.proposals.submit(LogPipelineBase(PARTITION))
+    answers.append(pipeline.proposals.submit(put(3000)))
+    assert base.result(WAIT_S).detail == "a base is logged"
+    assert [answer.result(WAIT_S).length for answer in answers] == [1000, 2000, 3000]
+    records = [decode(entry.value) for entry in world.log.entries]
+    [number] = [number for number, record in enumerate(records) if isinstance(record, DigestBase)]
+    assert isinstance(records[number + 1], Members)
+    assert records[number + 1].replicas == ["dn1", "dn2"]
+    other = world.member("dn2")
+    world.feed(other)
+    assert other.replica.bases == pipeline.replica.bases
+    assert [one.offset for one in other.replica.bases] == [number]
+    assert other.replica.evidence is None
 
 
 # ------------------------------------------------------------------------------------------- verified and watched

@@ -6,8 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stratolog.cluster.installs import MAX_SHOWN_CHARACTERS, install_words, installing, installs_in
-from stratolog.configuration.settings import Settings
+import httpx
+import pytest
+
+from stratolog.cluster.installs import (
+    MAX_SHOWN_CHARACTERS,
+    install_words,
+    installing,
+    installs_in,
+    installs_on_datanodes,
+)
+from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.drills.core import install_findings
 from stratolog.drills.core.install_findings import ScannedDigest
 
@@ -33,6 +42,43 @@ def test_what_a_node_is_installing(tmp_path: Path):
         (folder / f"shard-{shard}.candidate").mkdir(parents=True)
         (folder / f"shard-{shard}.candidate" / "progress.txt").write_bytes(text)
     assert installing(settings, "om1") == ["fetches: 1 of 2", "x" * MAX_SHOWN_CHARACTERS]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the nodes of default settings answer to GET /status, by address: a pair of status code and body."""
+    answers: dict[str, Any] = {}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        address = request.url.netloc.decode()
+        if address not in answers:
+            raise httpx.ConnectError("nobody listens", request=request)
+        code, body = answers[address]
+        return httpx.Response(code, json=body)
+
+    http = httpx.Client(transport=httpx.MockTransport(handle))
+    monkeypatch.setattr("stratolog.nodes.answers._http", lambda: http)
+    return answers
+
+
+def test_a_node_that_is_not_ready_says_itself_what_it_installs(tmp_path: Path, said: dict[str, Any]):
+    settings = replace(Settings(), data_dir=tmp_path)
+    address = settings.node("om1").address
+    said[address] = 503, {"error": "OPENING", "opening": ["shard 0: fetches", "x" * 5_000]}
+    assert installing(settings, "om1") == ["shard 0: fetches", "x" * MAX_SHOWN_CHARACTERS]
+    for answer in ((503, {"error": "OVERLOADED"}), (200, {"opening": ["no"]}), (503, ["no"]), (503, {"opening": 7})):
+        said[address] = answer
+        assert installing(settings, "om1") == []
+
+
+def test_what_datanodes_install(said: dict[str, Any]):
+    settings = replace(Settings(), datanodes=default_datanodes(3))
+    one, other, _ = (f"{node.host}:{node.http_port}" for node in settings.datanodes)
+    said[one] = 200, {"pipelines": [{"pipeline": "pipeline-3", "installed": SAID}, {"pipeline": "pipeline-4"}]}
+    said[other] = 200, {"pipelines": [], "installing": [{"pipeline": "pipeline-3", "progress": "fetches: 1 of 2"}]}
+    assert installs_on_datanodes(settings) == [
+        f"dn1, pipeline-3: installed a checkpoint, {WORDS}", "dn2, pipeline-3: fetches: 1 of 2",
+    ]  # fmt: skip
 
 
 def test_findings():

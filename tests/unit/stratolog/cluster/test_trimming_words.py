@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from om_processors.errors import OMError
-from om_processors.serving.trimming_api import addresses_from, wish_from
 from replicated_db.core.trimming.trim_rule import TrimWish
+from replicated_db.shell.trimming.trim_pages import addresses_from, wish_from
 from replicated_db.shell.web.shard_pages import BadQuery
 from stratolog.cluster.trimming import keep_from
 
@@ -44,5 +43,5 @@ def test_numbers_that_the_page_refuses(query: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("nodes", ["om1", "om1=", "=127.0.0.1:1", "om1=host", "om1=host:x"])
 def test_addresses_that_the_page_refuses(nodes: str) -> None:
-    with pytest.raises(OMError, match="is not name=host:port"):
+    with pytest.raises(BadQuery, match="is not name=host:port"):
         addresses_from({"nodes": nodes})
