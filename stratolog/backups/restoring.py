@@ -1,0 +1,323 @@
+"""Restoring a backup: rows first, then the new log on the brokers, then the nodes' databases.
+
+What a person sees is in docs/backup.md; why the new log begins as it does, in decision 0048.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from om_processors.execution.late import OMExecutor
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.namespace.context import Contexts
+from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
+from replicated_db.core.applying.identity import Identity
+from replicated_db.core.applying.replica import Replica
+from replicated_db.core.backup.kept_log import Moment, backup_for, kept_range
+from replicated_db.core.backup.manifest import BackupManifest
+from replicated_db.core.backup.new_log import NewLog
+from replicated_db.core.log.position import POSITION_KEY, Position
+from replicated_db.core.tables.column_families import TRANSACTION_INFO
+from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
+from replicated_db.shell.backup.shard_restore import (
+    MakeReplica,
+    RestoredRows,
+    begin_log,
+    check_log_is,
+    move_to_log,
+    put_in_place,
+    restore_rows,
+)
+from replicated_db.shell.backup.telling import Telling
+from replicated_db.shell.bootstrap.install import finish
+from replicated_db.shell.kafka.kafka_log import KafkaLog
+from replicated_db.shell.rocks import RocksReader, RocksStore
+from replicated_db.shell.trimming.kafka_records import KafkaRecords
+from schemas import features
+from schemas.codecs.codec import decode_as
+from schemas.column_families import DATANODE_TABLE, PIPELINE_TABLE
+from schemas.records.datanode import PipelineRow
+from schemas.topics import OM_LOG
+from stratolog.backups.making import as_user_errors
+from stratolog.cluster.shard_log import topic_id
+from stratolog.configuration.settings import Settings, default_datanodes
+from stratolog.errors import UsageError, UserError
+from stratolog.local import stack
+from stratolog.local.stack import Report
+from stratolog.local.state import read_state
+
+NODE_NAME = "restore"
+STAGE = "restore"
+"""Folder in the data directory in which a restore puts databases together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreWish:
+    """What is to be restored: a backup by its name, or the last one; to its checkpoints, or to moments by shard.
+
+    ``moments``: an index for each of some shards; ``time_ms``: a time for all; ``to_end``: all that is kept. ``nodes``:
+    the nodes whose databases are put in place, all of the settings if empty. ``datanodes``: how many new ones.
+    """
+
+    backup: str | None = None
+    indexes: Mapping[int, int] | None = None
+    time_ms: int | None = None
+    to_end: bool = False
+    nodes: tuple[str, ...] = ()
+    datanodes: int | None = None
+
+    @property
+    def replays(self) -> bool:
+        """Whether the kept log is applied."""
+        return bool(self.indexes) or self.time_ms is not None or self.to_end
+
+    def moments(self, shards: int) -> list[Moment]:
+        """Return the moment of each shard. A shard without an index of its own goes to the end of what is kept."""
+        indexes = self.indexes or {}
+        return [Moment(index=indexes.get(shard), time_ms=self.time_ms) for shard in range(shards)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoredCluster:
+    """What a restore has made: the settings that reach it, the backup, and each shard's rows."""
+
+    settings: Settings
+    backup: str
+    shards: tuple[RestoredRows, ...]
+    placed: tuple[str, ...]
+
+
+def restore_stack(
+    settings: Settings, folder: Path, wish: RestoreWish, *, detached: bool = True, report: Report
+) -> RestoredCluster:  # fmt: skip
+    """Restore a backup into a new local stack, and start it.
+
+    Raises UserError for a backup that cannot be used, UsageError for settings that do not fit it or a data directory
+    that holds a cluster; Unavailable if something does not start.
+    """
+    _check_empty(settings)
+    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+        manifest = chosen_backup(repository, wish)
+        settings = fitting(settings, manifest, wish)
+        rows = _stage_rows(settings, repository, manifest, wish, telling)
+        settings = _with_new_datanodes(settings, wish.datanodes)
+        placed: list[str] = []
+
+        def begin(effective: Settings) -> None:
+            placed.extend(_begin(effective, manifest, wish, telling))
+
+        effective = stack.up(settings, detached=detached, report=telling.at, before_nodes=begin)
+        shutil.rmtree(_stage(settings), ignore_errors=True)
+        return RestoredCluster(settings=effective, backup=manifest.name, shards=tuple(rows), placed=tuple(placed))
+
+
+def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report: Report) -> RestoredCluster:
+    """Restore a backup onto the brokers of the settings, whose topics exist, and into nodes' folders; start nothing.
+
+    Raises as :func:`restore_stack`.
+    """
+    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+        manifest = chosen_backup(repository, wish)
+        settings = fitting(settings, manifest, wish)
+        rows = _stage_rows(settings, repository, manifest, wish, telling)
+        placed = _begin(settings, manifest, wish, telling)
+        shutil.rmtree(_stage(settings), ignore_errors=True)
+        return RestoredCluster(settings=settings, backup=manifest.name, shards=tuple(rows), placed=tuple(placed))
+
+
+def chosen_backup(repository: BackupRepository, wish: RestoreWish) -> BackupManifest:
+    """Return the backup to restore: the named one, else the last one that is not from after the moment."""
+    if wish.backup is not None:
+        return repository.backup(wish.backup)
+    manifests = repository.backups()
+    if not manifests:
+        raise BackupFailed(f"{repository.folder}: there are no whole backups in it")
+    if not wish.replays:
+        return manifests[-1]
+    same = [one for one in manifests if one.shards == manifests[-1].shards]
+    return backup_for(same, wish.moments(manifests[-1].shards))
+
+
+def fitting(settings: Settings, manifest: BackupManifest, wish: RestoreWish) -> Settings:
+    """Return the settings with what the backup fixes; raises UsageError for others that were given.
+
+    Raises UserError for a backup of later software.
+    """
+    for name, own in (("cluster", manifest.cluster), ("shards", manifest.shards)):
+        given = getattr(settings, name)
+        if given != own and name in settings.explicit:
+            raise UsageError(f"setting '{name}' is {given!r}, and backup {manifest.name} is of {name} {own!r}")
+    if (level := max(part.level for part in manifest.parts)) > features.LATEST:
+        raise UserError(
+            f"backup {manifest.name} is of feature level {level}; this software knows levels up to {features.LATEST}: "
+            "upgrade it"
+        )
+    if wrong := [shard for shard in wish.indexes or {} if not 0 <= shard < manifest.shards]:
+        raise UsageError(f"no shard {wrong[0]}; backup {manifest.name} has 0..{manifest.shards - 1}")
+    for name in wish.nodes:
+        settings.node(name)
+    return replace(settings, cluster=manifest.cluster, shards=manifest.shards)
+
+
+def _check_empty(settings: Settings) -> None:
+    """Raise UsageError if a stack runs in the data directory, or nodes have databases in it that nobody restored."""
+    known = read_state(settings.data_dir)
+    if known is not None and known.running():
+        names = ", ".join(member.name for member in known.running())
+        raise UsageError(
+            f"a stack runs in {settings.data_dir} ({names}): restore into another data directory "
+            "(STRATOLOG_DATA_DIR=OTHER stratolog restore ...)"
+        )
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
+
+def _stage_rows(
+    settings: Settings, repository: BackupRepository, manifest: BackupManifest, wish: RestoreWish, telling: Telling
+) -> list[RestoredRows]:  # fmt: skip
+    everything = [one for one in repository.backups() if one.shards == manifest.shards]
+    moments = wish.moments(manifest.shards)
+    rows = []
+    for part in manifest.parts:
+        parts = [one.part(part.shard) for one in everything]
+        kept = kept_range(parts, part) if wish.replays else None
+        moment = moments[part.shard]
+        if moment.is_after(part.index, part.timestamp_ms):
+            raise BackupFailed(
+                f"{moment} lies before backup {manifest.name}: its shard {part.shard} is at index {part.index}, time "
+                f"{part.timestamp_ms} ms"
+            )
+        database = _staged(settings, part.shard)
+        rows.append(restore_rows(repository, part, kept, moment, database, _maker(settings, part.shard), telling))
+    return rows
+
+
+def _begin(settings: Settings, manifest: BackupManifest, wish: RestoreWish, telling: Telling) -> list[str]:
+    """Begin the new logs, and put the databases in place; return the nodes that have theirs."""
+    names = wish.nodes or tuple(node.name for node in settings.nodes)
+    members = [node.name for node in settings.nodes]
+    topic = topic_id(settings)
+    begun = {}
+    for part in manifest.parts:
+        begun[part.shard] = move_to_log(
+            _staged(settings, part.shard), _maker(settings, part.shard), topic, members, manifest.name,
+            manifest.created_at_ms,
+        )  # fmt: skip
+    for shard, records in begun.items():
+        with _log_of(settings, shard, topic) as log:
+            check_log_is(f"{OM_LOG}/{shard}", log, records)
+    for name in names:
+        _check_places(settings, name, manifest.shards)
+    for shard, records in begun.items():
+        telling.at(f"shard {shard}: begins {OM_LOG}/{shard}")
+        _begin_log(settings, shard, topic, records)
+    record = json.dumps({"restored_from": manifest.name, "created_at_ms": manifest.created_at_ms})
+    for name in names:
+        for shard in begun:
+            target = settings.node_folder(name) / f"shard-{shard}"
+            if not _is_placed(settings, shard, target):
+                put_in_place(_staged(settings, shard), target, record, telling, shard)
+    return list(names)
+
+
+@contextmanager
+def _log_of(settings: Settings, shard: int, topic: str) -> Iterator[KafkaLog]:
+    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _begin_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
+    records = KafkaRecords(settings.bootstrap_servers, OM_LOG, shard, topic)
+    try:
+        with _log_of(settings, shard, topic) as log:
+            begin_log(f"{OM_LOG}/{shard}", log, begun, records.delete_before)
+    finally:
+        records.close()
+
+
+def _check_places(settings: Settings, name: str, shards: int) -> None:
+    for shard in range(shards):
+        target = settings.node_folder(name) / f"shard-{shard}"
+        finish(target)
+        if target.exists() and not _is_placed(settings, shard, target):
+            raise BackupFailed(f"{target}: node {name} has a database already; a restore needs empty folders")
+
+
+def _is_placed(settings: Settings, shard: int, target: Path) -> bool:
+    """Whether a node's database is the restored one, which an interrupted restore has put there."""
+    return target.exists() and _position_of(target) == _position_of(_staged(settings, shard))
+
+
+def _position_of(database: Path) -> Position:
+    reader = RocksReader(database, OM_FAMILIES.names)
+    try:
+        stored = reader.get(TRANSACTION_INFO, POSITION_KEY)
+        return Position() if stored is None else Position.decode(stored)
+    finally:
+        reader.close()
+
+
+def _stage(settings: Settings) -> Path:
+    return settings.data_dir / STAGE
+
+
+def _staged(settings: Settings, shard: int) -> Path:
+    return _stage(settings) / f"shard-{shard}"
+
+
+def _maker(settings: Settings, shard: int) -> MakeReplica:
+    """Return a function that opens the replica of a shard in any folder."""
+    identity = Identity(cluster=settings.cluster, shard=shard, shards=settings.shards, node=NODE_NAME)
+    executor = OMExecutor(Contexts(shard=shard, shards=settings.shards, pipelines=settings.pipelines))
+
+    def make(database: Path) -> Replica:
+        store = RocksStore(database, OM_FAMILIES.names, kept=CHECKPOINT_PREFIX)
+        try:
+            return Replica(identity, OM_FAMILIES, store, executor=executor)
+        except BaseException:
+            store.close()
+            raise
+
+    return make
+
+
+# -- datanodes ---------------------------------------------------------------------------------------------------------
+
+
+def known_datanodes(database: Path) -> set[str]:
+    """Return the names of all datanodes that the rows of shard 0 know."""
+    reader = RocksReader(database, OM_FAMILIES.names)
+    try:
+        names = {key.decode() for key, _ in reader.iterate(DATANODE_TABLE, b"")}
+        rows = [decode_as(PipelineRow, value) for _, value in reader.iterate(PIPELINE_TABLE, b"")]
+        return names | {member.datanode for row in rows for member in row.members}
+    finally:
+        reader.close()
+
+
+def _with_new_datanodes(settings: Settings, wanted: int | None) -> Settings:
+    """Return the settings with datanodes whose names the backup does not know.
+
+    A name stands for a disk. Pipelines of the backup have members of the old names, whose log is not there any more.
+    Raises UsageError for a name that the backup knows.
+    """
+    known = known_datanodes(_staged(settings, 0))
+    if settings.datanodes and wanted is None:
+        if taken := sorted(known.intersection(node.name for node in settings.datanodes)):
+            raise UsageError(
+                f"datanode {taken[0]} is known to the backup, and its pipelines' log is not restored: give the new "
+                "datanodes other names"
+            )
+        return settings
+    count = len(known) if wanted is None else wanted
+    free = [node for node in default_datanodes(count + len(known)) if node.name not in known]
+    return replace(settings, datanodes=tuple(free[:count]))
