@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from om_processors.namespace.context import Contexts
 from om_processors.namespace.snapshots import CHECKPOINT_PREFIX
 from replicated_db.core.applying.identity import Identity
 from replicated_db.core.applying.replica import Replica
-from replicated_db.core.backup.kept_log import Moment, backup_for, kept_range
+from replicated_db.core.backup.kept_log import RestoreMoment, backup_for, kept_range
 from replicated_db.core.backup.manifest import BackupManifest
 from replicated_db.core.backup.new_log import NewLog
 from replicated_db.core.log.position import POSITION_KEY, Position
@@ -39,11 +39,17 @@ from replicated_db.shell.kafka.kafka_log import KafkaLog
 from replicated_db.shell.rocks import RocksReader, RocksStore
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from schemas import features
+from schemas.codecs.block_rows import block_of_key, decode_block_row
 from schemas.codecs.codec import decode_as
 from schemas.column_families import DATANODE_TABLE, PIPELINE_TABLE
 from schemas.records.datanode import PipelineRow
+from schemas.records.rows import BlockLocation
 from schemas.topics import OM_LOG
-from stratolog.backups.making import as_user_errors
+from stratolog.backups.block_backup import NONE, REFERENCE
+from stratolog.backups.block_files import BlockFiles
+from stratolog.backups.block_lists import needed_blocks, read_list
+from stratolog.backups.block_restore import PlacedBlocks, place_blocks, rows_for
+from stratolog.backups.making import as_user_errors, mode_of
 from stratolog.cluster.shard_log import topic_id
 from stratolog.configuration.settings import Settings, default_datanodes
 from stratolog.errors import UsageError, UserError
@@ -62,6 +68,8 @@ class RestoreWish:
 
     ``moments``: an index for each of some shards; ``time_ms``: a time for all; ``to_end``: all that is kept. ``nodes``:
     the nodes whose databases are put in place, all of the settings if empty. ``datanodes``: how many new ones.
+    ``disks``: folders of old datanodes, from which blocks are read. ``without_blocks``: none are restored;
+    ``accept_missing``: go on without those that are not to be had.
     """
 
     backup: str | None = None
@@ -70,16 +78,19 @@ class RestoreWish:
     to_end: bool = False
     nodes: tuple[str, ...] = ()
     datanodes: int | None = None
+    disks: tuple[Path, ...] = ()
+    without_blocks: bool = False
+    accept_missing: bool = False
 
     @property
     def replays(self) -> bool:
         """Whether the kept log is applied."""
         return bool(self.indexes) or self.time_ms is not None or self.to_end
 
-    def moments(self, shards: int) -> list[Moment]:
+    def moments(self, shards: int) -> list[RestoreMoment]:
         """Return the moment of each shard. A shard without an index of its own goes to the end of what is kept."""
         indexes = self.indexes or {}
-        return [Moment(index=indexes.get(shard), time_ms=self.time_ms) for shard in range(shards)]
+        return [RestoreMoment(index=indexes.get(shard), time_ms=self.time_ms) for shard in range(shards)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +101,8 @@ class RestoredCluster:
     backup: str
     shards: tuple[RestoredRows, ...]
     placed: tuple[str, ...]
+    blocks: PlacedBlocks
+    missing_blocks: int
 
 
 def restore_stack(
@@ -106,6 +119,7 @@ def restore_stack(
         settings = fitting(settings, manifest, wish)
         rows = _stage_rows(settings, repository, manifest, wish, telling)
         settings = _with_new_datanodes(settings, wish.datanodes)
+        blocks, missing = _restore_blocks(settings, repository, manifest, wish, telling)
         placed: list[str] = []
 
         def begin(effective: Settings) -> None:
@@ -113,7 +127,10 @@ def restore_stack(
 
         effective = stack.up(settings, detached=detached, report=telling.at, before_nodes=begin)
         shutil.rmtree(_stage(settings), ignore_errors=True)
-        return RestoredCluster(settings=effective, backup=manifest.name, shards=tuple(rows), placed=tuple(placed))
+        return RestoredCluster(
+            settings=effective, backup=manifest.name, shards=tuple(rows), placed=tuple(placed), blocks=blocks,
+            missing_blocks=missing,
+        )  # fmt: skip
 
 
 def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report: Report) -> RestoredCluster:
@@ -125,9 +142,14 @@ def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report:
         manifest = chosen_backup(repository, wish)
         settings = fitting(settings, manifest, wish)
         rows = _stage_rows(settings, repository, manifest, wish, telling)
+        settings = _with_new_datanodes(settings, None if settings.datanodes else 0)
+        blocks, missing = _restore_blocks(settings, repository, manifest, wish, telling)
         placed = _begin(settings, manifest, wish, telling)
         shutil.rmtree(_stage(settings), ignore_errors=True)
-        return RestoredCluster(settings=settings, backup=manifest.name, shards=tuple(rows), placed=tuple(placed))
+        return RestoredCluster(
+            settings=settings, backup=manifest.name, shards=tuple(rows), placed=tuple(placed), blocks=blocks,
+            missing_blocks=missing,
+        )  # fmt: skip
 
 
 def chosen_backup(repository: BackupRepository, wish: RestoreWish) -> BackupManifest:
@@ -288,6 +310,37 @@ def _maker(settings: Settings, shard: int) -> MakeReplica:
             raise
 
     return make
+
+
+def _restore_blocks(
+    settings: Settings, repository: BackupRepository, manifest: BackupManifest, wish: RestoreWish, telling: Telling
+) -> tuple[PlacedBlocks, int]:  # fmt: skip
+    """Put the blocks that the restored rows need onto the new datanodes; return them, and how many are missing."""
+    mode = mode_of(manifest)
+    if mode == NONE or wish.without_blocks:
+        return PlacedBlocks(), 0
+    if mode == REFERENCE and not wish.disks:
+        raise UsageError(
+            f"backup {manifest.name} has its blocks by reference: name the folders of the old datanodes (--disk), or "
+            "restore --without-blocks"
+        )
+    needed: dict[bytes, BlockLocation] = {}
+    for shard in range(manifest.shards):
+        with closing(RocksReader(_staged(settings, shard), OM_FAMILIES.names)) as reader:
+            needed |= needed_blocks(reader)
+    files = BlockFiles(repository.folder)
+    lists = (read_list(repository, content) for one in repository.backups() for content in one.service_files)
+    found, wanting = rows_for(needed, lists)
+    rows = {key: row for key, row in found.items() if wish.disks or files.has(key, decode_block_row(row))}
+    missing = sorted({*wanting, *(found.keys() - rows.keys())})
+    if missing and not wish.accept_missing:
+        container_id, local_id = block_of_key(missing[0])
+        raise BackupFailed(
+            f"{len(missing)} of {len(needed)} blocks are not in the backups, block {container_id}/{local_id} among "
+            "them: keys that were written after the last backup have none there. Restore to an earlier moment, or "
+            "--accept-missing-blocks"
+        )
+    return place_blocks(settings, repository, rows, wish.disks, telling), len(missing)
 
 
 # -- datanodes ---------------------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ def up(
 ) -> Settings:  # fmt: skip
     """Start the stack (or what is missing of it) and return the settings that reach it.
 
-    ``before_nodes`` is called when the brokers run and the topics exist. Raises UsageError for settings that the existing data refuses; Unavailable if something does not start, or if an
+    ``before_nodes`` is called when the brokers run and the topics exist.
+
+    Raises UsageError for settings that the existing data refuses; Unavailable if something does not start, or if an
     address that a person wrote down is taken.
     """
     check_java()

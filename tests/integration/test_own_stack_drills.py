@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratolog.configuration.loading import load_settings
-from stratolog.drills import bootstrap, expired_log
+from stratolog.drills import bootstrap, expired_log, restore
 from stratolog.drills.core.report import PASSED, DrillReport
 from stratolog.drills.kit.cluster import Cluster
 from stratolog.drills.kit.session import Session, run
@@ -37,3 +37,9 @@ def test_bootstrap(tmp_path: Path) -> None:
 def test_expired_log(tmp_path: Path) -> None:
     report = drilled("expired-log", expired_log.run, tmp_path)
     assert report.figures["second_saved_bytes"] > 0
+
+
+def test_restore(tmp_path: Path) -> None:
+    report = drilled("restore", restore.run, tmp_path)
+    assert report.figures["second_saved_bytes"] > 0
+    assert report.figures["keys_in_the_backup"] > 200

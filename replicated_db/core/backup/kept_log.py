@@ -19,7 +19,7 @@ class NotKept(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class RestoreMoment:
     """A point to which a shard is restored: a managed ``index``, a time (``time_ms``), or the end of what is kept."""
 
     index: int | None = None
@@ -73,7 +73,7 @@ def kept_range(parts: Iterable[ShardBackup], begin: ShardBackup) -> KeptRange:
     return KeptRange(first=first, end=offset, end_ms=max(ends, default=begin.log_end_ms), pieces=tuple(chosen))
 
 
-def backup_for(manifests: Sequence[BackupManifest], moments: Sequence[Moment]) -> BackupManifest:
+def backup_for(manifests: Sequence[BackupManifest], moments: Sequence[RestoreMoment]) -> BackupManifest:
     """Return the latest backup of which no shard is from after its moment; ``moments`` are those of all shards.
 
     ``manifests`` are of one cluster, oldest first. Raises NotKept if all are later.
@@ -93,13 +93,13 @@ def backup_for(manifests: Sequence[BackupManifest], moments: Sequence[Moment]) -
     )
 
 
-def check_reached(shard: int, moment: Moment, kept: KeptRange, index: int, *, passed: bool) -> None:
+def check_reached(shard: int, moment: RestoreMoment, kept: KeptRange, index: int, *, passed: bool) -> None:
     """Raise NotKept if a moment lies behind what is kept: the log was read to its kept end, and did not pass it.
 
     ``index`` is the last one read. The state of an index is known once it is reached; that of a time once a later
     record is known, or the log's end was seen at that time or later.
     """
-    if passed or moment == Moment():
+    if passed or moment == RestoreMoment():
         return
     if moment.index is not None and index < moment.index:
         raise NotKept(f"shard {shard}: {moment} lies behind what the backups keep, which ends with index {index}")

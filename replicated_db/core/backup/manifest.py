@@ -102,7 +102,10 @@ class ShardBackup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupManifest:
-    """One backup of all shards of a cluster. ``service`` is the service's own part, JSON's types."""
+    """One backup of all shards of a cluster.
+
+    ``service`` is the service's own part, JSON's types; ``service_files`` are files that this part needs.
+    """
 
     name: str
     created_at_ms: int
@@ -110,20 +113,22 @@ class BackupManifest:
     shards: int
     parts: tuple[ShardBackup, ...]
     service: Mapping[str, Any] = field(default_factory=dict)
+    service_files: tuple[Content, ...] = ()
 
     def part(self, shard: int) -> ShardBackup:
         """Return the part of a shard, which must exist."""
         return self.parts[shard]
 
     def contents(self) -> frozenset[Content]:
-        """Return all files that this backup needs, those of the service left out."""
-        return frozenset().union(*(part.contents() for part in self.parts))
+        """Return all files that this backup needs."""
+        return frozenset(self.service_files).union(*(part.contents() for part in self.parts))
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as JSON's types."""
         return {
             "version": VERSION, "name": self.name, "created_at_ms": self.created_at_ms, "cluster": self.cluster,
             "shards": self.shards, "parts": [part.to_json() for part in self.parts], "service": dict(self.service),
+            "service_files": [[one.digest, one.size] for one in self.service_files],
         }  # fmt: skip
 
 
@@ -163,7 +168,7 @@ def manifest_from(given: Any) -> BackupManifest:
         raise BadManifest(f"parts: shard {foreign.shard} is of cluster {foreign.listing.cluster!r}, not {cluster!r}")
     return BackupManifest(
         name=name, created_at_ms=_count(given, "created_at_ms"), cluster=cluster, shards=shards, parts=parts,
-        service=service,
+        service=service, service_files=tuple(_file(item) for item in _items(given, "service_files", MAX_SHARD_PARTS)),
     )  # fmt: skip
 
 
@@ -208,6 +213,13 @@ def _piece(item: Any) -> LogPiece:
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise BadManifest(f"log: {str(digest)[:MAX_TEXT_CHARACTERS]!r} is no digest")
     return LogPiece(first, end, Content(digest, size))
+
+
+def _file(item: Any) -> Content:
+    digest, size = item if isinstance(item, list) and len(item) == 2 else (None, None)
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest) or type(size) is not int or size < 0:
+        raise BadManifest("service_files: a file is digest, size")
+    return Content(digest, size)
 
 
 def _items(given: Mapping[str, Any], field_name: str, most: int) -> list[Any]:

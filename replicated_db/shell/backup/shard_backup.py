@@ -52,7 +52,7 @@ from replicated_db.core.bootstrap.listing import (
 )
 from replicated_db.core.bootstrap.pace import FetchProgress, size_words
 from replicated_db.core.bootstrap.peer_choice import Choice, ServingPeer, Wanted, choose
-from replicated_db.core.ports import Entry, Log, LogBounds, LogUnavailable, OffsetOutOfRange, Store
+from replicated_db.core.ports import Entry, Log, LogBounds, LogUnavailable, OffsetOutOfRange, Store, StoreView
 from replicated_db.core.tables.column_families import Families
 from replicated_db.shell.backup.log_files import keep_entries
 from replicated_db.shell.backup.repository import BackupFailed, BackupRepository
@@ -83,14 +83,14 @@ class ShardSource:
 
 def take_shard(
     repository: BackupRepository, source: ShardSource, calls: PeerCalls, before: Sequence[BackupManifest],
-    telling: Telling, now_ms: Callable[[], int],
+    telling: Telling, now_ms: Callable[[], int], look: Callable[[StoreView], None] = lambda _: None,
 ) -> ShardBackup:  # fmt: skip
     """Take a shard into the repository; return its part of the manifest.
 
-    ``before`` are the backups that there are. Raises BackupFailed, which names each peer and what was wrong with it;
-    LogUnavailable.
+    ``before`` are the backups that there are; ``look`` is given the checked checkpoint's rows. Raises BackupFailed,
+    which names each peer and what was wrong with it; LogUnavailable.
     """
-    return _Taking(repository, source, calls, before, telling, now_ms).run()
+    return _Taking(repository, source, calls, before, telling, now_ms, look).run()
 
 
 class _Taking:
@@ -98,7 +98,7 @@ class _Taking:
 
     def __init__(
         self, repository: BackupRepository, source: ShardSource, calls: PeerCalls,
-        before: Sequence[BackupManifest], telling: Telling, now_ms: Callable[[], int],
+        before: Sequence[BackupManifest], telling: Telling, now_ms: Callable[[], int], look: Callable[[StoreView], None],
     ) -> None:  # fmt: skip
         self._repository = repository
         self._source = source
@@ -106,6 +106,7 @@ class _Taking:
         self._before = before
         self._telling = telling
         self._now_ms = now_ms
+        self._look = look
         self._begun_s = time.monotonic()
         self._progress = FetchProgress(begun_s=self._begun_s)
         self._scanned = 0
@@ -251,6 +252,7 @@ class _Taking:
             replica = Replica(source.identity, source.families, cast(Store, reader))
             position, digest = replica.position, f"{replica.digests.total():016x}"
             members, level = replica.state.replicas, replica.state.feature_level
+            self._look(reader)
         finally:
             reader.close()
         shutil.rmtree(tree, ignore_errors=True)

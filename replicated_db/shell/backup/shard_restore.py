@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicated_db.core.applying.replica import SCAN_STEP_ROWS, Offered, Replica
-from replicated_db.core.backup.kept_log import KeptRange, Moment, check_reached
+from replicated_db.core.backup.kept_log import KeptRange, RestoreMoment, check_reached
 from replicated_db.core.backup.manifest import ShardBackup
 from replicated_db.core.backup.new_log import BASE_OFFSET, NewLog, new_log
 from replicated_db.core.bootstrap.listing import CHECKPOINTS, DATABASE
@@ -70,7 +70,7 @@ class RestoredRows:
 
 
 def restore_rows(
-    repository: BackupRepository, part: ShardBackup, kept: KeptRange | None, moment: Moment, database: Path,
+    repository: BackupRepository, part: ShardBackup, kept: KeptRange | None, moment: RestoreMoment, database: Path,
     make: MakeReplica, telling: Telling,
 ) -> RestoredRows:  # fmt: skip
     """Put a shard's database and checkpoints in ``database``, at the checkpoint or (with ``kept``) at the moment.
@@ -105,7 +105,7 @@ def restore_rows(
 
 
 def _replay(
-    repository: BackupRepository, kept: KeptRange, moment: Moment, replica: Replica, name: str, telling: Telling
+    repository: BackupRepository, kept: KeptRange, moment: RestoreMoment, replica: Replica, name: str, telling: Telling
 ) -> None:  # fmt: skip
     telling.at(
         lambda: f"{name}: applies the kept log, {replica.records_applied} records, index {replica.position.index}"

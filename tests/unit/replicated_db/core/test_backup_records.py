@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from replicated_db.core.backup.kept_log import (
     KeptRange,
-    Moment,
     NotKept,
+    RestoreMoment,
     backup_for,
     check_reached,
     from_where,
@@ -156,24 +156,24 @@ def test_a_range_holds_each_record_that_can_be_reached(spans: list[tuple[int, in
 def test_the_backup_to_begin_with_is_the_last_one_before_the_moment():
     early = manifest(part(9, index=5, timestamp_ms=100), name="early")
     late = manifest(part(50, index=40, timestamp_ms=900), name="late")
-    assert backup_for([early, late], [Moment(index=40)]) is late
-    assert backup_for([early, late], [Moment(index=39)]) is early
-    assert backup_for([early, late], [Moment(time_ms=899)]) is early
-    assert backup_for([early, late], [Moment()]) is late
+    assert backup_for([early, late], [RestoreMoment(index=40)]) is late
+    assert backup_for([early, late], [RestoreMoment(index=39)]) is early
+    assert backup_for([early, late], [RestoreMoment(time_ms=899)]) is early
+    assert backup_for([early, late], [RestoreMoment()]) is late
     with pytest.raises(NotKept, match="index 4 lies before the first backup: shard 0 of early is at index 5"):
-        backup_for([early, late], [Moment(index=4)])
+        backup_for([early, late], [RestoreMoment(index=4)])
 
 
 def test_a_moment_behind_what_is_kept_is_refused():
     kept = KeptRange(first=10, end=60, end_ms=2000, pieces=())
-    check_reached(0, Moment(), kept, 5, passed=False)
-    check_reached(0, Moment(index=5), kept, 5, passed=False)
-    check_reached(0, Moment(time_ms=2000), kept, 5, passed=False)
-    check_reached(0, Moment(index=9), kept, 5, passed=True)
+    check_reached(0, RestoreMoment(), kept, 5, passed=False)
+    check_reached(0, RestoreMoment(index=5), kept, 5, passed=False)
+    check_reached(0, RestoreMoment(time_ms=2000), kept, 5, passed=False)
+    check_reached(0, RestoreMoment(index=9), kept, 5, passed=True)
     with pytest.raises(NotKept, match="index 6 lies behind what the backups keep, which ends with index 5"):
-        check_reached(0, Moment(index=6), kept, 5, passed=False)
+        check_reached(0, RestoreMoment(index=6), kept, 5, passed=False)
     with pytest.raises(NotKept, match="ends at 2000 ms"):
-        check_reached(0, Moment(time_ms=2001), kept, 5, passed=False)
+        check_reached(0, RestoreMoment(time_ms=2001), kept, 5, passed=False)
 
 
 # How a new log begins.

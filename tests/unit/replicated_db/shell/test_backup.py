@@ -14,7 +14,7 @@ from aiohttp import web
 
 from replicated_db.core.applying.identity import Identity
 from replicated_db.core.applying.replica import Replica
-from replicated_db.core.backup.kept_log import Moment, NotKept, kept_range
+from replicated_db.core.backup.kept_log import NotKept, RestoreMoment, kept_range
 from replicated_db.core.backup.manifest import BackupManifest, ShardBackup
 from replicated_db.core.backup.new_log import INDEX_GAP
 from replicated_db.core.bootstrap.listing import Content
@@ -95,12 +95,12 @@ def make(database: Path) -> Replica:
 
 
 def restored(
-    folder: Path, name: str, database: Path, telling: Telling, moment: Moment | None = None
+    folder: Path, name: str, database: Path, telling: Telling, moment: RestoreMoment | None = None
 ) -> Any:  # fmt: skip
     with opened(folder, cluster=CLUSTER, writes=False) as repository:
         part = repository.backup(name).part(0)
         kept = None if moment is None else kept_range([one.part(0) for one in repository.backups()], part)
-        return restore_rows(repository, part, kept, moment or Moment(), database, make, telling)
+        return restore_rows(repository, part, kept, moment or RestoreMoment(), database, make, telling)
 
 
 def new_cluster_log() -> MemoryLog:
@@ -174,12 +174,14 @@ def test_the_kept_log_leads_to_a_moment_between_backups(
         log.write(50)
     source.catch_up()
     back_up(tmp_path / "b", source, log, telling, "two", 2)
-    moment = {"index": Moment(index=wanted), "time": Moment(time_ms=time_ms + 5), "end": Moment()}[chosen]
+    moment = {"index": RestoreMoment(index=wanted), "time": RestoreMoment(time_ms=time_ms + 5), "end": RestoreMoment()}[
+        chosen
+    ]
     found = restored(tmp_path / "b", "one", tmp_path / "s" / "shard-0", telling, moment)
     assert (found.index, found.digest) == (wanted, digest)
     assert found.applied >= wanted - begun
     with pytest.raises(NotKept, match="lies behind what the backups keep"):
-        restored(tmp_path / "b", "one", tmp_path / "s" / "shard-0", telling, Moment(index=wanted + 1000))
+        restored(tmp_path / "b", "one", tmp_path / "s" / "shard-0", telling, RestoreMoment(index=wanted + 1000))
 
 
 def test_the_flag_of_a_stage_does_not_come_along(source: RocksNode, log: Log, telling: Telling, tmp_path: Path):
@@ -260,7 +262,7 @@ def test_a_damaged_log_file_names_itself(source: RocksNode, log: Log, telling: T
         path = repository.path_of(made.part(0).log[0].content)
     spoil(path)
     with pytest.raises(BackupFailed, match=str(path)):
-        restored(tmp_path / "b", "one", tmp_path / "s" / "shard-0", telling, Moment())
+        restored(tmp_path / "b", "one", tmp_path / "s" / "shard-0", telling, RestoreMoment())
 
 
 def test_a_file_that_was_damaged_in_the_repository_is_fetched_anew(
@@ -396,7 +398,7 @@ def test_prune_removes_what_no_backup_needs(source: RocksNode, log: Log, telling
         assert freed > 0
         assert repository.problems(repository.backups(), lambda _: None) == []
         assert repository.prune(1) == ([], 0)
-    assert restored(tmp_path / "b", "b2", tmp_path / "s" / "shard-0", telling, Moment()).index > 0
+    assert restored(tmp_path / "b", "b2", tmp_path / "s" / "shard-0", telling, RestoreMoment()).index > 0
 
 
 def size_of(folder: Path) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from stratolog.backups.restoring import RestoredCluster, RestoreWish, restore_onto, restore_stack
-from stratolog.commands.backup import Directory
-from stratolog.commands.common.addresses import positions
+from stratolog.commands.backups.backup import Directory
+from stratolog.commands.common.addresses import positions, shown_size
 from stratolog.commands.common.invocation import JsonOption, settings_of
 from stratolog.commands.common.output import console, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
@@ -42,6 +44,13 @@ def restore(
     brokers: Annotated[int | None, typer.Option(help="Kafka brokers: 1, or 3 with replication.")] = None,
     audit: Annotated[bool | None, typer.Option(help="Run the Spark audit.")] = None,
     datanodes: Annotated[int | None, typer.Option(min=0, help="New datanodes; else as many as the backup knows.")] = None,
+    disk: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Folder of an old datanode, to read blocks from.")
+    ] = None,
+    without_blocks: Annotated[bool, typer.Option("--without-blocks", help="Restore no blocks.")] = False,
+    accept_missing_blocks: Annotated[
+        bool, typer.Option("--accept-missing-blocks", help="Go on if blocks of some keys are not in the backups.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Restore a backup in DIR onto new brokers and nodes: a new local stack, or those of the settings (--no-start)."""
@@ -53,6 +62,7 @@ def restore(
     wish = RestoreWish(
         backup=backup, indexes=None if until_index is None else positions(until_index),
         time_ms=None if at is None else _time_of(at), to_end=to_end, nodes=tuple(node or ()), datanodes=datanodes,
+        disks=tuple(disk or ()), without_blocks=without_blocks, accept_missing=accept_missing_blocks,
     )  # fmt: skip
     run = restore_stack if start else restore_onto
     with progress(as_json) as report, interruptible(INTERRUPTED):
@@ -77,11 +87,18 @@ def _show(made: RestoredCluster, as_json: bool) -> None:
     if as_json:
         print_json(
             {"backup": made.backup, "bootstrap_servers": made.settings.bootstrap_servers,
-             "data_dir": str(made.settings.data_dir), "nodes": list(made.placed), "shards": shards}
+             "data_dir": str(made.settings.data_dir), "nodes": list(made.placed), "shards": shards,
+             "blocks": {**asdict(made.blocks), "missing": made.missing_blocks}}
         )  # fmt: skip
         return
     rows = [tuple(shard.values()) for shard in shards]
     print_table(f"Restored from {made.backup}", ("shard", "index", "digest", "time ms", "records applied"), rows)
+    if made.blocks.containers or made.missing_blocks:
+        console.print(
+            f"blocks: {made.blocks.containers} copies of containers, {shown_size(made.blocks.bytes)}; "
+            f"{made.missing_blocks} blocks are missing",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
     console.print(
         f"nodes: {', '.join(made.placed)}; Kafka: {made.settings.bootstrap_servers}",
         markup=False, highlight=False, soft_wrap=True,

@@ -10,6 +10,7 @@ import typer
 
 from replicated_db.core.backup.manifest import BackupManifest
 from stratolog.backups import making
+from stratolog.backups.block_backup import MODES, NONE
 from stratolog.commands.common.addresses import shown_size
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
 from stratolog.commands.common.output import console, print_json, print_table, progress
@@ -30,6 +31,12 @@ def backup(
     folder: Directory,
     *,
     name: Annotated[str | None, typer.Option(help="Name of the backup; else the time.")] = None,
+    blocks: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(MODES), help="What is kept of the keys' blocks: nothing, their rows, or rows and bytes."
+        ),
+    ] = NONE,
     list_only: Annotated[bool, typer.Option("--list", help="List the backups in DIR.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read and check every file of every backup in DIR.")] = False,
     prune: Annotated[
@@ -40,6 +47,8 @@ def backup(
     """Back the running cluster up into DIR: each shard's checkpoint and log. What DIR has already is not sent again."""
     if sum((list_only, verify, prune is not None)) > 1:
         raise UsageError("--list, --verify and --prune exclude each other")
+    if blocks not in MODES:
+        raise UsageError(f"--blocks {blocks!r}: it is one of {', '.join(MODES)}")
     if list_only:
         _show_list(making.listed(folder), as_json)
     elif verify:
@@ -47,23 +56,30 @@ def backup(
     elif prune is not None:
         _prune(folder, prune, as_json)
     else:
-        _make(context, folder, name, as_json)
+        _make(context, folder, name, blocks, as_json)
 
 
-def _make(context: typer.Context, folder: Path, name: str | None, as_json: bool) -> None:
+def _make(context: typer.Context, folder: Path, name: str | None, blocks: str, as_json: bool) -> None:
     settings = connected_settings_of(context)
     with progress(as_json) as report, interruptible(INTERRUPTED):
-        made = making.make_backup(settings, folder, name=name, report=report)
+        made = making.make_backup(settings, folder, name=name, blocks=blocks, report=report)
     if as_json:
         print_json(summary(made))
         return
     rows = [
         (part.shard, part.listing.node, part.index, part.digest, shown_size(part.fetched_bytes),
-         shown_size(part.saved_bytes), f"{part.log[0].first if part.log else part.log_end}..{part.log_end - 1}")
+         shown_size(part.saved_bytes), f"{part.log[0].first}..{part.log_end - 1}" if part.log else None)
         for part in made.parts
     ]  # fmt: skip
     columns = ("shard", "from", "index", "digest", "sent", "saved", "log's offsets")
     print_table(f"Backup {made.name}", columns, rows, ("from", "log's offsets"))
+    found = made.service["blocks"]
+    if found["mode"] != NONE:
+        console.print(
+            f"blocks: {found['mode']}, {found['blocks']} blocks, {shown_size(found['fetched_bytes'])} sent, "
+            f"{shown_size(found['saved_bytes'])} saved",
+            markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def summary(made: BackupManifest) -> dict[str, Any]:
