@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from datanode_processors.errors import BlockError
 from datanode_processors.wire.peer import Peer
@@ -162,7 +163,7 @@ class BlockTaking:
         found += [one["address"] for one in holders]
         return [address for address in dict.fromkeys(found) if address]
 
-    def _ask(self, path: str) -> dict[str, list[dict[str, str]]]:
+    def _ask(self, path: str) -> dict[str, Any]:
         answers = (node_answer(node.address, path) for node in self._settings.nodes)
         return next((answer for answer in answers if answer is not None), {})
 

@@ -59,6 +59,8 @@ class BlockFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             with part.open("wb") as file:
                 for piece in pieces:
+                    if cells.length + len(piece) > row.length:
+                        raise WrongBytes(f"{path.name}: more than the {row.length} bytes that are committed")
                     file.write(piece)
                     cells.write(cells.length, piece)
                 file.flush()

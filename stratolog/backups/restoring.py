@@ -115,22 +115,11 @@ def restore_stack(
     """
     _check_empty(settings)
     with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
-        manifest = chosen_backup(repository, wish)
-        settings = fitting(settings, manifest, wish)
-        rows = _stage_rows(settings, repository, manifest, wish, telling)
-        settings = _with_new_datanodes(settings, wish.datanodes)
-        blocks, missing = _restore_blocks(settings, repository, manifest, wish, telling)
-        placed: list[str] = []
-
-        def begin(effective: Settings) -> None:
-            placed.extend(_begin(effective, manifest, wish, telling))
-
-        effective = stack.up(settings, detached=detached, report=telling.at, before_nodes=begin)
-        shutil.rmtree(_stage(settings), ignore_errors=True)
-        return RestoredCluster(
-            settings=effective, backup=manifest.name, shards=tuple(rows), placed=tuple(placed), blocks=blocks,
-            missing_blocks=missing,
-        )  # fmt: skip
+        restoring = _Restoring(settings, repository, wish, telling)
+        restoring.stage()
+        settings = _with_new_datanodes(restoring.settings, wish.datanodes)
+        effective = stack.up(settings, detached=detached, report=telling.at, before_nodes=restoring.begin)
+        return restoring.finished(effective)
 
 
 def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report: Report) -> RestoredCluster:
@@ -139,16 +128,72 @@ def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report:
     Raises as :func:`restore_stack`.
     """
     with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
-        manifest = chosen_backup(repository, wish)
-        settings = fitting(settings, manifest, wish)
-        rows = _stage_rows(settings, repository, manifest, wish, telling)
-        settings = _with_new_datanodes(settings, None if settings.datanodes else 0)
-        blocks, missing = _restore_blocks(settings, repository, manifest, wish, telling)
-        placed = _begin(settings, manifest, wish, telling)
+        restoring = _Restoring(settings, repository, wish, telling)
+        restoring.stage()
+        own = restoring.settings
+        own = _with_new_datanodes(own, None if own.datanodes else 0)
+        restoring.begin(own)
+        return restoring.finished(own)
+
+
+class _Restoring:
+    """One restore: :meth:`stage` needs the backups alone, :meth:`begin` the brokers too."""
+
+    def __init__(self, settings: Settings, repository: BackupRepository, wish: RestoreWish, telling: Telling) -> None:
+        self._repository = repository
+        self._wish = wish
+        self._telling = telling
+        self._manifest = chosen_backup(repository, wish)
+        self.settings = fitting(settings, self._manifest, wish)
+        self._rows: list[RestoredRows] = []
+        self._blocks: dict[bytes, bytes] = {}
+        self._missing = 0
+        self._placed_blocks = PlacedBlocks()
+        self._placed: tuple[str, ...] = ()
+
+    def stage(self) -> None:
+        """Put the databases together, and see which blocks they need."""
+        self._rows = _stage_rows(self.settings, self._repository, self._manifest, self._wish, self._telling)
+        self._blocks, self._missing = _blocks_for(self.settings, self._repository, self._manifest, self._wish)
+
+    def begin(self, settings: Settings) -> None:
+        """Place the blocks, begin the new logs, and put the databases in place.
+
+        Everything is looked at before anything is changed.
+        """
+        manifest, telling = self._manifest, self._telling
+        names = self._wish.nodes or tuple(node.name for node in settings.nodes)
+        members = [node.name for node in settings.nodes]
+        topic = topic_id(settings)
+        begun = {
+            shard: move_to_log(
+                _staged(settings, shard), _maker(settings, shard), topic, members, manifest.name, manifest.created_at_ms
+            )
+            for shard in range(manifest.shards)
+        }  # fmt: skip
+        for shard, records in begun.items():
+            with _log_of(settings, shard, topic) as log:
+                check_log_is(f"{OM_LOG}/{shard}", log, records)
+        for name in names:
+            _check_places(settings, name, manifest.shards)
+        self._placed_blocks = place_blocks(settings, self._repository, self._blocks, self._wish.disks, telling)
+        for shard, records in begun.items():
+            telling.at(f"shard {shard}: begins {OM_LOG}/{shard}")
+            _begin_log(settings, shard, topic, records)
+        record = json.dumps({"restored_from": manifest.name, "created_at_ms": manifest.created_at_ms})
+        for name in names:
+            for shard in begun:
+                target = settings.node_folder(name) / f"shard-{shard}"
+                if not _is_placed(settings, shard, target):
+                    put_in_place(_staged(settings, shard), target, record, telling, shard)
+        self._placed = names
+
+    def finished(self, settings: Settings) -> RestoredCluster:
+        """Remove what was staged; return what was made."""
         shutil.rmtree(_stage(settings), ignore_errors=True)
         return RestoredCluster(
-            settings=settings, backup=manifest.name, shards=tuple(rows), placed=tuple(placed), blocks=blocks,
-            missing_blocks=missing,
+            settings=settings, backup=self._manifest.name, shards=tuple(self._rows), placed=self._placed,
+            blocks=self._placed_blocks, missing_blocks=self._missing,
         )  # fmt: skip
 
 
@@ -195,6 +240,9 @@ def _check_empty(settings: Settings) -> None:
             f"a stack runs in {settings.data_dir} ({names}): restore into another data directory "
             "(STRATOLOG_DATA_DIR=OTHER stratolog restore ...)"
         )
+    databases = sorted(settings.data_dir.glob("nodes/*/shard-*"))
+    if databases and not _stage(settings).exists():
+        raise UsageError(f"{databases[0]} is there already: restore into another data directory")
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
@@ -218,34 +266,6 @@ def _stage_rows(
         database = _staged(settings, part.shard)
         rows.append(restore_rows(repository, part, kept, moment, database, _maker(settings, part.shard), telling))
     return rows
-
-
-def _begin(settings: Settings, manifest: BackupManifest, wish: RestoreWish, telling: Telling) -> list[str]:
-    """Begin the new logs, and put the databases in place; return the nodes that have theirs."""
-    names = wish.nodes or tuple(node.name for node in settings.nodes)
-    members = [node.name for node in settings.nodes]
-    topic = topic_id(settings)
-    begun = {}
-    for part in manifest.parts:
-        begun[part.shard] = move_to_log(
-            _staged(settings, part.shard), _maker(settings, part.shard), topic, members, manifest.name,
-            manifest.created_at_ms,
-        )  # fmt: skip
-    for shard, records in begun.items():
-        with _log_of(settings, shard, topic) as log:
-            check_log_is(f"{OM_LOG}/{shard}", log, records)
-    for name in names:
-        _check_places(settings, name, manifest.shards)
-    for shard, records in begun.items():
-        telling.at(f"shard {shard}: begins {OM_LOG}/{shard}")
-        _begin_log(settings, shard, topic, records)
-    record = json.dumps({"restored_from": manifest.name, "created_at_ms": manifest.created_at_ms})
-    for name in names:
-        for shard in begun:
-            target = settings.node_folder(name) / f"shard-{shard}"
-            if not _is_placed(settings, shard, target):
-                put_in_place(_staged(settings, shard), target, record, telling, shard)
-    return list(names)
 
 
 @contextmanager
@@ -312,13 +332,16 @@ def _maker(settings: Settings, shard: int) -> MakeReplica:
     return make
 
 
-def _restore_blocks(
-    settings: Settings, repository: BackupRepository, manifest: BackupManifest, wish: RestoreWish, telling: Telling
-) -> tuple[PlacedBlocks, int]:  # fmt: skip
-    """Put the blocks that the restored rows need onto the new datanodes; return them, and how many are missing."""
+def _blocks_for(
+    settings: Settings, repository: BackupRepository, manifest: BackupManifest, wish: RestoreWish
+) -> tuple[dict[bytes, bytes], int]:  # fmt: skip
+    """Return the rows of the blocks that the restored rows need and that are to be had, and how many others there are.
+
+    Raises BackupFailed for others, unless they are accepted.
+    """
     mode = mode_of(manifest)
     if mode == NONE or wish.without_blocks:
-        return PlacedBlocks(), 0
+        return {}, 0
     if mode == REFERENCE and not wish.disks:
         raise UsageError(
             f"backup {manifest.name} has its blocks by reference: name the folders of the old datanodes (--disk), or "
@@ -340,7 +363,7 @@ def _restore_blocks(
             "them: keys that were written after the last backup have none there. Restore to an earlier moment, or "
             "--accept-missing-blocks"
         )
-    return place_blocks(settings, repository, rows, wish.disks, telling), len(missing)
+    return rows, len(missing)
 
 
 # -- datanodes ---------------------------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ SUMS = DigestSlots([3, 8], [-5, 7])
 
 
 def begun(**changed: Any) -> Any:
-    options = {"topic_id": "new", "backup": "b", "created_at_ms": 1} | changed
+    options: dict[str, Any] = {"topic_id": "new", "backup": "b", "created_at_ms": 1} | changed
     return new_log(POSITION, SUMS, ["n1", "n2"], **options)
 
 

@@ -410,7 +410,7 @@ def test_a_full_disk_is_said_before_anything_is_fetched(
 ):
     usage = shutil.disk_usage(tmp_path)
     full = usage._replace(free=repository_module.SPARE_BYTES)
-    monkeypatch.setattr(repository_module.shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     with pytest.raises(BackupFailed, match="more bytes do not fit"):
         back_up(tmp_path / "b", source, log, telling, "one", 1)
 
