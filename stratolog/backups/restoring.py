@@ -5,6 +5,7 @@ What a person sees is in docs/backup.md; why the new log begins as it does, in d
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -23,7 +24,7 @@ from replicated_db.core.backup.manifest import BackupManifest
 from replicated_db.core.backup.new_log import NewLog
 from replicated_db.core.log.position import POSITION_KEY, Position
 from replicated_db.core.tables.column_families import TRANSACTION_INFO
-from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, opened
+from replicated_db.shell.backup.repository import BackupFailed, BackupRepository, disk, opened
 from replicated_db.shell.backup.shard_restore import (
     MakeReplica,
     RestoredRows,
@@ -59,7 +60,9 @@ from stratolog.local.state import read_state
 
 NODE_NAME = "restore"
 STAGE = "restore"
-"""Folder in the data directory in which a restore puts databases together."""
+"""Folder in the data directory in which a restore puts databases together. It goes when the restore is done."""
+
+LOCK_FILE = "lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def restore_stack(
     that holds a cluster; Unavailable if something does not start.
     """
     _check_empty(settings)
-    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+    with _working(settings, folder, report) as (repository, telling):
         restoring = _Restoring(settings, repository, wish, telling)
         restoring.stage()
         settings = _with_new_datanodes(restoring.settings, wish.datanodes)
@@ -127,13 +130,29 @@ def restore_onto(settings: Settings, folder: Path, wish: RestoreWish, *, report:
 
     Raises as :func:`restore_stack`.
     """
-    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+    with _working(settings, folder, report) as (repository, telling):
         restoring = _Restoring(settings, repository, wish, telling)
         restoring.stage()
         own = restoring.settings
         own = _with_new_datanodes(own, None if own.datanodes else 0)
         restoring.begin(own)
         return restoring.finished(own)
+
+
+@contextmanager
+def _working(settings: Settings, folder: Path, report: Report) -> Iterator[tuple[BackupRepository, Telling]]:
+    """Open the backups, and keep other restores out of the data directory; raises UserError if one is at work."""
+    with as_user_errors(), opened(folder, cluster=None, writes=False) as repository, Telling(report) as telling:
+        path = _stage(settings) / LOCK_FILE
+        with disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("a")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UserError(f"another restore is at work in {settings.data_dir}") from error
+            yield repository, telling
 
 
 class _Restoring:

@@ -10,6 +10,7 @@ directory::
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
+    restore/                             of a restore at work (stratolog.backups.restoring)
 
 Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a
 start fails, the processes that it started are stopped again.
