@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from om_processors.execution.late import OMExecutor
@@ -37,6 +38,7 @@ from replicated_db.shell.backup.shard_restore import (
 from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.kafka.kafka_log import KafkaLog
+from replicated_db.shell.process import when_brokers_answer
 from replicated_db.shell.rocks import RocksReader, RocksStore
 from replicated_db.shell.trimming.kafka_records import KafkaRecords
 from schemas import features
@@ -191,14 +193,14 @@ class _Restoring:
             for shard in range(manifest.shards)
         }  # fmt: skip
         for shard, records in begun.items():
-            with _log_of(settings, shard, topic) as log:
-                check_log_is(f"{OM_LOG}/{shard}", log, records)
+            telling.at(f"shard {shard}: looks at {OM_LOG}/{shard}")
+            when_brokers_answer(partial(_check_log, settings, shard, topic, records))
         for name in names:
             _check_places(settings, name, manifest.shards)
         self._placed_blocks = place_blocks(settings, self._repository, self._blocks, self._wish.disks, telling)
         for shard, records in begun.items():
             telling.at(f"shard {shard}: begins {OM_LOG}/{shard}")
-            _begin_log(settings, shard, topic, records)
+            when_brokers_answer(partial(_begin_log, settings, shard, topic, records))
         record = json.dumps({"restored_from": manifest.name, "created_at_ms": manifest.created_at_ms})
         for name in names:
             for shard in begun:
@@ -287,22 +289,22 @@ def _stage_rows(
     return rows
 
 
-@contextmanager
-def _log_of(settings: Settings, shard: int, topic: str) -> Iterator[KafkaLog]:
+def _check_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
     log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
     try:
-        yield log
+        check_log_is(f"{OM_LOG}/{shard}", log, begun)
     finally:
         log.close()
 
 
 def _begin_log(settings: Settings, shard: int, topic: str, begun: NewLog) -> None:
+    log = KafkaLog(settings.bootstrap_servers, OM_LOG, shard, topic)
     records = KafkaRecords(settings.bootstrap_servers, OM_LOG, shard, topic)
     try:
-        with _log_of(settings, shard, topic) as log:
-            begin_log(f"{OM_LOG}/{shard}", log, begun, records.delete_before)
+        begin_log(f"{OM_LOG}/{shard}", log, begun, records.delete_before)
     finally:
         records.close()
+        log.close()
 
 
 def _check_places(settings: Settings, name: str, shards: int) -> None:
