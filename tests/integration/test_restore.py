@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,9 +90,14 @@ def backed_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, An
             time.sleep(0.05)
             client.delete_key("vol1", "bucket", "a")
             made.append(make_backup(stack.settings, backups, name="two", blocks="whole", report=quiet))
+            make_backup(stack.settings, folder / "named", name="named", blocks="reference", report=quiet)
+        disks = [folder / "disks" / node.name for node in stack.settings.datanodes]
+        for disk in disks:
+            stack.kill_datanode(disk.name)
+            shutil.copytree(folder / "datanodes" / disk.name, disk)
         yield {
             "backups": backups, "made": made, "first": first, "second": second, "between": between,
-            "settings": stack.settings, "disks": [folder / "datanodes" / node.name for node in stack.settings.datanodes],
+            "settings": stack.settings, "disks": tuple(disks), "named": folder / "named",
         }  # fmt: skip
 
 
@@ -146,6 +152,21 @@ def test_a_moment_between_two_backups(backed_up: dict[str, Any], tmp_path: Path)
         with client_of(made.settings) as client:
             assert [entry.key for entry in client.list_keys("vol1", "bucket")] == ["a", "b", "c"]
             assert got(client, "c") == backed_up["second"], "its block came with the second backup"
+    finally:
+        local.down(wanted, remove_data=True)
+
+
+def test_blocks_that_lie_on_old_disks(backed_up: dict[str, Any], tmp_path: Path) -> None:
+    wanted = settings_beside(backed_up["settings"], tmp_path / "new")
+    with pytest.raises(UsageError, match="has its blocks by reference"):
+        restore_stack(wanted, backed_up["named"], RestoreWish(), detached=False, report=quiet)
+    try:
+        wish = RestoreWish(disks=backed_up["disks"], datanodes=1)
+        made = restore_stack(wanted, backed_up["named"], wish, detached=False, report=quiet)
+        assert made.blocks.bytes == 2 * len(backed_up["first"]) + 2 * len(backed_up["second"])
+        with client_of(made.settings) as client:
+            assert got(client, "b") == backed_up["first"]
+            assert got(client, ".snapshot/monday/b") == backed_up["second"]
     finally:
         local.down(wanted, remove_data=True)
 

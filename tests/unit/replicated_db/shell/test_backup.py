@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from replicated_db.shell.backup.shard_backup import ShardSource, take_shard
 from replicated_db.shell.backup.shard_restore import begin_log, move_to_log, put_in_place, restore_rows
 from replicated_db.shell.backup.telling import Telling
 from replicated_db.shell.bootstrap import peer_calls
+from replicated_db.shell.bootstrap.install import finish
 from replicated_db.shell.bootstrap.peer_calls import PeerCalls
 from replicated_db.shell.rocks import RocksStore
 from replicated_db.shell.startup import check_beginning, check_replica
@@ -209,7 +212,7 @@ def test_a_log_with_other_records_is_left_alone(source: RocksNode, log: Log, tel
     assert new.bounds() == (0, 1)
 
 
-@pytest.mark.parametrize("written", [0, 1, 2, 3])
+@pytest.mark.parametrize("written", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (0, 1, 3))])
 def test_an_interrupted_beginning_goes_on(
     written: int, source: RocksNode, log: Log, telling: Telling, tmp_path: Path
 ):  # fmt: skip
@@ -310,6 +313,76 @@ def test_nobody_serves(log: Log, telling: Telling, tmp_path: Path):
         pytest.raises(BackupFailed, match="no node gives a checkpoint: n1 at 127.0.0.1:1"),
     ):
         taken(repository, log, telling, ServingPeer("n1", "127.0.0.1:1"))
+
+
+# Whatever ends it.
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, turn: int) -> None:
+    """End at the ``turn``-th fsync: what comes before it is on the disk, what comes after it is not done."""
+    left = turn
+
+    def fsync(_: int) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise Killed
+
+    monkeypatch.setattr(os, "fsync", fsync)
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("turn", [2, 11, *(pytest.param(turn, marks=SLOW) for turn in (1, 4, 7, 16, 22, 29))])
+def test_a_killed_backup_harms_none_and_the_next_one_is_whole(
+    turn: int, source: RocksNode, log: Log, telling: Telling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(tmp_path / "b", source, log, telling, "one", 1)
+    log.write(50)
+    source.catch_up()
+    with monkeypatch.context() as patch:
+        killed_at(patch, turn)
+        with suppress(Killed):
+            back_up(tmp_path / "b", source, log, telling, "two", 2)
+    with opened(tmp_path / "b", cluster=CLUSTER, writes=False) as repository:
+        found = repository.backups()
+        assert [one.name for one in found] in (["one"], ["one", "two"])
+        assert repository.problems(found, lambda _: None) == []
+    back_up(tmp_path / "b", source, log, telling, "three", 3)
+    found_rows = restored(tmp_path / "b", "three", tmp_path / "s" / "shard-0", telling)
+    assert found_rows.index == source.replica.position.index
+
+
+@pytest.mark.parametrize("turn", [3, *(pytest.param(turn, marks=SLOW) for turn in (1, 6, 10, 15))])
+def test_a_killed_restore_is_done_again(
+    turn: int, source: RocksNode, log: Log, telling: Telling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    back_up(tmp_path / "b", source, log, telling, "one", 1)
+    stage, target, new = tmp_path / "s" / "shard-0", tmp_path / "m1" / "shard-0", new_cluster_log()
+
+    def run() -> None:
+        restored(tmp_path / "b", "one", stage, telling)
+        begun = move_to_log(stage, make, new.identity, ["m1"], "one", 1)
+        begin_log("om.log/0", new, begun, new.trim)
+        if not target.exists():
+            put_in_place(stage, target, "{}", telling, 0)
+
+    with monkeypatch.context() as patch:
+        killed_at(patch, turn * 5)
+        with suppress(Killed):
+            run()
+    finish(target)
+    run()
+    node = RocksNode(tmp_path / "m1", new, "m1")
+    check_replica(node.replica, new, lambda _: None)
+    assert rows(node.replica) == rows(source.replica)
+    assert new.bounds() == (1, 3)
+    node.close()
 
 
 # The repository.
