@@ -15,11 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 
 from replicated_db.core.log.position import Position
 from replicated_db.core.tables.digests import DigestSlots, next_chain
-from schemas.codecs.codec import encode
+from schemas.codecs.codec import encode_at
+from schemas.features import OPERATIONS
 from schemas.records.log import NONCE_BYTES, DigestBase, LeaderClaim, Members
 
 INDEX_GAP = 2**36
@@ -48,30 +50,30 @@ class NewLog:
 
 
 def new_log(
-    position: Position, sums: DigestSlots, members: Sequence[str], *, topic_id: str, backup: str, created_at_ms: int
+    position: Position, sums: DigestSlots, members: Sequence[str], *, topic_id: str, backup: str, created_at_ms: int,
+    level: int,
 ) -> NewLog:  # fmt: skip
     """Return how a log begins that goes on from ``position``, with rows of these digest sums.
 
-    ``backup`` names the backup; ``created_at_ms`` is when it was made. Raises TooManyRestores.
+    ``backup`` names the backup, ``created_at_ms`` is when it was made, and ``level`` the shard's feature level. Raises
+    TooManyRestores.
     """
     index = position.index + INDEX_GAP
     if index + INDEX_GAP > MAX_INDEX:
         raise TooManyRestores(f"index {position.index} leaves no room: {MAX_INDEX} is the highest")
     before = replace(position, topic_id=topic_id, offset=-1, record_hash=bytes(len(position.record_hash)), index=index)
+    sealed = partial(encode_at, level=max(level, OPERATIONS))  # Members records came with that level
     term, nonce = position.term + 1, _nonce(position, topic_id, members)
-    claim = encode(LeaderClaim(term=term, nonce=nonce, node=CLAIMER, address="", claimed_at_ms=created_at_ms))
+    claim = sealed(LeaderClaim(term=term, nonce=nonce, node=CLAIMER, address="", claimed_at_ms=created_at_ms))
     chain = next_chain(position.chain, claim)
-    base = encode(
+    base = sealed(
         DigestBase(
             term=term, nonce=nonce, seq=1, prev_chain=chain, index=index, slots=sums.numbers, sums=sums.sums,
             basis=f"restored from backup {backup}",
         )
     )  # fmt: skip
-    known = encode(
-        Members(
-            term=term, nonce=nonce, seq=2, prev_chain=next_chain(chain, base), index=index, replicas=list(members)
-        )
-    )  # fmt: skip
+    chain = next_chain(chain, base)
+    known = sealed(Members(term=term, nonce=nonce, seq=2, prev_chain=chain, index=index, replicas=list(members)))
     return NewLog(before=before, values=(claim, base, known))
 
 

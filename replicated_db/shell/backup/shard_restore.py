@@ -161,7 +161,8 @@ def move_to_log(
     with _open(make, database) as replica:
         position, sums = replica.position, replica.digests.slots()
         begun = new_log(
-            position, sums, members, topic_id=topic_id, backup=backup, created_at_ms=created_at_ms
+            position, sums, members, topic_id=topic_id, backup=backup, created_at_ms=created_at_ms,
+            level=replica.state.feature_level,
         )  # fmt: skip
         gone = (ANCHOR_KEY, BASES_KEY, REQUEST_KEY, FLAG_KEY, UNFLAGGED_KEY, INSTALLED_KEY)
         replica.store.write(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,27 @@ def test_a_broken_manifest_is_refused_by_the_field(where: tuple[Any, ...], value
         manifest_from(given_json)
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4), max_leaves=10,
+)  # fmt: skip
+
+
+@given(st.data())
+def test_no_json_does_anything_but_be_refused(data: st.DataObject):
+    """Any field, at any depth, replaced by anything."""
+    given_json: Any = copy.deepcopy(manifest(part(pieces=((10, 14),))).to_json())
+    inner: Any = given_json
+    while True:
+        step = data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner))))
+        if not isinstance(inner[step], dict | list) or not inner[step] or data.draw(st.booleans()):
+            inner[step] = data.draw(JSON)
+            break
+        inner = inner[step]
+    with suppress(BadManifest):
+        assert manifest_from(given_json).shards == 1
+
+
 # How far the kept log reaches.
 
 
@@ -185,7 +207,7 @@ SUMS = DigestSlots([3, 8], [-5, 7])
 
 
 def begun(**changed: Any) -> Any:
-    options: dict[str, Any] = {"topic_id": "new", "backup": "b", "created_at_ms": 1} | changed
+    options: dict[str, Any] = {"topic_id": "new", "backup": "b", "created_at_ms": 1, "level": 1} | changed
     return new_log(POSITION, SUMS, ["n1", "n2"], **options)
 
 
@@ -225,6 +247,6 @@ def test_the_auditor_reads_it_as_a_trimmed_log():
 
 def test_a_shard_without_room_for_another_gap_is_refused():
     full = replace(POSITION, index=MAX_INDEX - 2 * INDEX_GAP)
-    new_log(full, SUMS, ["n1"], topic_id="t", backup="b", created_at_ms=1)
+    new_log(full, SUMS, ["n1"], topic_id="t", backup="b", created_at_ms=1, level=7)
     with pytest.raises(TooManyRestores, match="leaves no room"):
-        new_log(replace(full, index=full.index + 1), SUMS, ["n1"], topic_id="t", backup="b", created_at_ms=1)
+        new_log(replace(full, index=full.index + 1), SUMS, ["n1"], topic_id="t", backup="b", created_at_ms=1, level=7)
