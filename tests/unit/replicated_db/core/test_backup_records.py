@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicated_db.core.backup.kept_log import (
@@ -121,6 +121,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
+@settings(max_examples=30)
 @given(st.data())
 def test_no_json_does_anything_but_be_refused(data: st.DataObject):
     """Any field, at any depth, replaced by anything."""
