@@ -176,18 +176,21 @@ def _beside_the_stack(name: str) -> Callable[..., None]:
 
 
 def _drill_beside_the_stack(name: str, cluster: Cluster, session: Session) -> None:
-    from stratolog.drills import bootstrap, expired_log, rolling_upgrade
+    from stratolog.drills import bootstrap, expired_log, restore, rolling_upgrade
     from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
 
     drills = {
         "rolling-upgrade": rolling_upgrade.run, "bootstrap": bootstrap.run, "expired-log": expired_log.run,
         "bootstrap-leader-change": bootstrap_leader_change.run, "bootstrap-kill": bootstrap_kill.run,
+        "restore": restore.run,
     }  # fmt: skip
     drills[name](session, cluster)
 
 
 ABOUT_A_SHARD = ("kill-leader", "zombie-leader", "kill-follower", "poison-request", "corrupt-replica", "lost-broker")
-BESIDE_THE_STACK = ("rolling-upgrade", "bootstrap", "bootstrap-leader-change", "bootstrap-kill", "expired-log")
+BESIDE_THE_STACK = (
+    "rolling-upgrade", "bootstrap", "bootstrap-leader-change", "bootstrap-kill", "expired-log", "restore",
+)  # fmt: skip
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
     **{name: _about_a_shard(name) for name in ABOUT_A_SHARD},

@@ -10,6 +10,7 @@ directory::
     datanodes/NAME/, logs/NAME.log       blocks, databases and log of a datanode
     audit/, logs/audit.log               checkpoint, verdicts and log of the audit
     drills/, drill.lock                  what drills have left to look at (stratolog.drills)
+    restore/                             of a restore at work (stratolog.backups.restoring)
 
 Ports are those of the settings where nobody listens on them, else free ones; the choice is in ``stack.toml``. If a
 start fails, the processes that it started are stopped again.
@@ -57,8 +58,13 @@ STOP_NODES_TIMEOUT_S = 40.0
 STOP_BROKERS_TIMEOUT_S = 30.0
 
 
-def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: None) -> Settings:
+def up(
+    settings: Settings, *, detached: bool = True, report: Report = lambda _: None,
+    before_nodes: Callable[[Settings], None] = lambda _: None,
+) -> Settings:  # fmt: skip
     """Start the stack (or what is missing of it) and return the settings that reach it.
+
+    ``before_nodes`` is called when the brokers run and the topics exist.
 
     Raises UsageError for settings that the existing data refuses; Unavailable if something does not start, or if an
     address that a person wrote down is taken.
@@ -73,7 +79,7 @@ def up(settings: Settings, *, detached: bool = True, report: Report = lambda _: 
             raise
         for one in moved:
             report(str(one))
-        started = _Start(effective, before, detached=detached, report=report, moved=moved)
+        started = _Start(effective, before, detached=detached, report=report, moved=moved, before_nodes=before_nodes)
         try:
             started.run()
         except BaseException:
@@ -126,7 +132,8 @@ class _Start:
     """One run of ``up``: what was there, and what has been started so far."""
 
     def __init__(
-        self, settings: Settings, before: StackState, *, detached: bool, report: Report, moved: Iterable[Moved] = ()
+        self, settings: Settings, before: StackState, *, detached: bool, report: Report, moved: Iterable[Moved] = (),
+        before_nodes: Callable[[Settings], None] = lambda _: None,
     ) -> None:  # fmt: skip
         self._moved = {one.name: one for one in moved}
         self._settings = settings
@@ -135,6 +142,7 @@ class _Start:
         self._new: list[StackMember] = []
         self._detached = detached
         self._report = report
+        self._before_nodes = before_nodes
 
     def undo(self) -> None:
         """Stop what this run has started, and nothing that ran before."""
@@ -150,6 +158,7 @@ class _Start:
             self._report(f"the cluster's secret, in {self._settings.secret_file}")
         self._report("topics")
         ensure_topics(self._settings.bootstrap_servers, topic_plan(self._settings))
+        self._before_nodes(self._settings)
         for node in self._settings.nodes:
             self._start_node(node)
         for datanode in self._settings.datanodes:

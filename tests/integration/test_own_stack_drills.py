@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stratolog.configuration.loading import load_settings
-from stratolog.drills import bootstrap, expired_log
+from stratolog.drills import bootstrap, expired_log, restore
 from stratolog.drills.core.report import PASSED, DrillReport
 from stratolog.drills.installs import bootstrap_kill, bootstrap_leader_change
 from stratolog.drills.kit.cluster import Cluster
@@ -50,3 +50,9 @@ def test_bootstrap_kill(tmp_path: Path) -> None:
     report = drilled("bootstrap-kill", bootstrap_kill.run, tmp_path)
     assert report.figures["kills"] >= len(bootstrap_kill.STAGES)
     assert report.figures["kept_bytes"] > 0
+
+
+def test_restore(tmp_path: Path) -> None:
+    report = drilled("restore", restore.run, tmp_path)
+    assert report.figures["second_saved_bytes"] > 0
+    assert report.figures["keys_in_the_backup"] > 200

@@ -49,3 +49,14 @@ def scans_equal(scans: Mapping[str, ScannedDigest]) -> Finding:
     else:
         seen = ", ".join(f"{node} {one.scanned} at index {one.index}" for node, one in sorted(scans.items()))
     return Finding(question="full scans of all replicas have one digest", holds=not own and len(values) == 1, seen=seen)
+
+
+def restored(backup: str, rebuilt: str, scans: Mapping[str, ScannedDigest]) -> Finding:
+    """Judge restored replicas against the digest that the backup's manifest has; ``rebuilt`` is the restore's own."""
+    wrong = [f"{node} {one.scanned}" for node, one in sorted(scans.items()) if one.scanned != backup]
+    if rebuilt != backup:
+        wrong.insert(0, f"the restore {rebuilt}")
+    return Finding(
+        question=f"all restored replicas have the backup's digest {backup}", holds=bool(scans) and not wrong,
+        seen=", ".join(wrong) or ", ".join(sorted(scans)),
+    )  # fmt: skip

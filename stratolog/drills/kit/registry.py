@@ -131,6 +131,14 @@ DRILLS: tuple[Drill, ...] = (
         ),
         touches="A stack of its own (one broker, three nodes), which is deleted; nothing of the running stack.",
     ),
+    Drill(
+        name="restore",
+        does=(
+            "Back a cluster up twice under load, destroy it, restore it onto new brokers and nodes: equal digests, "
+            "bytes sent against bytes saved, and writes go on."
+        ),
+        touches="Two stacks of its own (one broker, three nodes each), which are deleted; nothing of the running stack.",
+    ),
 )  # fmt: skip
 
 

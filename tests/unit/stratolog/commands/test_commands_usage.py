@@ -21,7 +21,7 @@ SHELL = [
 COMMANDS = [
     *SHELL, ("ingest",), ("demo",), ("bench",), ("audit",), ("debug", "log"), ("debug", "digest"),
     *(("drill", name) for name in ("list", *DRILLS)), ("admin", "digest-base"), ("admin", "rebuild"), ("admin", "stop-node"), ("admin", "start-node"),
-    ("admin", "mode"),
+    ("admin", "mode"), ("backup",), ("restore",),
 ]  # fmt: skip
 
 
@@ -77,6 +77,9 @@ def test_all_commands_are_there_when_none_is_named(words: tuple[str, ...], strat
         (("ingest", "absent"), "'absent' does not exist"),
         (("ingest", ".", "--max-in-flight", "0"), "greater than or equal to 1"),
         (("demo", "--tree", "absent"), "'absent' does not exist"),
+        (("backup", "b", "--prune", "0"), "greater than or equal to 1"),
+        (("restore", "b", "--at", "noon"), "'noon' is not a time"),
+        (("restore", "b", "--until-index", "7"), "'7' is not SHARD:INDEX"),
     ],
 )
 def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:
@@ -108,6 +111,10 @@ def test_wrong_usage(arguments: tuple[str, ...], words: str, stratolog: CliRunne
         (("admin", "stop-node", "om7"), "no node 'om7'"),
         (("admin", "start-node", "om7"), "no node 'om7'"),
         (("sh", "volume", "list", "--node", "om7"), "no node 'om7'"),
+        (("backup", "b", "--list", "--verify"), "--list, --verify and --prune exclude each other"),
+        (("backup", "b", "--blocks", "some"), "--blocks 'some': it is one of none, reference, whole"),
+        (("restore", "b", "--at", "2026-11-23", "--to-end"), "--until-index, --at and --to-end exclude each other"),
+        (("restore", "b", "--node", "om1"), "--node needs --no-start"),
     ],
 )
 def test_wrong_values(arguments: tuple[str, ...], words: str, stratolog: CliRunner) -> None:

@@ -1,0 +1,4 @@
+"""Backups of a cluster and restores onto new brokers and nodes: the object store's part of ``replicated_db``'s backups.
+
+Begin with ``making.py`` and ``restoring.py``.
+"""
