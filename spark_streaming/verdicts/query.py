@@ -7,7 +7,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records import sources
-from spark_streaming.records.logs import existing
 from spark_streaming.records.transforms import audit_rows
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
@@ -16,13 +15,15 @@ from spark_streaming.verdicts.sinks import FindingSink
 def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> DataFrame:
     """Return the stream of findings over the configured topics."""
     servers = config.bootstrap_servers
-    logs = existing(servers, config.logs)
+    logs = config.logs
     rows = audit_rows(
         sources.stream(session, sources.log_source(servers, logs), per_trigger=config.records_per_trigger),
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
         logs,
     )
-    return audit(rows, logs, config.limits, timers=timers, cluster=config.cluster)
+    return audit(
+        rows, logs, config.limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
+    )  # fmt: skip
 
 
 def start(session: SparkSession, config: AuditConfig, sink: FindingSink, *, once: bool) -> StreamingQuery:

@@ -6,8 +6,21 @@ from dataclasses import dataclass, replace
 
 from schemas.records.messages import Verdict
 from spark_streaming.verdicts.core.inputs import ReplicaReport
-from spark_streaming.verdicts.core.shard_state import AuditState, MatchingLimits, MatchingStore
-from spark_streaming.verdicts.core.words import EVIDENCE, INCREMENTAL, SCRUBBED, UNKNOWN
+from spark_streaming.verdicts.core.shard_state import AuditState, BaseChange, LogStanding, MatchingLimits, MatchingStore
+from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, INCREMENTAL, SCRUBBED, UNKNOWN
+
+BASIS_CHARACTERS = 60
+"""Of a DigestBase's basis, which its command may choose freely, so much is repeated."""
+
+
+def why_base(base: BaseChange) -> str:
+    """Say what a DigestBase has changed, and who asked for it."""
+    asked = f"client {base.asked_by}" if base.asked_by else "a client that the log does not name"
+    return (
+        f"base changed: that of index {base.index} (offset {base.offset}, basis {base.basis[:BASIS_CHARACTERS]!r}, "
+        f"logged by {base.leader or 'an unknown leader'}, asked for by {asked}) replaced {base.slots} slots of the "
+        "log's sums"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +46,10 @@ class AuditedShard:
 
     def why_foreign(self, report: ReplicaReport) -> str | None:
         """Return why a report is not of this shard, or None."""
+        return self.why_misplaced(report) or self._why_no_member(report)
+
+    def why_misplaced(self, report: ReplicaReport) -> str | None:
+        """Return why a report is of no replica that this shard may ever have, or None."""
         has_begun, cluster = self.state.position.has_begun, self.cluster_name
         if report.basis not in (INCREMENTAL, SCRUBBED, EVIDENCE):
             return f"unknown basis {report.basis!r}"
@@ -40,13 +57,25 @@ class AuditedShard:
             return f"reports shard {report.shard} on partition {self.shard}"
         if has_begun and cluster and report.cluster != cluster:
             return f"reports cluster {report.cluster!r}, the log's is {cluster!r}"
-        if has_begun and report.node not in self.state.position.members:
+        return None
+
+    def _why_no_member(self, report: ReplicaReport) -> str | None:
+        position = self.state.position
+        if position.has_begun and report.node not in position.members:
             return f"{report.node!r} is no replica of this shard"
         return None
 
     def broken_reason(self) -> str:
-        """Say where and why the log is broken."""
-        return f"the log breaks its contract at offset {self.state.broken_at}: {self.state.broken_reason}"
+        """Say where and why the log is broken, or cannot be read."""
+        state = self.state
+        if state.standing is LogStanding.UNREADABLE:
+            return f"newer software wrote the log from offset {state.broken_at} on: {state.broken_reason}"
+        return f"the log breaks its contract at offset {state.broken_at}: {state.broken_reason}"
+
+    @property
+    def ended_verdict(self) -> str:
+        """The verdict on all replicas where the reading of the log has ended."""
+        return UNKNOWN if self.state.standing is LogStanding.UNREADABLE else DIVERGED
 
     # Verdicts.
 
@@ -66,6 +95,8 @@ class AuditedShard:
         position = self.state.position
         if not reason and position.base_offset >= 0:
             reason = f"judged from the base of index {position.base_index} on (offset {position.base_offset})"
+        if self.state.base is not None and verdict == EQUAL:
+            reason = f"{reason}; {why_base(self.state.base)}" if reason else why_base(self.state.base)
         return Verdict(
             cluster=self.cluster_name,
             shard=self.shard,
