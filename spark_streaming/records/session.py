@@ -19,8 +19,11 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 In an installed wheel that package is ``stratolog``.
 """
 
-ARROW_RECORDS = 256
-"""Rows in one Arrow batch to Python: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
+ARROW_RECORDS = 64
+"""Rows in one Arrow batch to Python: a log record of 8 MiB may hold 200,000 operations, 24 bytes each in flat arrays.
+
+Spark bounds such a batch by rows alone (its limit in bytes does not hold for stateful operators).
+"""
 
 CODEGEN_FIELDS = 5_000
 """More fields than any frame of ours has, nested ones counted.
@@ -28,6 +31,9 @@ CODEGEN_FIELDS = 5_000
 Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyond it, each task of each micro-batch
 compiles its projections anew, and reads Hadoop's configuration again for each record type.
 """
+
+LOG_LEVEL = "ERROR"
+"""What Spark logs."""
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -47,7 +53,7 @@ class SparkSettings:
     master: str = "local[2]"
     shuffle_partitions: int = 2
     driver_memory: str = "1g"
-    log_level: str = "ERROR"
+    log_level: str = LOG_LEVEL
 
 
 def build_session(settings: SparkSettings) -> SparkSession:

@@ -1,12 +1,16 @@
 """Kafka topics as DataFrames: streams for the running audit, bounded reads for the batch one.
 
 Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (string, the log's name), ``shard`` (int, the
-partition), ``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data
-fails the query.
+partition), ``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records of logs are never skipped:
+lost data fails the query. Reports are kept for a bounded time: one that is gone is missing, and its replica
+``unknown``.
+
+A stream finds topics and partitions that are made while it runs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,10 +31,14 @@ FETCH_WAIT_MS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSource:
-    """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log."""
+    """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log.
+
+    ``may_lose``: whether records may be gone before they are read.
+    """
 
     bootstrap_servers: str
     topics: Mapping[str, str]
+    may_lose: bool = False
 
 
 def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
@@ -40,7 +48,8 @@ def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSourc
 
 def reports_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
     """Return the topics of the reports of logs' replicas."""
-    return KafkaSource(bootstrap_servers=bootstrap_servers, topics={log.reports_topic: log.name for log in logs})
+    topics = {log.reports_topic: log.name for log in logs}
+    return KafkaSource(bootstrap_servers=bootstrap_servers, topics=topics, may_lose=True)
 
 
 def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> DataFrame:
@@ -58,9 +67,10 @@ def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
 def _options(source: KafkaSource) -> dict[str, str]:
     return {
         "kafka.bootstrap.servers": source.bootstrap_servers,
-        "subscribe": ",".join(source.topics),
+        # A pattern, so that a topic may be made later: a cluster gets its first datanodes when it likes.
+        "subscribePattern": "|".join(map(re.escape, source.topics)),
         "startingOffsets": "earliest",
-        "failOnDataLoss": "true",
+        "failOnDataLoss": str(not source.may_lose).lower(),
         # As the replicas read. Otherwise a stranger's open transaction would stop the audit, and an aborted one would
         # make it read another log.
         "kafka.isolation.level": "read_uncommitted",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from pyspark.errors import StreamingQueryException
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.jobs import audit_batch, audit_stream, health
-from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, run_queries
+from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.records.batch_gate import BatchGate, GateClosed
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -91,6 +93,13 @@ class Query:
     ends: list[bool | Exception]
     lastProgress: dict[str, Any] | None = None  # noqa: N815 - Spark's name
     is_stopped: bool = False
+    triggers: list[bool] = field(default_factory=list)
+    """Whether a micro-batch is in progress, each time it is asked."""
+    isActive = True  # noqa: N815 - Spark's name
+
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": self.triggers.pop(0) if self.triggers else False}
 
     def awaitTermination(self, timeout: float) -> bool:
         assert timeout > 0
@@ -105,42 +114,88 @@ class Query:
 
 @dataclass
 class Session:
-    """A session that notes which of its queries were stopped before it."""
+    """A session that notes how its log levels were set."""
 
-    queries: list[Query]
-    stopped_before: list[bool] = field(default_factory=list)
+    levels: list[str] = field(default_factory=list)
 
-    def stop(self) -> None:
-        self.stopped_before = [query.is_stopped for query in self.queries]
+    @property
+    def sparkContext(self) -> Session:
+        return self
+
+    def setLogLevel(self, level: str) -> None:
+        self.levels.append(level)
 
 
-def run(path: Path, *queries: Query, rounds: int = 99) -> int:
-    """Run until the queries end, or a signal comes after so many rounds; every query is stopped, then the session."""
+def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> str | None:
+    """Run until the queries end, or a signal comes after so many rounds; every query is stopped."""
     asked = iter([False] * rounds + [True])
-    session = Session(list(queries))
-    status = run_queries(session, list(queries), JobHealth(path), is_asked_to_stop=lambda: next(asked))  # type: ignore[arg-type]
-    assert session.stopped_before == [True] * len(queries)
-    return status
+    session: Any = Session()
+    some: Any = list(queries)
+    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate()).run(lambda: next(asked))
+    assert [query.is_stopped for query in queries] == [True] * len(queries)
+    assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
+    return found
 
 
-def test_a_signal_ends_the_audit_with_status_0(path: Path):
-    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) == 0
-    assert told(path)["status"] == "stopped"
+def test_a_signal_ends_the_queries(path: Path):
+    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) is None
 
 
-def test_a_query_that_ends_by_itself_ends_the_audit(path: Path):
-    assert run(path, Query([False, False]), Query([False, True])) == 0
-    assert told(path)["status"] == "stopped"
+def test_a_query_that_ends_by_itself_ends_the_others(path: Path):
+    assert run(path, Query([False, False]), Query([False, True])) is None
 
 
-def test_a_query_that_fails_ends_the_audit_with_status_1(path: Path, capsys: pytest.CaptureFixture[str]):
+def test_why_a_query_has_failed(path: Path):
     failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
-    assert run(path, Query([False]), Query([failure])) == 1
-    found = told(path)
-    assert found["status"] == "failed"
-    assert "lost offsets" in found["error"]
-    assert len(found["error"]) == MAX_REASON_CHARACTERS
-    assert capsys.readouterr().err == f"audit failed: {found['error']}\n"
+    reason = run(path, Query([False]), Query([failure]))
+    assert reason is not None
+    assert "lost offsets" in reason
+    assert len(reason) == MAX_REASON_CHARACTERS
+
+
+# A stop, and the micro-batch that is being written.
+
+
+def test_a_stop_waits_for_the_micro_batch_that_is_being_written(path: Path):
+    """It was interrupted, half written; now no query is stopped before the sink has ended."""
+    gate, written, inside = BatchGate(), [], threading.Event()
+    query = Query([False], triggers=[True, True, False])
+
+    def write() -> None:
+        with gate.passing():
+            inside.set()
+            time.sleep(0.2)
+            written.append(query.is_stopped)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert inside.wait(5)
+    assert run(path, query, rounds=1, gate=gate) is None
+    writer.join()
+    assert written == [False]
+    assert query.triggers == [], "and until Spark has noted the micro-batch as done"
+    with pytest.raises(GateClosed), gate.passing():
+        pytest.fail("no further micro-batch begins")
+
+
+def test_a_gate_is_not_waited_for_longer_than_is_said():
+    gate = BatchGate()
+    with gate.passing():
+        assert not gate.close(0.01)
+    assert gate.close(0.01)
+
+
+# What newer software wrote.
+
+
+def test_a_micro_batch_that_newer_software_wrote_is_told_and_not_committed(path: Path):
+    reporter = Reporter(JobHealth(path))
+    reporter.on_written(1, [EQUAL, replace(EQUAL, verdict="unknown")], [])
+    too_new = replace(EQUAL, verdict="unknown", basis="log", reason="feature level 99: upgrade it")
+    with pytest.raises(AuditTooOld, match="feature level 99"):
+        reporter.on_written(2, [EQUAL, too_new], [])
+    assert reporter.too_old == too_new.reason
+    assert told(path)["verdicts"]["0/om1/log"]["verdict"] == "unknown"
 
 
 def test_the_offsets_that_the_audit_has_read_are_in_the_health_file(path: Path):
