@@ -54,17 +54,18 @@ def reports_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaS
 
 def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> DataFrame:
     """Return the topics as a stream from their beginnings, at most ``per_trigger`` records in a micro-batch."""
-    reader = session.readStream.format("kafka").options(**_options(source))
+    reader = session.readStream.format("kafka").options(**kafka_options(source))
     return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load(), source.topics)
 
 
 def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
     """Return the topics from their beginnings to their current ends."""
-    reader = session.read.format("kafka").options(**_options(source))
+    reader = session.read.format("kafka").options(**kafka_options(source))
     return _columns(reader.option("endingOffsets", "latest").load(), source.topics)
 
 
-def _options(source: KafkaSource) -> dict[str, str]:
+def kafka_options(source: KafkaSource) -> dict[str, str]:
+    """Return Spark's options for reading topics."""
     return {
         "kafka.bootstrap.servers": source.bootstrap_servers,
         # A pattern, so that a topic may be made later: a cluster gets its first datanodes when it likes.
