@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pyspark.errors import StreamingQueryException
 
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
+from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.jobs import audit_batch, audit_stream, health
 from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
 from spark_streaming.jobs.health import JobHealth
@@ -183,6 +185,68 @@ def test_a_gate_is_not_waited_for_longer_than_is_said():
     with gate.passing():
         assert not gate.close(0.01)
     assert gate.close(0.01)
+
+
+# A log that is trimmed while the audit runs.
+
+
+@dataclass
+class Runs:
+    """What each start of the queries gives; ``trimmed``: what each look at the checkpoints finds."""
+
+    queries: list[Query]
+    trimmed: list[bool]
+    topics: int = 1
+    started: int = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def started(*_: object) -> list[Query]:
+            self.started += 1
+            return [self.queries.pop(0)]
+
+        stop = SimpleNamespace(asked=False)
+        session: Any = Session()
+        session.stop = lambda: None
+        for name, value in {
+            "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started,
+            "leave_trimmed_checkpoints": lambda _: self.trimmed.pop(0), "topic_partitions": lambda *_: self.topics,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(audit_stream, name, value)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> AuditConfig:
+    return AuditConfig(bootstrap_servers="here", work_dir=tmp_path, jars=(Path(__file__),))
+
+
+def test_a_log_that_is_trimmed_past_the_audit_sets_it_back_to_the_base(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """It ended, and stayed away until somebody started it again."""
+    runs = Runs([Query([StreamingQueryException("lost offsets")]), Query([True])], trimmed=[False, True])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 0
+    assert runs.started == 2
+    assert told(config.health_file)["status"] == "stopped"
+
+
+def test_any_other_failure_ends_the_audit(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs = Runs([Query([StreamingQueryException("disk full")])], trimmed=[False, False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert told(config.health_file)["status"] == "failed"
+    assert "disk full" in capsys.readouterr().err
+
+
+def test_an_audit_without_a_log_says_so(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A pattern of topics would wait for ever."""
+    Runs([], trimmed=[], topics=0).install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert capsys.readouterr().err == "audit failed: there is no topic om.log\n"
 
 
 # What newer software wrote.
