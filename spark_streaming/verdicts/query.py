@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -21,8 +24,10 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> Dat
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
         logs,
     )
+    # Without timers nothing would take the rest of what was held back.
+    limits = config.limits if timers else replace(config.limits, taken_back=sys.maxsize)
     return audit(
-        rows, logs, config.limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
+        rows, logs, limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
     )  # fmt: skip
 
 

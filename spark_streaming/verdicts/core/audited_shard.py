@@ -9,6 +9,9 @@ from spark_streaming.verdicts.core.inputs import ReplicaReport
 from spark_streaming.verdicts.core.shard_state import AuditState, BaseChange, LogStanding, MatchingLimits, MatchingStore
 from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, INCREMENTAL, SCRUBBED, UNKNOWN
 
+REPORTED = (INCREMENTAL, SCRUBBED, EVIDENCE)
+"""Bases of replicas' reports."""
+
 BASIS_CHARACTERS = 60
 """Of a DigestBase's basis, which its command may choose freely, so much is repeated."""
 
@@ -51,7 +54,7 @@ class AuditedShard:
     def why_misplaced(self, report: ReplicaReport) -> str | None:
         """Return why a report is of no replica that this shard may ever have, or None."""
         has_begun, cluster = self.state.position.has_begun, self.cluster_name
-        if report.basis not in (INCREMENTAL, SCRUBBED, EVIDENCE):
+        if report.basis not in REPORTED:
             return f"unknown basis {report.basis!r}"
         if report.shard != self.shard:
             return f"reports shard {report.shard} on partition {self.shard}"
@@ -80,8 +83,12 @@ class AuditedShard:
     # Verdicts.
 
     def unknown(self, report: ReplicaReport, reason: str, now_ms: int) -> Verdict:
-        """Return the verdict on a report that cannot be judged."""
-        return self.verdict_on(report, UNKNOWN, report.basis, reason, now_ms)
+        """Return the verdict on a report that cannot be judged.
+
+        Its basis is never one that only the auditor gives: anybody may write reports, on any basis.
+        """
+        basis = report.basis if report.basis in REPORTED else INCREMENTAL
+        return self.verdict_on(report, UNKNOWN, basis, reason, now_ms)
 
     def verdict_on(self, report: ReplicaReport, verdict: str, basis: str, reason: str, now_ms: int) -> Verdict:
         """Return a verdict on a report, with the report's evidence."""

@@ -96,7 +96,6 @@ class ShardAudit:
         for row in sorted(log_rows, key=lambda row: row.header.offset):
             yield from self._take_log_row(row, now_ms)
         yield from self._reports.keep_early(now_ms, is_read_on=bool(log_rows))
-        yield from self._reports.take_back(now_ms)
         for blocks in block_reports:
             yield from self._scans.take(blocks, now_ms)
         yield from self._scans.finish(now_ms)

@@ -150,10 +150,13 @@ class ReportMatching:
         yield from self._drop_passed(now_ms)
         if is_read_on and state.position.timestamp_ms + audited.limits.report_timeout_ms < now_ms:
             self._wait_from(now_ms)
+        yield from self.take_back(now_ms)
         for place, report in self._arrived.items():
             match place_of(state, place.offset):
                 case BarrierPlace.BEHIND_BREAK:
                     yield self._ended(report, now_ms)
+                case BarrierPlace.AHEAD if self._is_behind_held_back(place):
+                    state.hold_back(report.offset, report.offset + 1)
                 case BarrierPlace.AHEAD:
                     yield from self._keep(report, now_ms)
                 case BarrierPlace.UNJUDGED:
@@ -161,6 +164,11 @@ class ReportMatching:
                 case _:
                     yield audited.unknown(report, "no barrier at that offset", now_ms)
         self._arrived.clear()
+
+    def _is_behind_held_back(self, place: ReportPlace) -> bool:
+        """Say whether a report must wait for those that are held back: they are of nearer barriers, as a rule."""
+        state = self._state
+        return self._topic is not None and state.holds_back and (not state.early or place > max(state.early))
 
     def _drop_passed(self, now_ms: int) -> Iterator[Verdict]:
         """Drop kept reports at offsets that the log has been read past: there is no barrier, or it is not judged."""
@@ -261,7 +269,11 @@ class ReportMatching:
     # Barriers.
 
     def reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
-        """Keep the barrier that has just been read, and match the reports that came before it."""
+        """Keep the barrier that has just been read, and match the reports that came before it.
+
+        One micro-batch may hold more barriers than there is room for early reports, so what was held back is taken in
+        the midst of it.
+        """
         state, position = self._state, self._state.position
         blind = state.standing is LogStanding.BLIND
         barrier = KeptBarrier(
@@ -280,6 +292,7 @@ class ReportMatching:
         for report in self._early_of(header.offset):
             waiting.missing.discard(report.key)
             yield from self._match(self._store.get_barrier(header.offset), waiting, report, now_ms)
+        yield from self.take_back(now_ms)
         while len(state.waiting) > self._audited.limits.kept_barriers:
             yield from self._drop_barrier(min(state.waiting), now_ms)
 

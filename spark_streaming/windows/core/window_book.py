@@ -127,9 +127,14 @@ class WindowBook:
         self.streams: dict[WindowStream, StreamWindows] = {}
 
     def take(self, batch_id: int, samples: Iterable[Sample]) -> list[ChangedWindow]:
-        """Add a micro-batch's samples; return the windows that it has changed, none if it was taken before."""
-        if batch_id <= self.batch_id:
+        """Add a micro-batch's samples; return the windows that it has changed, none if it was taken before.
+
+        Spark may repeat the last one only. One that lies further back is of another checkpoint, which begins anew.
+        """
+        if batch_id == self.batch_id:
             return []
+        if batch_id < self.batch_id:
+            self.streams.clear()
         changed: dict[tuple[WindowStream, int], None] = {}
         for sample in sorted(samples, key=lambda sample: (sample.stream, sample.start_ms, sample.row, sample.bucket)):
             changed[sample.stream, self._add(sample)] = None

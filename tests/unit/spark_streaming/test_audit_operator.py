@@ -188,7 +188,7 @@ def test_what_is_left_of_them_is_taken_at_the_next_timer():
     sent = [log.report(at, node) for at in barriers for node in REPLICAS]
     with memory_broker() as broker:
         broker.append(OM_AUDIT, *map(encode, sent))
-        limits = MatchingLimits(report_timeout_ms=10**6, early_reports=4, taken_back=10)
+        limits = MatchingLimits(report_timeout_ms=10**6, early_reports=4, taken_back=2)
         operator = Operator(servers=broker.bootstrap_servers, limits=limits)
         operator.take(frame(*(report_row(one, n) for n, one in enumerate(sent))), now_ms=700)
         found = told(operator.take(log_frame(log), now_ms=700))

@@ -13,6 +13,7 @@ from schemas.features import LATEST
 from schemas.records.log import Put
 from schemas.records.messages import Verdict
 from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
+from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
 from spark_streaming.verdicts.core.shard_state import LogStanding, MatchingLimits, Waiting
@@ -386,6 +387,34 @@ def test_on_a_backlog_whose_reports_come_first_every_healthy_replica_is_equal(ea
     assert {v.verdict for v in verdicts} == {"equal"}
     assert auditor.audit().state.held_back is None
     assert not auditor.store.reports
+
+
+@pytest.mark.parametrize("records_at_once", [20, 300])
+def test_a_backlog_is_read_at_rates_at_which_no_barrier_goes_before_its_reports_come(records_at_once: int):
+    """A batch and a barrier, and three reports: at one rate for records and reports a third was `unknown`.
+
+    Also if one micro-batch has far more barriers than are kept, and than there is room for their reports.
+    """
+    log = backlog(200)
+    reports, records = log.all_reports(), log.values
+    auditor, verdicts = Auditor(MatchingLimits(report_timeout_ms=10**6, early_reports=20, kept_barriers=8)), []
+    for end in range(records_at_once, len(records) + records_at_once, records_at_once):
+        some = reports[(end - records_at_once) * RATIO : end * RATIO]
+        verdicts += auditor.take(records[:end], some)
+    assert {v.verdict for v in verdicts} == {"equal"}
+    assert len(last_words(verdicts)) == len(reports)
+
+
+RATIO = REPORTS_PER_TRIGGER // RECORDS_PER_TRIGGER
+
+
+@pytest.mark.parametrize("basis", ["log", "base", "replicas:incremental", "x" * 99])
+def test_a_report_never_has_a_basis_that_only_the_auditor_gives(basis: str):
+    """``unknown`` on basis ``log`` ends the running audit: anybody could have ended it."""
+    log = simple_log()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, basis=basis)])
+    assert (verdict.verdict, verdict.basis, verdict.reason) == ("unknown", "incremental", f"unknown basis {basis!r}")
 
 
 @pytest.mark.parametrize("seed", range(20))

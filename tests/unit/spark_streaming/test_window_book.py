@@ -137,6 +137,15 @@ def test_without_samples_there_is_no_percentile():
     assert amount_of(-1) == 0
 
 
+def test_another_checkpoint_begins_a_new_book():
+    """Its query reads the logs from their beginnings, and numbers its micro-batches from 0 on."""
+    book = WindowBook(WINDOW_MS)
+    for number in range(3):
+        book.take(number, [sample(number)])
+    assert sums(book.take(0, [sample(0)])) == {(stream(), 0, ROW): (1, 1, 1)}
+    assert sums(book.take(1, [sample(1)])) == {(stream(), WINDOW_MS, ROW): (1, 1, 1)}
+
+
 # The file.
 
 
