@@ -20,7 +20,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -32,9 +32,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from schemas.records.messages import Verdict
 from spark_streaming.configuration.audit_config import AuditConfig, load_config
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate
 from spark_streaming.records.checkpoints import begin_anew_if_trimmed
 from spark_streaming.records.logs import topic_partitions
+from spark_streaming.records.sender import Sender
 from spark_streaming.records.session import LOG_LEVEL, build_session
 from spark_streaming.verdicts.core.shard_state import LogBarrier
 from spark_streaming.verdicts.core.words import LOG, UNKNOWN
@@ -72,11 +74,14 @@ class Reporter:
     """Notes what the audit has written; ``too_old``: why it cannot read on."""
 
     health: JobHealth
+    wake_ups: WakeUps
     too_old: str | None = None
 
-    def on_written(self, batch_id: int, verdicts: list[Verdict], _barriers: list[LogBarrier]) -> None:
+    def on_written(self, batch_id: int, verdicts: list[Verdict], barriers: list[LogBarrier]) -> None:
         """Note a micro-batch; raises AuditTooOld, so that Spark does not commit it, if the log cannot be read on."""
         self.health.on_written(batch_id, verdicts)
+        if verdicts or barriers:
+            self.wake_ups.note(time.monotonic())
         for verdict in verdicts:
             if (verdict.verdict, verdict.basis) == (UNKNOWN, LOG):
                 self.too_old = verdict.reason
@@ -91,13 +96,17 @@ def run(config: AuditConfig) -> int:
         if not topic_partitions(config.bootstrap_servers, config.logs[0].topic):
             return _fail(health, f"there is no topic {config.logs[0].topic}")
         leave_trimmed_checkpoints(config)
+        has_stats = topic_partitions(config.bootstrap_servers, config.stats_topic) > 0
     except KafkaException as error:
         return _fail(health, str(error))
-    session = build_session(config.spark())
+    session = build_session(replace(config.spark(), empty_batches=not has_stats))
+    stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     try:
         while True:
-            reporter, gate = Reporter(health), BatchGate()
-            job = RunningQueries(session, _start(session, config, reporter, gate), health, gate)
+            wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
+            reporter, gate = Reporter(health, wakes), BatchGate()
+            queries = _start(session, config, reporter, gate, has_stats=has_stats)
+            job = RunningQueries(session, queries, health, gate, wakes, stats)
             failure = job.run(lambda: stop.asked)
             if failure is None:
                 health.update(status="stopped")
@@ -110,7 +119,9 @@ def run(config: AuditConfig) -> int:
         session.stop()
 
 
-def _start(session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate) -> list[StreamingQuery]:
+def _start(
+    session: SparkSession, config: AuditConfig, reporter: Reporter, gate: BatchGate, *, has_stats: bool
+) -> list[StreamingQuery]:
     sink = FindingSink(
         bootstrap_servers=config.bootstrap_servers,
         topic=config.verdicts_topic,
@@ -119,7 +130,7 @@ def _start(session: SparkSession, config: AuditConfig, reporter: Reporter, gate:
         gate=gate,
     )
     queries = [start(session, config, sink, once=False)]
-    if config.windows and topic_partitions(config.bootstrap_servers, config.stats_topic):
+    if config.windows and has_stats:
         queries.append(start_windows(session, config, gate))
     elif config.windows:
         print(f"there is no topic {config.stats_topic}: no windows are counted; make it, and restart", file=sys.stderr)
@@ -139,7 +150,10 @@ class RunningQueries:
     session: SparkSession
     queries: Sequence[StreamingQuery]
     health: JobHealth
-    gate: BatchGate = field(default_factory=BatchGate)
+    gate: BatchGate
+    wake_ups: WakeUps
+    stats: Sender | None = None
+    """To the topic of windows; None if there is none, and Spark runs micro-batches by itself."""
 
     def run(self, is_asked_to_stop: Callable[[], bool]) -> str | None:
         """Wait for the signal, or for the end of a query; return why one has failed, None if none has."""
@@ -162,6 +176,8 @@ class RunningQueries:
             progress = self.queries[0].lastProgress
             if progress is not None:
                 self.health.update(offsets=_offsets(progress))
+            if self.stats is not None and self.wake_ups.is_due(time.monotonic()):
+                self.stats.send([WAKE_UP])
 
     def _stop(self) -> None:
         # A micro-batch that comes to the closed gate fails its query, and Spark would log that as an error.

@@ -27,7 +27,7 @@ class Sender:
         }
         self._producer: Producer | None = None
 
-    def send(self, records: Sequence[tuple[bytes, bytes]]) -> None:
+    def send(self, records: Sequence[tuple[bytes, bytes | None]]) -> None:
         """Send records with their keys; raises KafkaException if the brokers do not take all of them."""
         if not records:
             return
@@ -46,7 +46,7 @@ class Sender:
             late = KafkaError(KafkaError._MSG_TIMED_OUT, f"{left} records are not at {self._topic}")
             raise KafkaException(failed[0] if failed else late)
 
-    def _produce(self, producer: Producer, key: bytes, value: bytes, delivered: Callable[..., None]) -> None:
+    def _produce(self, producer: Producer, key: bytes, value: bytes | None, delivered: Callable[..., None]) -> None:
         while True:
             try:
                 producer.produce(self._topic, value, key=key, on_delivery=delivered)

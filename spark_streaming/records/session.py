@@ -44,7 +44,8 @@ class SparkSettings:
 
     ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
-    started with. ``driver_memory`` in Java's notation.
+    started with. ``driver_memory`` in Java's notation. ``empty_batches``: whether a query with timers runs a micro-batch at
+    every trigger, though nothing is new.
     """
 
     jars: tuple[Path, ...]
@@ -53,6 +54,7 @@ class SparkSettings:
     master: str = "local[2]"
     shuffle_partitions: int = 2
     driver_memory: str = "1g"
+    empty_batches: bool = True
     log_level: str = LOG_LEVEL
 
 
@@ -105,4 +107,5 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
     }

@@ -62,6 +62,14 @@ def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> D
     return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load(), source.topics)
 
 
+def wake_ups(session: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+    """Return a stream without rows: what comes on ``topic`` only makes Spark run a micro-batch."""
+    source = KafkaSource(bootstrap_servers=bootstrap_servers, topics={topic: topic}, may_lose=True)
+    options = kafka_options(source) | {"startingOffsets": "latest"}
+    # Spark would see through a condition that is false for every row.
+    return session.readStream.format("kafka").options(**options).load().where(F.col("offset") < 0)
+
+
 def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
     """Return the topics from their beginnings to their current ends."""
     reader = session.read.format("kafka").options(**kafka_options(source))

@@ -206,6 +206,11 @@ def audit_rows(log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog]) -
     return log_rows(log, logs).unionByName(report_rows(reports))
 
 
+def no_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame without rows as one of AUDIT_SCHEMA."""
+    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
+
+
 def with_changes(frame: DataFrame, families: Column) -> DataFrame:
     """Add ``slot``, ``next``, ``prev`` to decoded log records: one entry for each row that a batch changes.
 

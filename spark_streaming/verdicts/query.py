@@ -10,7 +10,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records import sources
-from spark_streaming.records.transforms import audit_rows
+from spark_streaming.records.transforms import audit_rows, no_rows
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
 
@@ -24,6 +24,8 @@ def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> Dat
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
         logs,
     )
+    if timers:
+        rows = rows.unionByName(no_rows(sources.wake_ups(session, servers, config.stats_topic)))
     # Without timers nothing would take the rest of what was held back.
     limits = config.limits if timers else replace(config.limits, taken_back=sys.maxsize)
     return audit(

@@ -35,6 +35,7 @@ from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
 from spark_streaming.jobs.audit_stream import Reporter
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.verdicts.query import start
 from spark_streaming.verdicts.sinks import FindingSink
@@ -326,7 +327,7 @@ def test_a_micro_batch_that_newer_software_wrote_is_run_again_by_the_next_start(
     seen: list[list[tuple[str, str, str]]] = []
     for _ in range(2):
         health = JobHealth(config.health_file)
-        reporter = Reporter(health)
+        reporter = Reporter(health, WakeUps([], 0.0))
         sink = FindingSink(
             bootstrap_servers=sent.servers, topic=sent.verdicts, output_dir=None, on_written=reporter.on_written
         )

@@ -20,6 +20,7 @@ from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.jobs import audit_batch, audit_stream, health
 from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
 from spark_streaming.records.batch_gate import BatchGate, GateClosed
 
 EQUAL = Verdict(
@@ -133,7 +134,8 @@ def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = 
     asked = iter([False] * rounds + [True])
     session: Any = Session()
     some: Any = list(queries)
-    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate()).run(lambda: next(asked))
+    wakes = WakeUps([10**6], time.monotonic())
+    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes).run(lambda: next(asked))
     assert [query.is_stopped for query in queries] == [True] * len(queries)
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
     return found
@@ -200,15 +202,16 @@ class Runs:
     started: int = 0
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def started(*_: object) -> list[Query]:
+        def started(*_: object, **__: object) -> list[Query]:
             self.started += 1
             return [self.queries.pop(0)]
 
         stop = SimpleNamespace(asked=False)
         session: Any = Session()
         session.stop = lambda: None
+        sent: Any = SimpleNamespace(send=lambda _: None)
         for name, value in {
-            "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started,
+            "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started, "Sender": lambda *_: sent,
             "leave_trimmed_checkpoints": lambda _: self.trimmed.pop(0), "topic_partitions": lambda *_: self.topics,
         }.items():  # fmt: skip
             monkeypatch.setattr(audit_stream, name, value)
@@ -249,11 +252,32 @@ def test_an_audit_without_a_log_says_so(
     assert capsys.readouterr().err == "audit failed: there is no topic om.log\n"
 
 
+# A quiet cluster.
+
+
+def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
+    wakes = WakeUps([10_000, 600_000], 0.0)
+    assert [wakes.is_due(now) for now in (10.9, 11.0, 11.1, 600.0)] == [False, True, False, False]
+    wakes.note(700.0)
+    assert [wakes.is_due(now) for now in (710.0, 711.0, 1301.0, 10**6)] == [False, True, True, False]
+
+
+def test_wake_ups_go_to_the_topic_of_windows(path: Path):
+    some: Any = [Query([False] * 3)]
+    session: Any = Session()
+    sent: list[Any] = []
+    stats: Any = SimpleNamespace(send=sent.append)
+    asked = iter([False, False, False, True])
+    wakes = WakeUps([0], time.monotonic() - 60)
+    assert RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats).run(lambda: next(asked)) is None
+    assert sent == [[WAKE_UP]]
+
+
 # What newer software wrote.
 
 
 def test_a_micro_batch_that_newer_software_wrote_is_told_and_not_committed(path: Path):
-    reporter = Reporter(JobHealth(path))
+    reporter = Reporter(JobHealth(path), WakeUps([], 0.0))
     reporter.on_written(1, [EQUAL, replace(EQUAL, verdict="unknown")], [])
     too_new = replace(EQUAL, verdict="unknown", basis="log", reason="feature level 99: upgrade it")
     with pytest.raises(AuditTooOld, match="feature level 99"):
