@@ -103,7 +103,7 @@ def run(config: AuditConfig) -> int:
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     try:
         while True:
-            wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms), time.monotonic())
+            wakes = WakeUps((config.report_timeout_ms, config.scan_timeout_ms))
             reporter, gate = Reporter(health, wakes), BatchGate()
             queries = _start(session, config, reporter, gate, has_stats=has_stats)
             job = RunningQueries(session, queries, health, gate, wakes, stats)
@@ -168,6 +168,7 @@ class RunningQueries:
 
     def _watch(self, is_asked_to_stop: Callable[[], bool]) -> None:
         """Raises PySparkException when a query fails."""
+        self.wake_ups.note(time.monotonic())  # a report may be missing since before this start
         while not is_asked_to_stop():
             for query in self.queries:
                 # Raises the query's own failure.

@@ -20,14 +20,12 @@ MARGIN_S = 1.0
 class WakeUps:
     """Says when to wake the query up; times are seconds of one clock."""
 
-    def __init__(self, delays_ms: Iterable[int], now_s: float) -> None:
-        """``now_s``: a report may be missing since before the job's start."""
+    def __init__(self, delays_ms: Iterable[int]) -> None:
         self._delays_s = [delay_ms / 1000 + MARGIN_S for delay_ms in delays_ms]
         self._due_s: list[float] = []
-        self.note(now_s)
 
     def note(self, now_s: float) -> None:
-        """Take note of a micro-batch that has found something: barriers, or verdicts."""
+        """Take note of a start, or of a micro-batch that has found something: barriers, or verdicts."""
         self._due_s = [now_s + delay_s for delay_s in self._delays_s]
 
     def is_due(self, now_s: float) -> bool:

@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.configuration.audit_config import AuditConfig
-from spark_streaming.jobs import audit_batch, audit_stream, health
+from spark_streaming.jobs import audit_batch, audit_stream, health, wake_ups
 from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
 from spark_streaming.jobs.health import JobHealth
 from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
@@ -134,7 +134,7 @@ def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = 
     asked = iter([False] * rounds + [True])
     session: Any = Session()
     some: Any = list(queries)
-    wakes = WakeUps([10**6], time.monotonic())
+    wakes = WakeUps([10**6])
     found = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes).run(lambda: next(asked))
     assert [query.is_stopped for query in queries] == [True] * len(queries)
     assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
@@ -256,19 +256,21 @@ def test_an_audit_without_a_log_says_so(
 
 
 def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
-    wakes = WakeUps([10_000, 600_000], 0.0)
+    wakes = WakeUps([10_000, 600_000])
+    wakes.note(0.0)
     assert [wakes.is_due(now) for now in (10.9, 11.0, 11.1, 600.0)] == [False, True, False, False]
     wakes.note(700.0)
     assert [wakes.is_due(now) for now in (710.0, 711.0, 1301.0, 10**6)] == [False, True, True, False]
 
 
-def test_wake_ups_go_to_the_topic_of_windows(path: Path):
+def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
     some: Any = [Query([False] * 3)]
     session: Any = Session()
     sent: list[Any] = []
     stats: Any = SimpleNamespace(send=sent.append)
     asked = iter([False, False, False, True])
-    wakes = WakeUps([0], time.monotonic() - 60)
+    monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
+    wakes = WakeUps([0])
     assert RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats).run(lambda: next(asked)) is None
     assert sent == [[WAKE_UP]]
 
@@ -277,7 +279,7 @@ def test_wake_ups_go_to_the_topic_of_windows(path: Path):
 
 
 def test_a_micro_batch_that_newer_software_wrote_is_told_and_not_committed(path: Path):
-    reporter = Reporter(JobHealth(path), WakeUps([], 0.0))
+    reporter = Reporter(JobHealth(path), WakeUps([]))
     reporter.on_written(1, [EQUAL, replace(EQUAL, verdict="unknown")], [])
     too_new = replace(EQUAL, verdict="unknown", basis="log", reason="feature level 99: upgrade it")
     with pytest.raises(AuditTooOld, match="feature level 99"):
