@@ -1,9 +1,9 @@
 """When the audit needs a micro-batch though nothing is new: a report is missing, and nothing else happens.
 
-Spark would run a micro-batch at every trigger for a query with timers: half a core for nothing on a quiet cluster. So
-micro-batches without data are switched off, and the job makes a datum itself: a record without a value on the topic of
-windows, which the audit's query reads and leaves out. It does so once for each delay (:class:`MatchingLimits`) after the
-last micro-batch that found anything. All timers that are due fire then. If they give verdicts, another one follows.
+Spark would run a micro-batch at every trigger for a query with timers, also on a quiet cluster. So micro-batches
+without data are switched off, and the job makes a datum itself: a record without a value on the topic of windows, which
+the audit's query reads and leaves out. It does so once for each delay (:class:`MatchingLimits`) after the last
+micro-batch that found anything. All timers that are due fire then. If they give verdicts, another one follows.
 """
 
 from __future__ import annotations
