@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import signal
 import sys
 import time
@@ -99,6 +100,8 @@ def run(config: AuditConfig) -> int:
         has_stats = topic_partitions(config.bootstrap_servers, config.stats_topic) > 0
     except KafkaException as error:
         return _fail(health, str(error))
+    # A sink's exception fails its query, and is told then; Py4J would print its stack as well.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     session = build_session(replace(config.spark(), empty_batches=not has_stats))
     stats = Sender(config.bootstrap_servers, config.stats_topic) if has_stats else None
     try:
