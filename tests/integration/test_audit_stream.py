@@ -118,8 +118,9 @@ class Topics:
         return [decode_as(Verdict, value) for value in self.read(self.verdicts)]
 
     def read_windows(self) -> LatestWindows:
+        """What a reader has of the windows; wake-ups have no value."""
         latest = LatestWindows()
-        latest.take(decode_as(WindowStats, value) for value in self.read(self.stats))
+        latest.take(decode_as(WindowStats, value) for value in self.read(self.stats) if value)
         return latest
 
     def read(self, topic: str) -> list[bytes]:
