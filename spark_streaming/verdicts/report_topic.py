@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from schemas.codecs.codec import Undecodable, decode
 from schemas.records.messages import AuditReport
 from schemas.topics import MAX_MESSAGE_BYTES
+from spark_streaming.records.sources import FETCH_WAIT_MS
 from spark_streaming.verdicts.core.inputs import ReplicaReport
 from spark_streaming.verdicts.state import replica_report
 
@@ -37,6 +38,7 @@ class KafkaReportTopic:
             "auto.offset.reset": "earliest",  # what the topic has lost is left out
             "isolation.level": "read_uncommitted",
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
             "queued.max.messages.kbytes": 2 * MAX_MESSAGE_BYTES // 1024,
             "log_level": 0,
         }
