@@ -9,6 +9,8 @@ OM_LOG = "om.log"
 OM_RESPONSES = "om.responses"
 OM_AUDIT = "om.audit"
 OM_VERDICTS = "om.verdicts"
+OM_STATS = "om.stats"
+"""Windows of throughput, latency and lag, as the audit counts them in the logs."""
 OM_REJECTED = "om.requests.rejected"
 DN_LOG = "dn.log"
 DN_HEARTBEATS = "dn.heartbeats"
@@ -58,7 +60,7 @@ REQUEST_SETTINGS: Mapping[str, str] = {
 }
 
 BOUNDED_RETENTION_MS = 24 * 3600 * 1000
-"""Retention of requests, responses, reports, verdicts and rejected records."""
+"""Retention of requests, responses, reports, verdicts, windows and rejected records."""
 
 BOUNDED_RETENTION_BYTES = 1024 * 1024 * 1024
 """The most that a partition of a bounded topic keeps, beside the segment that is written to.

@@ -1,14 +1,16 @@
 """The live view: one table of the latest verdicts, read from om.verdicts (design, section 9).
 
 It needs no Spark. It consumes verdicts with confluent-kafka and keeps the last one for each (log, shard, node, basis),
-at most MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier.
+at most MAX_ROWS of them. A verdict for an earlier barrier never replaces one for a later barrier. Each is shown with
+its age, and in grey if it is stale (:mod:`freshness`): an audit that has died leaves its last verdicts behind.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from types import MappingProxyType
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -20,6 +22,15 @@ from rich.text import Text
 from schemas.codecs.codec import Undecodable, decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG, OM_VERDICTS
+from spark_streaming.records.core.freshness import (
+    JudgedVerdict,
+    ReportedPartition,
+    age_words,
+    behind_partitions,
+    judged,
+)
+from spark_streaming.records.report_times import ReportTimes
+from spark_streaming.verdicts.core.words import DIVERGED
 
 MAX_ROWS = 4096
 POLL_SECONDS = 0.5
@@ -62,34 +73,59 @@ class LatestVerdicts:
         return iter([self._latest[key] for key in order])
 
 
-GOING = (("barrier", 112), ("slots", 100), ("age", 92), ("basis", 84), ("log", 66), ("reason", 58))
+GREY = "bright_black"
+"""Colour of a verdict that is stale, unless it is ``diverged``: nobody has said since that it is not."""
+
+GOING = (("barrier", 118), ("slots", 106), ("basis", 98), ("log", 80), ("reason", 72))
 """Columns of the table, each with the terminal width below which it is left out: no word is broken."""
 
 
-def table_of(verdicts: Iterable[Verdict], now_ms: int, width: int = GOING[0][1]) -> Table:
-    """Return the table for people; ``now_ms`` gives the age of each verdict, ``width`` is the terminal's."""
-    table = Table(title="Audit: replicas against the log")
+def table_of(
+    verdicts: Iterable[Verdict], now_ms: int, width: int = GOING[0][1],
+    reported_ms: Mapping[ReportedPartition, int] = MappingProxyType({}),
+) -> Table:  # fmt: skip
+    """Return the table for people; ``now_ms`` gives the age of each verdict, ``width`` is the terminal's.
+
+    ``reported_ms``: when the replicas of each partition last reported.
+    """
+    shown = judged(verdicts, reported_ms, now_ms)
+    table = Table(title="Audit: replicas against the log", caption=silence_words(shown, reported_ms))
     gone = {name for name, least in GOING if width < least}
-    names = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
+    names = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "reason")
     for name in names:
         if name not in gone:
-            table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots", "age") else "left")
-    for verdict in verdicts:
-        colour = COLOURS.get(verdict.verdict, "white")
+            table.add_column(name, justify="right" if name in ("shard", "index", "barrier", "slots") else "left")
+    for one in shown:
+        verdict = one.verdict
         cells: tuple[Text | str, ...] = (
             verdict.log,
             str(verdict.shard),
             verdict.node or "-",
             verdict.basis,
-            Text(verdict.verdict, style=colour),
+            Text(one.words, style=colour_of(one)),
             str(verdict.index),
             str(verdict.barrier_offset),
             str(verdict.differing_slots) if verdict.differing_slots else "",
-            f"{max(0, now_ms - verdict.decided_at_ms) // 1000} s",
             Text(verdict.reason[:REASON_CHARACTERS]),
         )
         table.add_row(*(cell for name, cell in zip(names, cells, strict=True) if name not in gone))
     return table
+
+
+def colour_of(one: JudgedVerdict) -> str:
+    """Return the colour in which a verdict is shown."""
+    if one.is_stale and one.verdict.verdict != DIVERGED:
+        return GREY
+    return COLOURS.get(one.verdict.verdict, "white")
+
+
+def silence_words(shown: Sequence[JudgedVerdict], reported_ms: Mapping[ReportedPartition, int]) -> str | None:
+    """Say that the audit is silent while replicas report, None if it is not."""
+    behind = behind_partitions([one.verdict for one in shown], reported_ms)
+    if not behind:
+        return None
+    silent = age_words(max(behind.values()))
+    return f"{len(behind)} partitions have reports of {silent} without a verdict: does the audit run?"
 
 
 def consume(bootstrap_servers: str, topic: str = OM_VERDICTS, *, from_start: bool = True) -> Iterator[list[Verdict]]:
@@ -145,13 +181,14 @@ def follow(
 
     Raises KafkaException if the brokers cannot be reached or the topic does not exist.
     """
-    latest = LatestVerdicts()
+    latest, times = LatestVerdicts(), ReportTimes(bootstrap_servers)
     with Live(console=console or Console(), auto_refresh=False) as live:
         try:
             for verdicts in consume(bootstrap_servers, topic, from_start=from_start):
                 for verdict in verdicts:
                     latest.add(verdict)
-                live.update(table_of(latest, time.time_ns() // 1_000_000, live.console.width), refresh=True)
+                now_ms = time.time_ns() // 1_000_000
+                live.update(table_of(latest, now_ms, live.console.width, times.newest_ms()), refresh=True)
                 if until(latest):
                     break
         except KeyboardInterrupt:

@@ -43,7 +43,7 @@ TOP_LEVEL: tuple[type, ...] = (
     log.LeaderClaim, log.Genesis, log.Members, log.FeatureLevel, log.Prepared, log.Mode, log.Barrier, log.Tick,
     log.DigestBase, log.Batch, log.RequestBatch,
     messages.Request, messages.Requests, messages.PreparedRequest, messages.Response, messages.Responses,
-    messages.Rejected, messages.AuditReport, messages.Verdict,
+    messages.Rejected, messages.AuditReport, messages.Verdict, messages.WindowStats,
     rows.VolumeInfo, rows.BucketInfo, rows.KeyInfo, rows.DatanodeRow, rows.SnapshotInfo,
     datanode.Hello, datanode.OpenStream, datanode.PutBlock, datanode.BlockCommitted, datanode.WatchBlock,
     datanode.BlockWatched, datanode.GetBlock, datanode.BlockInfo, datanode.ReadBlock, datanode.SalvageBlock,

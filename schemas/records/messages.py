@@ -406,6 +406,35 @@ class Rejected:
 
 
 @record
+class WindowRow:
+    """Sum of the samples of one metric, kind and status in a window."""
+
+    metric: str
+    kind: str
+    status: str
+    count: int
+    total: int
+    greatest: int
+    p50: int
+    p99: int
+
+
+@record
+class WindowStats:
+    """What the records of one window of time of a partition add up to; ``source`` is 'log' or 'reports'."""
+
+    cluster: str
+    log: str
+    shard: int
+    source: str
+    start_ms: int
+    seconds: int
+    rows: list[WindowRow]
+    late: int
+    counted_at_ms: int
+
+
+@record
 class Evidence:
     """Proof of a divergence: the key whose row is not what a batch claims."""
 

@@ -5,8 +5,8 @@ The rule runs over headers alone, one shard after another. All functions take re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pandas as pd
 from pyspark.sql import DataFrame
@@ -26,34 +26,78 @@ stands for the base of a trimmed log.
 def effective_records(records: DataFrame) -> DataFrame:
     """Run the reading rule over raw records of a log; return those that count, with ``last_index`` (EFFECTIVE).
 
-    A log that breaks its contract has one last row of kind null, whose ``broken`` says why.
+    A log that breaks its contract has one last row of kind null, whose ``broken`` says why. Spark sorts each shard's
+    headers, on disk if need be, and hands them over piece by piece: a log of any length takes the memory of one piece.
     """
-    return header_rows(records).groupBy("shard").applyInPandas(_effective_of_shard, EFFECTIVE)
+    ordered = header_rows(records).repartition("shard").sortWithinPartitions("shard", "offset")
+    return ordered.mapInPandas(_effective, EFFECTIVE)
 
 
-def _effective_of_shard(headers: pd.DataFrame) -> pd.DataFrame:
-    """Read one shard's headers in order."""
-    columns = ["shard", "offset", "kind", "last_index", "shards", "replicas", "broken"]
-    return pd.DataFrame(list(_read_all(headers.sort_values("offset"))), columns=columns)
+def _effective(pieces: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Read headers of one shard after the other, each in order."""
+    reader: _ShardReader | None = None
+    for headers in pieces:
+        found: list[_EffectiveRow] = []
+        for row in headers.itertuples(index=False):
+            if reader is None or row.shard != reader.shard:
+                found += reader.end() if reader is not None else ()
+                reader = _ShardReader(row.shard)
+            found += reader.take(row)
+        yield _frame(found)
+    if reader is not None:
+        yield _frame(reader.end())
 
 
-def _read_all(headers: pd.DataFrame) -> Iterator[tuple[Any, ...]]:
-    position = AuditPosition()
-    shard, offset = 0, -1
-    for row in headers.itertuples(index=False):
-        shard, offset, sought = row.shard, row.offset, position.seeks_base
-        try:
-            position, outcome = read(position, log_row(row).header)
-        except LogBroken as broken:
-            yield row.shard, row.offset, None, position.last_index, 0, None, broken.reason
+def _frame(rows: Iterable[_EffectiveRow]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=list(_EffectiveRow._fields))
+
+
+class _EffectiveRow(NamedTuple):
+    shard: int
+    offset: int
+    kind: str | None
+    last_index: int
+    shards: int = 0
+    replicas: Any = None
+    broken: str | None = None
+
+
+class _ShardReader:
+    """Runs the reading rule over the headers of one shard."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self._position = AuditPosition()
+        self._offset = -1
+        self._is_broken = False
+
+    def take(self, row: Any) -> Iterator[_EffectiveRow]:
+        """Read the next header; yield the records that count, and the base of a trimmed log."""
+        if self._is_broken:
             return
+        sought, self._offset = self._position.seeks_base, row.offset
+        try:
+            self._position, outcome = read(self._position, log_row(row).header)
+        except LogBroken as broken:
+            self._is_broken = True
+            yield self._row(None, broken=broken.reason)
+            return
+        position = self._position
         if sought and position.has_begun:
-            yield row.shard, position.base_offset, BASE, position.base_index, 0, None, None
+            yield self._row(BASE)._replace(offset=position.base_offset, last_index=position.base_index)
         if outcome is Ruling.COUNTS:
-            yield row.shard, row.offset, row.kind, position.last_index, row.shards, row.replicas, None
-    if position.seeks_base:
-        reason = f"the log begins at offset {position.trimmed_to}, and no base follows from which it could be judged"
-        yield shard, offset, None, position.last_index, 0, None, reason
+            yield self._row(row.kind, shards=row.shards, replicas=row.replicas)
+
+    def end(self) -> Iterator[_EffectiveRow]:
+        """Say at the log's end if it was trimmed and holds no base."""
+        if self._position.seeks_base and not self._is_broken:
+            start = self._position.trimmed_to
+            yield self._row(
+                None, broken=f"the log begins at offset {start}, and no base follows from which it could be judged"
+            )
+
+    def _row(self, kind: str | None, **others: Any) -> _EffectiveRow:
+        return _EffectiveRow(self.shard, self._offset, kind, self._position.last_index, **others)
 
 
 def ends(effective: DataFrame, at: str = "end") -> dict[int, LogPoint]:

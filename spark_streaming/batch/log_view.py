@@ -10,7 +10,7 @@ from spark_streaming.batch import counting
 from spark_streaming.batch.core.gathering import FactRow, PartitionFacts, facts_from
 from spark_streaming.records import sources
 from spark_streaming.records.core.reading import BASE, GENESIS, MEMBERS
-from spark_streaming.records.logs import AuditedLog, partitions_of
+from spark_streaming.records.logs import AuditedLog, topic_partitions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def open_view(session: SparkSession, bootstrap_servers: str, log: AuditedLog) ->
     effective = counting.effective_records(records).persist()
     return LogView(
         log=log, records=records, effective=effective, facts=facts_of(effective),
-        partition_count=partitions_of(bootstrap_servers, log),
+        partition_count=topic_partitions(bootstrap_servers, log.topic),
     )  # fmt: skip
 
 

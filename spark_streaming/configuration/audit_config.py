@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from schemas.topics import OM_VERDICTS
+from schemas.topics import OM_STATS, OM_VERDICTS
 from spark_streaming.records.logs import KNOWN_LOGS, AuditedLog
 from spark_streaming.records.session import SparkSettings
 from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
@@ -29,8 +29,9 @@ class AuditConfig:
     until the verdict is ``unknown``. ``scan_timeout_ms``: how long a scan of stored bytes waits for the other members.
     ``logs``: the logs to audit, in JSON a list of objects with the fields of AuditedLog; all but the first are audited
     only if their topics exist. ``trigger_ms``: pause between micro-batches. ``require_blocks``: for the batch job,
-    whether all members of a pipeline must have reported equal stored bytes. ``windows``: also compute windows of
-    throughput. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been trimmed away.
+    whether all members of a pipeline must have reported equal stored bytes. ``windows``: also count windows of
+    throughput, for ``stats_topic``. ``cluster``: the cluster's name, for verdicts on a log whose Genesis has been
+    trimmed away.
     """
 
     bootstrap_servers: str
@@ -48,25 +49,31 @@ class AuditConfig:
     master: str = "local[2]"
     driver_memory: str = "1g"
     require_blocks: bool = False
-    windows: bool = False
+    windows: bool = True
     window_seconds: int = 10
-    windows_trigger_ms: int = 5_000
+    windows_trigger_ms: int = 10_000
+    stats_topic: str = OM_STATS
     cluster: str = ""
 
     @property
     def checkpoint_dir(self) -> Path:
         """Where the audit's query keeps its offsets and state; a new layout has a new name (``verdicts.state``)."""
-        return self.work_dir / "checkpoint-2"
+        return self.work_dir / "checkpoint-3"
 
     @property
     def windows_checkpoint_dir(self) -> Path:
         """Where the query of windows keeps its own."""
-        return self.work_dir / "windows-checkpoint-2"
+        return self.work_dir / "windows-checkpoint-3"
+
+    @property
+    def window_state(self) -> Path:
+        """The windows that are open, and belong to the checkpoint of their query."""
+        return self.work_dir / "windows-3.json"
 
     @property
     def output_dir(self) -> Path:
-        """Where Parquet goes: ``verdicts``, ``barriers``, ``windows``."""
-        return self.work_dir / "output"
+        """Where Parquet goes: ``verdicts``, ``barriers``. Files are numbered by the micro-batches of the checkpoint."""
+        return self.work_dir / "output-3"
 
     @property
     def health_file(self) -> Path:

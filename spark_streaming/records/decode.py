@@ -21,6 +21,7 @@ from pyspark.sql.avro.functions import from_avro
 
 from schemas.codecs.codec import HEADER_BYTES
 from schemas.codecs.registry import MARKER, registry
+from spark_streaming.records.core.reading import UNKNOWN_SCHEMA
 
 ERROR = "error"
 RECORD_TYPE = "record_type"
@@ -105,9 +106,5 @@ def _error(types: list[str]) -> Column:
         .when(size < HEADER_BYTES, F.concat(size, F.lit(" bytes are no encoded record")))
         .when(F.substring("value", 1, len(MARKER)) != F.lit(MARKER), F.lit("not single-object encoded Avro"))
         .when(F.col(_NAMED).isNotNull(), F.concat(F.lit("not a valid "), F.col(_NAMED)))
-        .otherwise(
-            F.concat(
-                F.lit("unknown schema fingerprint "), F.lower(F.substring(F.hex(_HEADER), 1 + 2 * len(MARKER), 16))
-            )
-        )
+        .otherwise(F.concat(F.lit(f"{UNKNOWN_SCHEMA} "), F.lower(F.substring(F.hex(_HEADER), 1 + 2 * len(MARKER), 16))))
     )

@@ -42,10 +42,10 @@ PIPELINES = AuditedLog(
 KNOWN_LOGS = (OBJECT_MANAGER, PIPELINES)
 
 
-def partitions_of(bootstrap_servers: str, log: AuditedLog) -> int:
-    """Return the number of partitions of a log's topic; raises KafkaException if no broker answers."""
+def topic_partitions(bootstrap_servers: str, topic: str) -> int:
+    """Return the number of a topic's partitions, 0 if there is none; raises KafkaException if no broker answers."""
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
-    found = admin.list_topics(log.topic, timeout=METADATA_SECONDS).topics.get(log.topic)
+    found = admin.list_topics(topic, timeout=METADATA_SECONDS).topics.get(topic)
     return 0 if found is None else len(found.partitions)
 
 

@@ -19,8 +19,11 @@ PACKAGE_ROOT = Path(__file__).resolve().parents[__name__.count(".")]
 In an installed wheel that package is ``stratolog``.
 """
 
-ARROW_RECORDS = 256
-"""Rows in one Arrow batch to Python: a log record may hold thousands of operations, 24 bytes each in flat arrays."""
+ARROW_RECORDS = 64
+"""Rows in one Arrow batch to Python: a log record of 8 MiB may hold 200,000 operations, 24 bytes each in flat arrays.
+
+Spark bounds such a batch by rows alone (its limit in bytes does not hold for stateful operators).
+"""
 
 CODEGEN_FIELDS = 5_000
 """More fields than any frame of ours has, nested ones counted.
@@ -28,6 +31,9 @@ CODEGEN_FIELDS = 5_000
 Up to this limit (100 by default) Spark compiles a stage as a whole, once. Beyond it, each task of each micro-batch
 compiles its projections anew, and reads Hadoop's configuration again for each record type.
 """
+
+LOG_LEVEL = "ERROR"
+"""What Spark logs."""
 
 STATE_STORE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -38,7 +44,8 @@ class SparkSettings:
 
     ``jars``: spark-sql-kafka-0-10, spark-token-provider-kafka-0-10, spark-avro (2.13, 4.0.0), kafka-clients 3.9.0,
     commons-pool2. ``shuffle_partitions``: the stateful operator's parallelism; a query keeps the number that it
-    started with. ``driver_memory`` in Java's notation.
+    started with. ``driver_memory`` in Java's notation. ``empty_batches``: whether a query with timers runs a
+    micro-batch at every trigger, though nothing is new.
     """
 
     jars: tuple[Path, ...]
@@ -47,7 +54,8 @@ class SparkSettings:
     master: str = "local[2]"
     shuffle_partitions: int = 2
     driver_memory: str = "1g"
-    log_level: str = "ERROR"
+    empty_batches: bool = True
+    log_level: str = LOG_LEVEL
 
 
 def build_session(settings: SparkSettings) -> SparkSession:
@@ -99,4 +107,5 @@ def _configuration(settings: SparkSettings, work_dir: Path, temporary: Path) -> 
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stopTimeout": "30000",
         "spark.sql.streaming.metricsEnabled": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": str(settings.empty_batches).lower(),
     }

@@ -1,12 +1,16 @@
 """Kafka topics as DataFrames: streams for the running audit, bounded reads for the batch one.
 
 Every frame has the columns ``value`` (binary), ``key`` (binary), ``log`` (string, the log's name), ``shard`` (int, the
-partition), ``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records are never skipped: lost data
-fails the query.
+partition), ``offset`` (long), ``timestamp`` (timestamp: LogAppendTime for logs). Records of logs are never skipped:
+lost data fails the query. Reports are kept for a bounded time: one that is gone is missing, and its replica
+``unknown``.
+
+A stream finds topics and partitions that are made while it runs.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -18,8 +22,12 @@ from spark_streaming.records.logs import AuditedLog
 RECORDS_PER_TRIGGER = 2_000
 """Most log records in a micro-batch, all shards and logs together: bounds the memory of a shard's operator."""
 
-REPORTS_PER_TRIGGER = 2_000
-"""Most reports in a micro-batch, all shards together."""
+REPORTS_PER_TRIGGER = 8_000
+"""Most reports in a micro-batch, all shards together.
+
+A barrier has a report of each member, and a batch at least beside it: two records, and seven reports at most. On a
+backlog the log must not run ahead of its reports, because few barriers are kept. Reports that are ahead are held back.
+"""
 
 FETCH_WAIT_MS = 10
 """How long a broker keeps a fetch waiting at a partition's end."""
@@ -27,10 +35,14 @@ FETCH_WAIT_MS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaSource:
-    """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log."""
+    """Topics on a cluster of brokers, read from their beginnings; ``topics`` gives for each the name of its log.
+
+    ``may_lose``: whether records may be gone before they are read.
+    """
 
     bootstrap_servers: str
     topics: Mapping[str, str]
+    may_lose: bool = False
 
 
 def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
@@ -40,27 +52,38 @@ def log_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSourc
 
 def reports_source(bootstrap_servers: str, logs: Iterable[AuditedLog]) -> KafkaSource:
     """Return the topics of the reports of logs' replicas."""
-    return KafkaSource(bootstrap_servers=bootstrap_servers, topics={log.reports_topic: log.name for log in logs})
+    topics = {log.reports_topic: log.name for log in logs}
+    return KafkaSource(bootstrap_servers=bootstrap_servers, topics=topics, may_lose=True)
 
 
 def stream(session: SparkSession, source: KafkaSource, *, per_trigger: int) -> DataFrame:
     """Return the topics as a stream from their beginnings, at most ``per_trigger`` records in a micro-batch."""
-    reader = session.readStream.format("kafka").options(**_options(source))
+    reader = session.readStream.format("kafka").options(**kafka_options(source))
     return _columns(reader.option("maxOffsetsPerTrigger", per_trigger).load(), source.topics)
+
+
+def wake_ups(session: SparkSession, bootstrap_servers: str, topic: str) -> DataFrame:
+    """Return a stream without rows: what comes on ``topic`` only makes Spark run a micro-batch."""
+    source = KafkaSource(bootstrap_servers=bootstrap_servers, topics={topic: topic}, may_lose=True)
+    options = kafka_options(source) | {"startingOffsets": "latest"}
+    # Spark would see through a condition that is false for every row.
+    return session.readStream.format("kafka").options(**options).load().where(F.col("offset") < 0)
 
 
 def bounded(session: SparkSession, source: KafkaSource) -> DataFrame:
     """Return the topics from their beginnings to their current ends."""
-    reader = session.read.format("kafka").options(**_options(source))
+    reader = session.read.format("kafka").options(**kafka_options(source))
     return _columns(reader.option("endingOffsets", "latest").load(), source.topics)
 
 
-def _options(source: KafkaSource) -> dict[str, str]:
+def kafka_options(source: KafkaSource) -> dict[str, str]:
+    """Return Spark's options for reading topics."""
     return {
         "kafka.bootstrap.servers": source.bootstrap_servers,
-        "subscribe": ",".join(source.topics),
+        # A pattern, so that a topic may be made later: a cluster gets its first datanodes when it likes.
+        "subscribePattern": "|".join(map(re.escape, source.topics)),
         "startingOffsets": "earliest",
-        "failOnDataLoss": "true",
+        "failOnDataLoss": str(not source.may_lose).lower(),
         # As the replicas read. Otherwise a stranger's open transaction would stop the audit, and an aborted one would
         # make it read another log.
         "kafka.isolation.level": "read_uncommitted",

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 from pyspark.sql import types as T  # noqa: N812
 
 from schemas.column_families import BUCKETS, RETRY_TABLE
+from schemas.records.messages import LogDigestBase
 from spark_streaming.records.core.reading import (
     BARRIER,
     BATCH,
@@ -77,6 +78,7 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("replicas", _TEXTS),
         T.StructField("column_families", _TEXTS),
         T.StructField("feature_level", T.IntegerType()),
+        T.StructField("base_asked_by", T.StringType()),
         # Log records and reports.
         T.StructField("index", T.LongType()),
         T.StructField("cluster", T.StringType()),
@@ -84,8 +86,8 @@ AUDIT_SCHEMA = T.StructType(
         T.StructField("named_shard", T.IntegerType()),
         T.StructField("slots", T.ArrayType(T.IntegerType())),
         T.StructField("sums", _LONGS),
-        # Reports.
         T.StructField("basis", T.StringType()),
+        # Reports.
         T.StructField("barrier_offset", T.LongType()),
         T.StructField("chain", T.BinaryType()),
         T.StructField("flagged", T.BooleanType()),
@@ -107,7 +109,13 @@ def log_rows(records: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
     light = {REQUEST_BATCH: without_fields(REQUEST_BATCH, "requests")}
     frame = with_changes(decoded(records, LOG_RECORD_TYPES, light), families)
     changes = {name: F.col(name) for name in ("slot", "next", "prev")}
-    return _log_rows(frame, changes | {"unknown_families": unknown_families()})
+    return _log_rows(frame, changes | {"unknown_families": unknown_families(), "base_asked_by": _base_asked_by()})
+
+
+def _base_asked_by() -> Column:
+    """Return the client whose command logged a DigestBase: it is the first request of the batch behind the base."""
+    first = F.get(F.col(column_of(BATCH))["results"], 0)
+    return F.when(first["request_type"] == LogDigestBase.__name__, F.lower(F.hex(first["client_id"])))
 
 
 def families_of(logs: Sequence[AuditedLog]) -> Column:
@@ -163,6 +171,7 @@ def _log_rows(frame: DataFrame, changes: dict[str, Column]) -> DataFrame:
         "named_shard": _field("shard", GENESIS),
         "slots": _field("slots", DIGEST_BASE),
         "sums": _field("sums", DIGEST_BASE),
+        "basis": _field("basis", DIGEST_BASE),
         **changes,
     }
     return _as_audit_rows(frame, columns)
@@ -195,6 +204,11 @@ def report_rows(records: DataFrame) -> DataFrame:
 def audit_rows(log: DataFrame, reports: DataFrame, logs: Sequence[AuditedLog]) -> DataFrame:
     """Return log records and reports as one frame of AUDIT_SCHEMA."""
     return log_rows(log, logs).unionByName(report_rows(reports))
+
+
+def no_rows(frame: DataFrame) -> DataFrame:
+    """Return a frame without rows as one of AUDIT_SCHEMA."""
+    return frame.select(*(F.lit(None).cast(field.dataType).alias(field.name) for field in AUDIT_SCHEMA))
 
 
 def with_changes(frame: DataFrame, families: Column) -> DataFrame:

@@ -18,6 +18,7 @@ from pyspark.sql import types as T  # noqa: N812 - Spark's own idiom
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from schemas.codecs.codec import decode_as, encode_at
+from schemas.column_families import BUCKETS
 from schemas.features import INITIAL, LATEST
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import AuditReport, Verdict
@@ -30,6 +31,7 @@ from spark_streaming.verdicts.core.digests import Hashes
 from spark_streaming.verdicts.core.inputs import LogRow, ReplicaReport
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.shard_state import Finding, KeptBarrier, MatchingLimits
+from spark_streaming.verdicts.report_topic import KafkaReportTopic
 from spark_streaming.verdicts.state import (
     BARRIER_KEY,
     BARRIER_SCHEMA,
@@ -66,20 +68,25 @@ validation keeps the log from giving them); ``chain`` belongs to a barrier.
 TIMER_GRAIN_MS = 500
 """Deadlines are rounded up to multiples of this, so that one timer serves many."""
 
+MAX_SLOTS = 64 * BUCKETS
+"""Slots of a report; a log has fewer column families."""
+
 _NO_HASHES: Hashes = np.zeros(0, dtype=np.int64)
 
 
 def audit(
-    rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = ""
-) -> DataFrame:
+    rows: DataFrame, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool = True, cluster: str = "",
+    bootstrap_servers: str = "",
+) -> DataFrame:  # fmt: skip
     """Audit a stream of AUDIT_SCHEMA rows; return findings (FINDING_SCHEMA).
 
-    ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away.
-    Without ``timers`` no missing report is judged. Use that for a query that must end with its input: Spark runs
-    micro-batch after micro-batch for a query that has processing-time timers.
+    ``cluster`` is the cluster's name, for logs whose Genesis has been trimmed away. ``bootstrap_servers``: where
+    reports that were held back are read again; without them they are judged ``unknown``. Without ``timers`` no missing
+    report is judged. Use that for a query that must end with its input: Spark runs micro-batch after micro-batch for a
+    query that has processing-time timers.
     """
     return rows.groupBy("log", "shard").transformWithStateInPandas(
-        AuditProcessor(logs, limits, timers=timers, cluster=cluster),
+        AuditProcessor(logs, limits, timers=timers, cluster=cluster, bootstrap_servers=bootstrap_servers),
         outputStructType=FINDING_SCHEMA,
         outputMode="Update",
         timeMode="ProcessingTime" if timers else "None",
@@ -89,8 +96,12 @@ def audit(
 class AuditProcessor(StatefulProcessor):
     """Runs a :class:`ShardAudit` for each partition of each log; Spark pickles it to its Python workers."""
 
-    def __init__(self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "") -> None:
-        self._families = {log.name: log.column_families for log in logs}
+    def __init__(
+        self, logs: Sequence[AuditedLog], limits: MatchingLimits, *, timers: bool, cluster: str = "",
+        bootstrap_servers: str = "",
+    ) -> None:  # fmt: skip
+        self._logs = {log.name: log for log in logs}
+        self._servers = bootstrap_servers
         self._limits = limits
         self._timers = timers
         self._cluster = cluster
@@ -125,7 +136,7 @@ class AuditProcessor(StatefulProcessor):
                 else:
                     reports.append(report(row))
         findings = list(shard.take(log_rows, reports, now_ms, scans))
-        self._close(shard)
+        self._close(shard, now_ms)
         yield from _frames(key[0], key[1], findings)
 
     def handleExpiredTimer(  # noqa: N802
@@ -136,24 +147,27 @@ class AuditProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Judge the reports that are missing at their deadline."""
         shard = self._open(key[0], key[1])
-        findings = list(shard.expire(timerValues.getCurrentProcessingTimeInMs()))
-        self._close(shard)
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        findings = list(shard.expire(now_ms))
+        self._close(shard, now_ms)
         yield from _frames(key[0], key[1], findings)
 
     def _open(self, log: str, shard: int) -> ShardAudit:
-        families = self._families[log]
+        audited = self._logs[log]
+        families = audited.column_families
+        topic = KafkaReportTopic(self._servers, audited.reports_topic, shard) if self._servers else None
         state = state_from(self._core.get(), len(families))
         store = SparkStore(shard, self._barriers, self._reports, self._blocks)
         return ShardAudit(
             log=log, shard=shard, families=families, limits=self._limits, state=state, store=store,
-            cluster=self._cluster,
+            cluster=self._cluster, topic=topic,
         )  # fmt: skip
 
-    def _close(self, shard: ShardAudit) -> None:
+    def _close(self, shard: ShardAudit, now_ms: int) -> None:
         self._core.update(state_row(shard.state))
         deadline_ms = shard.next_deadline_ms()
         if self._timers and deadline_ms is not None:
-            self._handle.registerTimer(-(-deadline_ms // TIMER_GRAIN_MS) * TIMER_GRAIN_MS)
+            self._handle.registerTimer(-(-max(deadline_ms, now_ms + 1) // TIMER_GRAIN_MS) * TIMER_GRAIN_MS)
 
 
 def log_row(row: Any) -> LogRow:
@@ -187,20 +201,27 @@ def log_row(row: Any) -> LogRow:
         replicas=tuple(row.replicas) if row.replicas is not None else (),
         feature_level=row.feature_level,
     )
+    slot, after, prev = digests.condensed(_hashes(row.slot), _hashes(row.next), _hashes(row.prev))
     return LogRow(
         header=header,
-        slot=_hashes(row.slot),
-        next=_hashes(row.next),
-        prev=_hashes(row.prev),
+        slot=slot,
+        next=after,
+        prev=prev,
         unknown_families=tuple(row.unknown_families) if row.unknown_families is not None else (),
         base_slots=_hashes(row.slots),
         base_sums=_hashes(row.sums),
+        base_basis=row.basis or "",
+        base_asked_by=row.base_asked_by or "",
     )
 
 
 def report(row: Any) -> ReplicaReport:
-    """Translate a pandas row of a report."""
+    """Translate a pandas row of a report; one with more slots than any log has keeps none of them."""
     evidence = decode_as(AuditReport, bytes(row.value)).evidence if row.value else None
+    slots, sums = _hashes(row.slots), _hashes(row.sums)
+    error = row.error
+    if max(len(slots), len(sums)) > MAX_SLOTS:
+        error, slots, sums = f"{len(slots)} slots with {len(sums)} sums are no digest", _NO_HASHES, _NO_HASHES
     return ReplicaReport(
         partition=row.shard,
         offset=row.offset,
@@ -211,11 +232,11 @@ def report(row: Any) -> ReplicaReport:
         barrier_offset=row.barrier_offset,
         index=row.index,
         chain=bytes(row.chain or b""),
-        slots=_hashes(row.slots),
-        sums=_hashes(row.sums),
+        slots=slots,
+        sums=sums,
         flagged=bool(row.flagged),
         evidence=evidence,
-        error=row.error,
+        error=error,
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_streaming.configuration.audit_config import AuditConfig
 from spark_streaming.records import sources
-from spark_streaming.records.logs import existing
-from spark_streaming.records.transforms import audit_rows
+from spark_streaming.records.transforms import audit_rows, no_rows
 from spark_streaming.verdicts.audit import audit
 from spark_streaming.verdicts.sinks import FindingSink
 
@@ -16,13 +18,19 @@ from spark_streaming.verdicts.sinks import FindingSink
 def findings(session: SparkSession, config: AuditConfig, *, timers: bool) -> DataFrame:
     """Return the stream of findings over the configured topics."""
     servers = config.bootstrap_servers
-    logs = existing(servers, config.logs)
+    logs = config.logs
     rows = audit_rows(
         sources.stream(session, sources.log_source(servers, logs), per_trigger=config.records_per_trigger),
         sources.stream(session, sources.reports_source(servers, logs), per_trigger=config.reports_per_trigger),
         logs,
     )
-    return audit(rows, logs, config.limits, timers=timers, cluster=config.cluster)
+    if timers:
+        rows = rows.unionByName(no_rows(sources.wake_ups(session, servers, config.stats_topic)))
+    # Without timers nothing would take the rest of what was held back.
+    limits = config.limits if timers else replace(config.limits, taken_back=sys.maxsize)
+    return audit(
+        rows, logs, limits, timers=timers, cluster=config.cluster, bootstrap_servers=servers,
+    )  # fmt: skip
 
 
 def start(session: SparkSession, config: AuditConfig, sink: FindingSink, *, once: bool) -> StreamingQuery:

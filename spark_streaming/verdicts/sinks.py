@@ -1,71 +1,77 @@
 """Sinks of the findings: verdicts to Kafka and Parquet, the log's digests at barriers to Parquet.
 
-Each micro-batch is collected once and written from there. It holds at most one row for each barrier and each report
-that the trigger limits admit. Running the stateful operator twice would be wrong, and caching its output would cost
-more. Parquet is written under the micro-batch's number, so a micro-batch that is repeated after a crash replaces
-itself. Kafka may get its verdicts twice: a reader takes the last one for a (log, shard, node, barrier, basis).
+Each micro-batch is collected once and written from here, by a plain producer and plain files: a Spark job for each
+would cost far more than the operator. It holds at most one row for each barrier and each report that the trigger limits
+admit. A micro-batch that is repeated after a crash replaces its Parquet (:mod:`batch_files`). Kafka may get its
+verdicts twice: a reader takes the last one for a (log, shard, node, barrier, basis).
 
-    <output_dir>/verdicts/batch=<n>/     the fields of Verdict
-    <output_dir>/barriers/batch=<n>/     log, shard, offset, index, chain, digest (16 hex digits), sums
+    <output_dir>/verdicts/    the fields of Verdict
+    <output_dir>/barriers/    log, shard, offset, index, chain, digest (16 hex digits), sums
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
+from pyspark.sql import DataFrame, Row
 
 from schemas.codecs.codec import decode_as
 from schemas.records.messages import Verdict
 from schemas.topics import OM_LOG
-from spark_streaming.records.decode import column_of, decoded
-from spark_streaming.verdicts.audit import BARRIER_ROW, FINDING_SCHEMA, VERDICT_ROW
+from spark_streaming.records.batch_gate import BatchGate
+from spark_streaming.records.sender import Sender
+from spark_streaming.verdicts.audit import BARRIER_ROW, VERDICT_ROW
+from spark_streaming.verdicts.batch_files import BatchFiles
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import LogBarrier
+from spark_streaming.verdicts.parquet_schemas import BARRIERS, VERDICTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FindingSink:
-    """Writes the findings of micro-batches; call it from ``foreachBatch``.
+    """Writes the findings of micro-batches; call it from ``foreachBatch``. For one thread.
 
     ``topic``: None writes nothing to Kafka. ``on_written`` is called with each micro-batch's number, verdicts and
-    barriers after they are written.
+    barriers after they are written. Raises GateClosed if ``gate`` is closed.
     """
 
-    bootstrap_servers: str
-    topic: str | None
-    output_dir: Path | None
-    on_written: Callable[[int, list[Verdict], list[LogBarrier]], None]
+    def __init__(
+        self,
+        *,
+        bootstrap_servers: str,
+        topic: str | None,
+        output_dir: Path | None,
+        on_written: Callable[[int, list[Verdict], list[LogBarrier]], None],
+        gate: BatchGate | None = None,
+    ) -> None:
+        self._sender = None if topic is None else Sender(bootstrap_servers, topic)
+        self._verdicts = None if output_dir is None else BatchFiles(output_dir / "verdicts", VERDICTS)
+        self._barriers = None if output_dir is None else BatchFiles(output_dir / "barriers", BARRIERS)
+        self._on_written = on_written
+        self._gate = gate or BatchGate()
 
     def __call__(self, findings: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch."""
-        rows = findings.collect()
-        verdicts = [row for row in rows if row.finding == VERDICT_ROW]
+        """Compute and write one micro-batch."""
+        with self._gate.passing():
+            self._write(findings.collect(), batch_id)
+
+    def _write(self, rows: Sequence[Row], batch_id: int) -> None:
+        found = [row for row in rows if row.finding == VERDICT_ROW]
         barriers = [_barrier(row) for row in rows if row.finding == BARRIER_ROW]
-        session = findings.sparkSession
-        if verdicts and self.topic is not None:
-            self._to_kafka(session, verdicts)
-        if verdicts and self.output_dir is not None:
-            _write(verdict_fields(_frame(session, verdicts)), self.output_dir / "verdicts", batch_id)
-        if barriers and self.output_dir is not None:
-            _write(barrier_fields(session, barriers), self.output_dir / "barriers", batch_id)
-        self.on_written(batch_id, [decode_as(Verdict, bytes(row.value)) for row in verdicts], barriers)
-
-    def _to_kafka(self, session: SparkSession, verdicts: list[Row]) -> None:
-        """Send the verdicts, in order within a shard. Key: the shard; the log's name too, except for om.log."""
-        shard = F.col("shard").cast("string")
-        key = F.when(F.col("log") == OM_LOG, shard).otherwise(F.concat("log", F.lit("/"), shard))
-        frame = _frame(session, verdicts).select(key.alias("key"), "value")
-        writer = frame.write.format("kafka").option("kafka.bootstrap.servers", self.bootstrap_servers)
-        writer.option("topic", self.topic).save()
+        if self._sender is not None:
+            self._sender.send([(verdict_key(row.log, row.shard), bytes(row.value)) for row in found])
+        verdicts = [decode_as(Verdict, bytes(row.value)) for row in found]
+        if self._verdicts is not None and self._barriers is not None:
+            self._verdicts.write(batch_id, list(map(asdict, verdicts)))
+            self._barriers.write(batch_id, list(map(barrier_fields, barriers)))
+        self._on_written(batch_id, verdicts, barriers)
 
 
-def verdict_fields(findings: DataFrame) -> DataFrame:
-    """Decode the verdicts among findings into their fields."""
-    return decoded(findings.select("value"), ["Verdict"]).select(F.col(column_of("Verdict")).alias("v")).select("v.*")
+def verdict_key(log: str, shard: int) -> bytes:
+    """Return the key of a shard's verdicts: the shard; the log's name too, except for om.log."""
+    return str(shard).encode() if log == OM_LOG else f"{log}/{shard}".encode()
 
 
 def _barrier(row: Row) -> LogBarrier:
@@ -76,26 +82,11 @@ def _barrier(row: Row) -> LogBarrier:
     )
 
 
-def barrier_fields(session: SparkSession, barriers: list[LogBarrier]) -> DataFrame:
-    """Return the log's digests at barriers as a frame for Parquet."""
-    rows: list[tuple[object, ...]] = []
-    for barrier in barriers:
-        position = (barrier.log, barrier.shard, barrier.offset, barrier.index, barrier.chain)
-        if barrier.sums is None:  # after a RequestBatch the log has no digest
-            rows.append((*position, None, None, None))
-            continue
-        slots, values = digests.to_sparse(barrier.sums)
-        rows.append((*position, digests.total(barrier.sums), slots, values))
-    schema = (
-        "log string, shard int, offset long, index long, chain binary, digest string, "
-        "slots array<int>, sums array<long>"
-    )
-    return session.createDataFrame(rows, schema)
-
-
-def _frame(session: SparkSession, rows: list[Row]) -> DataFrame:
-    return session.createDataFrame(rows, FINDING_SCHEMA).coalesce(1)
-
-
-def _write(frame: DataFrame, folder: Path, batch_id: int) -> None:
-    frame.coalesce(1).write.mode("overwrite").parquet(str(folder / f"batch={batch_id}"))
+def barrier_fields(barrier: LogBarrier) -> dict[str, Any]:
+    """Return the log's digest at a barrier as a row for Parquet; after a RequestBatch the log has none."""
+    slots, sums = (None, None) if barrier.sums is None else digests.to_sparse(barrier.sums)
+    return {
+        "log": barrier.log, "shard": barrier.shard, "offset": barrier.offset, "index": barrier.index,
+        "chain": barrier.chain, "digest": None if barrier.sums is None else digests.total(barrier.sums),
+        "slots": slots, "sums": sums,
+    }  # fmt: skip

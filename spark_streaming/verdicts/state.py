@@ -24,7 +24,17 @@ from schemas.records.messages import AuditReport
 from spark_streaming.records.core.reading import AuditPosition, GenesisFacts
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
-from spark_streaming.verdicts.core.shard_state import AuditState, KeptBarrier, LogStanding, Scan, Waiting
+from spark_streaming.verdicts.core.shard_state import (
+    AuditState,
+    BaseChange,
+    ChangedSlot,
+    EarlyReport,
+    HeldBack,
+    KeptBarrier,
+    LogStanding,
+    Scan,
+    Waiting,
+)
 
 CORE_SCHEMA = "json string, sums binary"
 BARRIER_KEY = "offset long"
@@ -45,11 +55,13 @@ def state_row(state: AuditState) -> tuple[str, bytes]:
     document = {
         "position": position,
         "waiting": waiting,
-        "early": [[*place, deadline_ms] for place, deadline_ms in state.early.items()],
+        "early": [[*place, early.deadline_ms, early.offset, early.size] for place, early in state.early.items()],
+        "held_back": state.held_back,
         "scans": [[at, s.deadline_ms, sorted(s.reported)] for at, s in state.scans.items()],
-        "blind": state.standing is LogStanding.BLIND,
+        "standing": state.standing.value,
         "broken_at": state.broken_at,
         "broken_reason": state.broken_reason,
+        "base": None if state.base is None else asdict(state.base),
     }
     return json.dumps(document), digests.to_bytes(state.sums)
 
@@ -67,10 +79,15 @@ def state_from(row: tuple[str, bytes] | None, families: int) -> AuditState:
             at: Waiting(deadline_ms=due, index=index, missing=_keys(missing), voters=voters, held=_keys(held))
             for at, due, index, missing, voters, held in document["waiting"]
         },
-        early={ReportPlace(at, node, basis): deadline_ms for at, node, basis, deadline_ms in document["early"]},
-        standing=_standing(document),
+        early={
+            ReportPlace(at, node, basis): EarlyReport(deadline_ms=due, offset=offset, size=size)
+            for at, node, basis, due, offset, size in document["early"]
+        },
+        held_back=None if document["held_back"] is None else HeldBack(*document["held_back"]),
+        standing=LogStanding(document["standing"]),
         broken_at=document["broken_at"],
         broken_reason=document["broken_reason"],
+        base=None if document["base"] is None else _base(document["base"]),
     )
 
 
@@ -83,10 +100,8 @@ def _position(values: dict[str, Any]) -> AuditPosition:
     return AuditPosition(**(values | raw | {"genesis": genesis, "members": tuple(values["members"])}))
 
 
-def _standing(document: dict[str, Any]) -> LogStanding:
-    if document["broken_at"] is not None:
-        return LogStanding.BROKEN
-    return LogStanding.BLIND if document["blind"] else LogStanding.SUMMED
+def _base(values: dict[str, Any]) -> BaseChange:
+    return BaseChange(**(values | {"named": tuple(ChangedSlot(*one) for one in values["named"])}))
 
 
 def _keys(pairs: list[list[str]]) -> set[ReportKey]:
@@ -115,7 +130,11 @@ def report_value(report: ReplicaReport) -> bytes:
 
 def report_from(partition: int, offset: int, value: bytes) -> ReplicaReport:
     """Restore a kept report."""
-    report = decode_as(AuditReport, bytes(value))
+    return replica_report(partition, offset, decode_as(AuditReport, bytes(value)))
+
+
+def replica_report(partition: int, offset: int, report: AuditReport) -> ReplicaReport:
+    """Return a report as the matching takes it; ``partition`` and ``offset`` are those of its record."""
     wanted = {field.name: getattr(report, field.name) for field in fields(AuditReport)}
     del wanted["reported_at_ms"]
     return ReplicaReport(partition=partition, offset=offset, **wanted)
@@ -157,9 +176,11 @@ class SparkStore:
         """Forget a kept barrier."""
         self._barriers.removeKey((offset,))
 
-    def put_report(self, report: ReplicaReport) -> None:
-        """Keep a report at its place."""
-        self._reports.updateValue(tuple(report.place), (report.offset, report_value(report)))
+    def put_report(self, report: ReplicaReport) -> int:
+        """Keep a report at its place; return the bytes that it takes."""
+        value = report_value(report)
+        self._reports.updateValue(tuple(report.place), (report.offset, value))
+        return len(value)
 
     def get_report(self, place: ReportPlace) -> ReplicaReport:
         """Return a kept report."""

@@ -1,48 +1,38 @@
-"""Samples added up by window, and the replicas' lag that follows (DataFrame to DataFrame)."""
+"""Samples of a micro-batch added up by window, row and bucket (DataFrame to DataFrame)."""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+import math
+
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own idiom
 
-WATERMARK_SECONDS = 5
-"""How long a window waits for records of other partitions."""
+from spark_streaming.windows.core.window_book import BUCKET_RATIO, RowKey, Sample, WindowStream
 
-_ACCURACY = 1000
+LOG = "log"
+REPORTS = "reports"
 
 
-def windowed(found: DataFrame, *, seconds: int) -> DataFrame:
-    """Add samples up in windows of ``seconds``: count, total, mean, greatest, p50, p99 of the amounts."""
-    amount = F.col("amount")
-    if found.isStreaming:
-        found = found.withWatermark("time", f"{WATERMARK_SECONDS} seconds")
-    added = found.groupBy(F.window("time", f"{seconds} seconds"), "log", "shard", "metric", "kind", "status").agg(
-        F.count("*").alias("count"),
-        F.sum(amount).alias("total"),
-        F.avg(amount).alias("mean"),
-        F.max(amount).alias("greatest"),
-        F.percentile_approx(amount, [0.5, 0.99], _ACCURACY).alias("percentiles"),
+def added_up(found: DataFrame, *, window_ms: int) -> DataFrame:
+    """Add samples up: log, shard, source, start_ms, metric, kind, status, bucket; samples, total, greatest."""
+    start = (F.floor(F.unix_millis("time") / window_ms) * window_ms).alias("start_ms")
+    source = F.when(F.col("metric") == "replica", REPORTS).otherwise(LOG).alias("source")
+    amount = F.col("amount").cast("long")
+    return found.groupBy("log", "shard", source, start, "metric", "kind", "status", _bucket(amount)).agg(
+        F.count("*").alias("samples"), F.sum(amount).alias("total"), F.max(amount).alias("greatest")
     )
-    return added.select(
-        F.col("window.start").alias("start"),
-        F.lit(seconds).alias("seconds"),
-        "log", "shard", "metric", "kind", "status", "count", "total", "mean", "greatest",
-        F.col("percentiles")[0].alias("p50"),
-        F.col("percentiles")[1].alias("p99"),
+
+
+def _bucket(amount: Column) -> Column:
+    """Return the bucket of an amount (:func:`amount_of`): 0 for 0 and less."""
+    bucket = F.greatest(F.lit(1), F.ceil(F.log(amount) / F.lit(math.log(BUCKET_RATIO))))
+    return F.when(amount > 0, bucket).otherwise(F.lit(0)).cast("int").alias("bucket")
+
+
+def sample_of(row: Row) -> Sample:
+    """Return a row of :func:`added_up` as the book takes it."""
+    return Sample(
+        stream=WindowStream(row.log, row.shard, row.source), start_ms=row.start_ms,
+        row=RowKey(row.metric, row.kind, row.status), bucket=row.bucket,
+        samples=row.samples, total=row.total, greatest=row.greatest,
     )  # fmt: skip
-
-
-def lags(windows: DataFrame) -> DataFrame:
-    """Return the replicas' lag by window: start, log, shard, node, lag (indexes behind the last batch, at least 0).
-
-    Windows without both a batch and a report are left out.
-    """
-    last = windows.where(F.col("metric") == "log_index").select(
-        "start", "log", "shard", F.col("greatest").alias("last")
-    )
-    reported = windows.where((F.col("metric") == "replica") & (F.col("status") != "evidence"))
-    replica = reported.groupBy("start", "log", "shard", F.col("kind").alias("node")).agg(
-        F.max("greatest").alias("reached")
-    )
-    behind = F.greatest(F.col("last") - F.col("reached"), F.lit(0.0)).cast("long")
-    return replica.join(last, ["start", "log", "shard"]).select("start", "log", "shard", "node", behind.alias("lag"))

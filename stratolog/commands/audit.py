@@ -18,11 +18,16 @@ from confluent_kafka import KafkaException
 
 from schemas.codecs.block_rows import block_of_key
 from spark_streaming import dashboard
+from spark_streaming.records.core.freshness import judged
+from spark_streaming.records.report_times import ReportTimes
+from spark_streaming.windows.core.reading_windows import LatestWindows
 from stratolog.cluster.reach import check_brokers
 from stratolog.cluster.verdicts import VerdictReader
+from stratolog.cluster.window_stats import read_windows
 from stratolog.commands.common.invocation import JsonOption, connected_settings_of
-from stratolog.commands.common.output import console, print_json, print_table, progress
+from stratolog.commands.common.output import console, notes, print_json, print_table, progress
 from stratolog.commands.common.waiting import interruptible
+from stratolog.commands.common.window_tables import print_windows
 from stratolog.errors import EXIT_FAILED, Unavailable, UsageError
 from stratolog.extras import check_spark
 from stratolog.local.jars import spark_jars
@@ -30,6 +35,7 @@ from stratolog.local.processes import log_tail
 
 if TYPE_CHECKING:
     from schemas.records.messages import Verdict
+    from spark_streaming.records.core.freshness import JudgedVerdict
     from stratolog.configuration.settings import Settings
 
 BATCH_JOB = "spark_streaming.jobs.audit_batch"
@@ -37,6 +43,8 @@ BATCH_TIMEOUT_S = 3600.0
 STOP_TIMEOUT_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 """Where our packages are, for a child in another directory."""
+SILENCE_S = 60.0
+"""Without a terminal, ``--follow`` says at this interval that replicas report and no verdict comes."""
 FOLLOW_SINCE_MS = 5 * 60_000
 """Without a terminal, ``--follow`` begins with verdicts of this age: a scrub happens once a minute or so."""
 
@@ -57,6 +65,12 @@ def command(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the running audit's verdicts until interrupted.")
     ] = False,
+    windows: Annotated[
+        bool, typer.Option("--windows", help="Show throughput, latency and lag, as the running audit counts them.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=1440, help="--windows looks at what was counted in so many minutes.")
+    ] = 5.0,
     report_timeout_s: Annotated[
         float, typer.Option(min=1.0, help="How long --once waits for a replica's report before 'unknown'.")
     ] = 20.0,
@@ -69,17 +83,21 @@ def command(
     """Say whether the replicas hold what the log says: Spark recomputes it from the log alone.
 
     --once: exit status 0 only if every replica of every shard and pipeline is equal, the oracle agrees, and no datanode
-    has reported stored bytes that are not the log's. --follow: of each replica the latest verdict; with --json every
-    verdict, one a line.
+    has reported stored bytes that are not the log's. --follow: of each replica the latest verdict with its age. It is
+    'stale' if replicas have reported since and nobody has judged them. With --json every verdict, one a line.
+    --windows: the newest full window of each shard and pipeline; with --json all windows of the time, one a line.
     """
-    if once == follow:
-        raise UsageError("give either --once or --follow")
+    if once + follow + windows != 1:
+        raise UsageError("give one of --once, --follow and --windows")
     if blocks and not once:
         raise UsageError("--blocks goes with --once")
     settings = connected_settings_of(context)
     check_brokers(settings)
     if follow:
         _follow(settings, as_json)
+        return
+    if windows:
+        _show_windows(settings, minutes, as_json=as_json)
         return
     with progress(as_json) as report, interruptible("there is no verdict; nothing was changed"):
         report("Spark reads the log and recomputes (half a minute or more)")
@@ -221,6 +239,20 @@ def _block_name(key: str) -> str:
     return f"block {container_id}/{local_id}"
 
 
+def _show_windows(settings: Settings, minutes: float, *, as_json: bool) -> None:
+    """Show windows of throughput, latency and lag."""
+    now_ms = time.time_ns() // 1_000_000
+    latest = LatestWindows()
+    latest.take(read_windows(settings.bootstrap_servers, now_ms - int(minutes * 60_000)))
+    if as_json:
+        for place in sorted(latest.windows):
+            print_json(asdict(latest.windows[place]))
+    elif newest := latest.of_each_partition():
+        print_windows(newest, now_ms)
+    else:
+        console.print(f"no windows were counted in {minutes:g} minutes: nothing was written, or no audit runs")
+
+
 # -- following ---------------------------------------------------------------------------------------------------------
 
 
@@ -233,28 +265,51 @@ def _follow(settings: Settings, as_json: bool) -> None:
             raise Unavailable(f"{settings.bootstrap_servers}: the verdicts cannot be read: {error.args[0]}") from error
         return
     since_ms = time.time_ns() // 1_000_000 - FOLLOW_SINCE_MS
+    times, latest, said_at_s = ReportTimes(settings.bootstrap_servers), dashboard.LatestVerdicts(), time.monotonic()
     with VerdictReader(settings.bootstrap_servers, since_ms=since_ms) as reader:
         try:
             for verdicts in reader.until(float("inf")):
-                if as_json:
-                    for verdict in verdicts:
-                        print_json(_plain(asdict(verdict)))
-                elif verdicts:
-                    _print_verdicts(verdicts)
+                for verdict in verdicts:
+                    latest.add(verdict)
+                _show(verdicts, times, as_json=as_json)
+                if not verdicts and time.monotonic() - said_at_s >= SILENCE_S:
+                    said_at_s = time.monotonic()
+                    _say_silence(latest, times)
         except KeyboardInterrupt:
             return
 
 
-def _print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Print new verdicts where there is no terminal to redraw."""
-    now_ms = time.time_ns() // 1_000_000
-    columns = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason")
+def _show(verdicts: Sequence[Verdict], times: ReportTimes, *, as_json: bool) -> None:
+    """Print new verdicts, each with its age, where there is no terminal to redraw."""
+    if not verdicts:
+        return
+    shown = judged(verdicts, times.newest_ms(), time.time_ns() // 1_000_000)
+    if not as_json:
+        _print_verdicts(shown)
+        return
+    for one in shown:
+        print_json(_plain(asdict(one.verdict)) | {"age_ms": one.age_ms, "stale": one.is_stale})
+
+
+def _say_silence(latest: dashboard.LatestVerdicts, times: ReportTimes) -> None:
+    reported_ms = times.newest_ms()
+    shown = judged(latest, reported_ms, time.time_ns() // 1_000_000)
+    words = dashboard.silence_words(shown, reported_ms)
+    if words is None and reported_ms and not shown:
+        words = "replicas report, and there is no verdict: does the audit run?"
+    if words is not None:
+        notes.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_verdicts(shown: Sequence[JudgedVerdict]) -> None:
+    columns = ("log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "reason")
     rows = [
         (
-            one.log, one.shard, one.node or None, one.basis, one.verdict, one.index, one.barrier_offset,
-            one.differing_slots or None, f"{max(0, now_ms - one.decided_at_ms) // 1000} s", one.reason or None,
+            one.verdict.log, one.verdict.shard, one.verdict.node or None, one.verdict.basis, one.words,
+            one.verdict.index, one.verdict.barrier_offset, one.verdict.differing_slots or None,
+            one.verdict.reason or None,
         )
-        for one in verdicts
+        for one in shown
     ]  # fmt: skip
     print_table("Audit: replicas against the log", columns, rows)
 

@@ -268,6 +268,7 @@ def _say_how_to_reach(settings: Settings) -> None:
     for what, arguments in (
         ("look at it", "status"),
         ("follow the audit", "audit --follow"),
+        ("see throughput, latency and lag", "audit --windows"),
         ("stop it", "down --remove-data"),
     ):
         notes.print(f"{what}: {_command(settings, arguments)}", markup=False, highlight=False, soft_wrap=True)

@@ -36,6 +36,7 @@ from schemas.topics import (
     OM_REJECTED,
     OM_REQUESTS,
     OM_RESPONSES,
+    OM_STATS,
     OM_VERDICTS,
     REQUEST_SETTINGS,
     UNCOMPRESSED,
@@ -102,6 +103,7 @@ class TopicPlan:
             OM_RESPONSES: WantedTopic(self.response_partitions, bounded),
             OM_AUDIT: WantedTopic(self.shards, bounded),
             OM_VERDICTS: WantedTopic(self.shards, bounded),
+            OM_STATS: WantedTopic(1, bounded),
             OM_REJECTED: WantedTopic(1, bounded),
         }
         if self.datanodes:

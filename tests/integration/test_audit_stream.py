@@ -18,20 +18,28 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
+from pyspark.errors import StreamingQueryException
 from rich.console import Console
 
 from schemas.codecs.block_rows import block_key
 from schemas.codecs.codec import decode, decode_as, encode
+from schemas.features import LATEST
 from schemas.records.datanode import BlockReport
 from schemas.records.log import Batch, Checkpoint, Delete, Merge, Put
-from schemas.records.messages import AuditReport, Verdict
+from schemas.records.messages import AuditReport, Verdict, WindowStats
 from schemas.topics import DN_LOG, OM_LOG
 from spark_streaming.batch.audit_once import audit_once
 from spark_streaming.configuration.audit_config import AuditConfig, config_from
 from spark_streaming.dashboard import follow
+from spark_streaming.jobs.audit_stream import Reporter
+from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WakeUps
 from spark_streaming.records.logs import KNOWN_LOGS
+from spark_streaming.verdicts.query import start
+from spark_streaming.verdicts.sinks import FindingSink
+from spark_streaming.windows.core.reading_windows import LatestWindows, rows_of
 from stratolog.local.jars import spark_jars
 from tests.support.audit.spark import spark
 from tests.support.local.stack import LocalKafka
@@ -56,23 +64,40 @@ class Topics:
             )
             for known in KNOWN_LOGS
         }
-        self.verdicts = f"verdicts-{name}"
+        self.verdicts, self.stats = f"verdicts-{name}", f"stats-{name}"
+        self.admin = kafka.admin
         self.sent: dict[tuple[str, int], int] = {}
-        appended = {"message.timestamp.type": "LogAppendTime"}
-        new = [NewTopic(self.verdicts, 1, 1)]
+        self.create([NewTopic(self.verdicts, 1, 1), NewTopic(self.stats, 1, 1)])
         for log, partitions in ((OM_LOG, shards), (DN_LOG, pipelines)):
             if partitions:
-                new.append(NewTopic(self.logs[log].topic, partitions, 1, config=appended))
-                new.append(NewTopic(self.logs[log].reports_topic, partitions, 1))
-        for created in kafka.admin.create_topics(new).values():
-            created.result()
+                self.create_log(log, partitions)
         self.producer = Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, "log_level": 0})
         self.folder = folder
+
+    def create(self, topics: list[NewTopic]) -> None:
+        for created in self.admin.create_topics(topics).values():
+            created.result()
+
+    def create_log(self, log: str, partitions: int) -> None:
+        topics = self.logs[log]
+        appended = {"message.timestamp.type": "LogAppendTime"}
+        self.create(
+            [NewTopic(topics.topic, partitions, 1, config=appended), NewTopic(topics.reports_topic, partitions, 1)]
+        )
+
+    def lose_reports(self, log: str, partition: int) -> None:
+        """Some come that nobody reads, and go as all that is older does when its time is over."""
+        topic = self.logs[log].reports_topic
+        for _ in range(5):
+            self.producer.produce(topic, b"nobody reads this", partition=partition)
+        assert self.producer.flush(30) == 0
+        for deleted in self.admin.delete_records([TopicPartition(topic, partition, OFFSET_END)]).values():
+            deleted.result()
 
     def settings(self, **changed: Any) -> dict[str, Any]:
         return {
             "bootstrap_servers": self.servers, "work_dir": str(self.folder / "audit"),
-            "logs": [dataclasses.asdict(log) for log in self.logs.values()], "verdicts_topic": self.verdicts, "jars": [str(jar) for jar in spark_jars()],
+            "logs": [dataclasses.asdict(log) for log in self.logs.values()], "verdicts_topic": self.verdicts, "stats_topic": self.stats, "jars": [str(jar) for jar in spark_jars()],
             "report_timeout_ms": 2000,
         } | changed  # fmt: skip
 
@@ -90,17 +115,24 @@ class Topics:
         assert self.producer.flush(30) == 0
 
     def read_verdicts(self) -> list[Verdict]:
+        return [decode_as(Verdict, value) for value in self.read(self.verdicts)]
+
+    def read_windows(self) -> LatestWindows:
+        """What a reader has of the windows; wake-ups have no value."""
+        latest = LatestWindows()
+        latest.take(decode_as(WindowStats, value) for value in self.read(self.stats) if value)
+        return latest
+
+    def read(self, topic: str) -> list[bytes]:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "none", "enable.auto.commit": False})
-        partition = TopicPartition(self.verdicts, 0, 0)
+        partition = TopicPartition(topic, 0, 0)
         end = consumer.get_watermark_offsets(partition)[1]
         consumer.assign([partition])
-        verdicts: list[Verdict] = []
-        while len(verdicts) < end:
-            verdicts += [
-                decode_as(Verdict, message.value() or b"") for message in consumer.consume(end - len(verdicts), 5)
-            ]
+        values: list[bytes] = []
+        while len(values) < end:
+            values += [message.value() or b"" for message in consumer.consume(end - len(values), 5)]
         consumer.close()
-        return verdicts
+        return values
 
 
 @pytest.fixture
@@ -275,13 +307,50 @@ def last_said(verdicts: list[Verdict], log: str = OM_LOG) -> dict[tuple[int, int
     return {(v.shard, v.barrier_offset, v.node, v.basis): v.verdict for v in verdicts if v.log == log}
 
 
+def records_in(latest: LatestWindows) -> dict[tuple[str, int], Counter[str]]:
+    """Records of each partition by their type, as the windows count them."""
+    found: dict[tuple[str, int], Counter[str]] = {}
+    for one in latest.windows.values():
+        for row in rows_of(one, "record"):
+            found.setdefault((one.log, one.shard), Counter())[row.kind] += row.count
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_micro_batch_that_newer_software_wrote_is_run_again_by_the_next_start(topics: Callable[..., Topics]):
+    """An older auditor took it as read: ``diverged`` for all, and for good."""
+    sent = topics(1)
+    log = ordinary_log()
+    log.feature_level(LATEST + 1)
+    sent.send(log, ())
+    config = config_from(sent.settings(shuffle_partitions=1))
+    seen: list[list[tuple[str, str, str]]] = []
+    for _ in range(2):
+        health = JobHealth(config.health_file)
+        reporter = Reporter(health, WakeUps([]))
+        sink = FindingSink(
+            bootstrap_servers=sent.servers, topic=sent.verdicts, output_dir=None, on_written=reporter.on_written
+        )
+        with pytest.raises(StreamingQueryException):
+            start(spark(), config, sink, once=True).awaitTermination()
+        assert f"feature level {LATEST + 1}" in (reporter.too_old or "")
+        written = json.loads(config.health_file.read_text())["verdicts"].values()
+        said = [(v["node"], v["verdict"], v["basis"]) for v in written]
+        seen.append(sorted(one for one in said if one[2] == "log"))
+    assert seen == [[(node, "unknown", "log") for node in REPLICAS]] * 2
+    assert {v.verdict for v in sent.read_verdicts()} == {"unknown"}
+
+
 @pytest.mark.timeout(1200)
 def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs: Callable[[dict[str, Any]], Job]):
-    """Two shards and a pipeline; the driver is killed between their halves; one replica falls silent in the second half."""
-    sent = topics(2, 40)
+    """Two shards and a pipeline; the driver is killed between their halves; one replica falls silent in the second half.
+
+    The datanodes' log is made while the audit runs. Reports that the audit has not read are gone when it starts again.
+    """
+    sent = topics(2)
     pipeline = ordinary_pipeline(33)
     scanned = pipeline.barriers[-1]
-    sent.send(pipeline, [*pipeline.all_reports(), pipeline.block_report(scanned, "dn1")])
     logs = [ordinary_log(shard, shards=2) for shard in range(2)]
     for log in logs:
         sent.send(log, log.all_reports())
@@ -298,9 +367,13 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs:
             }
         )
 
-    job = jobs(sent.settings(shuffle_partitions=1))
+    job = jobs(sent.settings(shuffle_partitions=1, window_seconds=1, windows_trigger_ms=1000))
     job.wait_for(reached({shard: at.offset for shard, at in first.items()}, REPLICAS))
+    sent.create_log(DN_LOG, 40)
+    sent.send(pipeline, [*pipeline.all_reports(), pipeline.block_report(scanned, "dn1")])
+    job.wait_for(lambda health: {f"dn.log/33/{node}/scrubbed" for node in MEMBERS} <= set(health["verdicts"]))
     job.end(signal.SIGKILL)
+    sent.lose_reports(OM_LOG, 0)
 
     wrong: dict[int, Any] = {}
     for log in logs:
@@ -314,12 +387,20 @@ def test_running_audit_goes_on_after_a_kill(topics: Callable[..., Topics], jobs:
     # The first member's report of its blocks has waited in the state; one of the others has lost a block.
     disk = {block: data for block, data in pipeline.disk.items() if block != max(pipeline.disk)}
     sent.send(pipeline, [pipeline.block_report(scanned, "dn2"), pipeline.block_report(scanned, "dn3", disk)])
-    job = jobs(sent.settings(shuffle_partitions=1, windows=True, window_seconds=1, windows_trigger_ms=1000))
+    job = jobs(sent.settings(shuffle_partitions=1, window_seconds=1, windows_trigger_ms=1000))
     job.wait_for(reached({shard: last.offset for shard, (_, last) in wrong.items()}, REPLICAS))
-    job.wait_for(lambda health: (job.config.output_dir / "windows").exists())
     job.wait_for(lambda health: "dn.log/33/dn3/replicas:blocks" in health["verdicts"])
+    appended = {
+        ((DN_LOG if isinstance(log, PipelineLog) else OM_LOG), log.shard): Counter(
+            type(decode(value)).__name__ for value in log.values
+        )
+        for log in (*logs, pipeline)
+    }
+    job.wait_for(lambda health: records_in(sent.read_windows()) == appended)
     assert job.end(signal.SIGTERM) == 0
     assert job.health()["status"] == "stopped"
+    assert "Traceback" not in Path(job.output.name).read_text(), "a stop interrupts no micro-batch"
+    assert {one.late for one in sent.read_windows().windows.values()} == {0}
 
     latest = follow(
         sent.servers,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import DataFrame
 
 from schemas.codecs.codec import decode_as, encode
 from schemas.column_families import DN_COLUMN_FAMILIES, OM_COLUMN_FAMILIES
@@ -20,8 +21,9 @@ from spark_streaming.batch import counting, oracle
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import log_rows, report_rows
 from spark_streaming.verdicts.audit import log_row, report
+from spark_streaming.windows.core.window_book import Amounts, ChangedWindow, RowKey, WindowBook
 from spark_streaming.windows.samples import LOGGED, samples
-from spark_streaming.windows.sums import lags, windowed
+from spark_streaming.windows.sums import added_up, sample_of
 from tests.support.audit import auditmodel
 from tests.support.audit.spark import APPENDED_AT, raw_records, spark
 from tests.support.logs.logbuilder import START_MS, LogBuilder, counter, digest, ordinary_log, row_hash, total_hex
@@ -364,39 +366,23 @@ def test_windows_count_what_is_in_the_log():
     log.batch(results=5)
     log.request_batch(requests=2)
     reports = raw_records({0: [encode(log.report(at, "om1")), encode(log.report(at, "om2", index=at.index - 2))]})
-    found = windowed(samples(raw_records({0: log.values}), reports), seconds=10).persist()
-    rows = {(row.metric, row.kind, row.status): row for row in found.collect()}
+    rows = rows_of(samples(raw_records({0: log.values}), reports))
     operations = {key[1]: row.total for key, row in rows.items() if key[0] == "operation"}
     assert operations == {"put": 2, "delete": 1, "merge": 1, "checkpoint": 0, "retry_row": 7}
     requests = rows["request", "CreateKey", "OK"]
-    assert requests["count"] == 10
+    assert requests.count == 10
     sent_at_ms = [START_MS + 10 * n - 5 for n in (1, 2, 3) for _ in range({1: 2, 2: 3, 3: 5}[n])]
     assert requests.greatest == APPENDED_AT.timestamp() * 1000 - min(sent_at_ms)
-    assert requests.mean == pytest.approx(APPENDED_AT.timestamp() * 1000 - sum(sent_at_ms) / 10)
-    assert rows["request", "CreateKey", LOGGED]["count"] == 2
-    assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""]["count"]) == (12, 4)
+    assert requests.total == APPENDED_AT.timestamp() * 1000 * 10 - sum(sent_at_ms)
+    assert rows["request", "CreateKey", LOGGED].count == 2
+    assert (rows["batch", "requests", ""].total, rows["batch", "requests", ""].count) == (12, 4)
     assert rows["record", "Batch", ""].total == sum(len(log.values[n]) for n in (2, 3, 5))
     assert {key[1] for key in rows if key[0] == "record"} == {
         "LeaderClaim", "Genesis", "Batch", "Barrier", "RequestBatch",
     }  # fmt: skip
     assert rows["block", "commit", ""].total == rows["block", "delete", ""].total == 0
-    assert {row.node: row.lag for row in lags(found).collect()} == {"om1": 7, "om2": 9}
-    found.unpersist()
-
-
-def test_a_lag_is_never_negative_and_evidence_does_not_count():
-    log = LogBuilder().start()
-    log.batch(results=4)
-    at = log.barrier()
-    told = [
-        log.report(at, "om1", index=9),
-        log.report(at, "om2", index=1),
-        log.report(at, "om2", index=3, basis="scrubbed"),
-        log.evidence_report("om3", "keyTable", b"k"),
-    ]
-    reports = raw_records({0: [*map(encode, told), b"nonsense", None]})
-    found = windowed(samples(raw_records({0: log.values}), reports), seconds=10)
-    assert {row.node: row.lag for row in lags(found).collect()} == {"om1": 0, "om2": 1}
+    reached = [rows["replica", node, "incremental"].greatest for node in ("om1", "om2")]
+    assert (rows["log_index", "", ""].greatest, reached) == (12, [5, 3])
 
 
 def test_what_cannot_be_decoded_is_counted_all_the_same():
@@ -421,13 +407,53 @@ def test_a_window_adds_up_the_amounts_of_its_seconds():
     frame = spark().createDataFrame(
         rows, "log string, shard int, time timestamp, metric string, kind string, status string, amount double"
     )
-    first, second = windowed(frame, seconds=10).orderBy("start").collect()
-    assert first.start.timestamp() == APPENDED_AT.timestamp()
-    assert (first.log, first.shard, first.metric, first.kind, first.status, first.seconds) == (
-        OM_LOG, 3, "request", "CreateKey", "OK", 10,
+    found = book_of(frame)
+    assert {one.stream for one in found} == {(OM_LOG, 3, "log")}
+    assert [one.start_ms - APPENDED_AT.timestamp() * 1000 for one in found] == [0, 10_000]
+    first, second = (one.rows[RowKey("request", "CreateKey", "OK")] for one in found)
+    assert (first.count, first.total, first.greatest, first.percentile(0.5), first.percentile(0.99)) == (
+        4, 106, 100, 2, 100,
     )  # fmt: skip
-    assert [first[name] for name in ("count", "total", "mean", "greatest", "p50", "p99")] == [4, 106, 26.5, 100, 2, 100]
-    assert (second["count"], second.total) == (1, 7)
+    assert (second.count, second.total) == (1, 7)
+
+
+def test_windows_are_exact_after_a_backlog_in_many_micro_batches_and_with_skewed_partitions():
+    """One partition begins hours after the other; each is read in pieces, the reports all at first."""
+    frames: list[tuple[Any, ...]] = []
+    for shard, hours, count in ((0, 0, 90), (1, 5, 7)):
+        times = [(n, APPENDED_AT + timedelta(hours=hours, seconds=4 * n)) for n in range(count)]
+        frames += [(OM_LOG, shard, time, "operation", "put", "", float(n)) for n, time in times]
+        frames += [(OM_LOG, shard, time, "replica", "om1", "incremental", float(n)) for n, time in times]
+    columns = "log string, shard int, time timestamp, metric string, kind string, status string, amount double"
+    oracle_says = sums_of(book_of(spark().createDataFrame(frames, columns)))
+    pieces = [[row for row in frames if row[3] == "replica"]]
+    puts = [row for row in frames if row[3] == "operation"]
+    pieces += [[row for row in puts if row[1] == 1], *(puts[n : n + 30] for n in range(0, 90, 30))]
+    book = WindowBook(10_000)
+    found: dict[Any, tuple[int, int]] = {}
+    for number, piece in enumerate(pieces):
+        frame = spark().createDataFrame(piece, columns)
+        found |= sums_of(book.take(number, map(sample_of, added_up(frame, window_ms=10_000).collect())))
+    assert found == oracle_says
+    assert sum(total for *_, total in found.values()) == 2 * (sum(range(90)) + sum(range(7)))
+
+
+def book_of(found: DataFrame) -> list[ChangedWindow]:
+    """Windows of all samples at once."""
+    return WindowBook(10_000).take(0, map(sample_of, added_up(found, window_ms=10_000).collect()))
+
+
+def sums_of(windows: list[ChangedWindow]) -> dict[Any, tuple[int, int]]:
+    return {
+        (one.stream, one.start_ms, row): (amounts.count, amounts.total)
+        for one in windows
+        for row, amounts in one.rows.items()
+    }
+
+
+def rows_of(found: DataFrame) -> dict[tuple[str, str, str], Amounts]:
+    """The rows of the one window of all samples."""
+    return {(row.metric, row.kind, row.status): amounts for one in book_of(found) for row, amounts in one.rows.items()}
 
 
 def test_windows_count_blocks():
@@ -435,6 +461,7 @@ def test_windows_count_blocks():
     log.batch(log.put_block(1, 1, b"a"), log.put_block(1, 2, b"b"), log.put("containerTable", b"c", b"1"))
     log.batch(log.delete_block(1, 1))
     reports = raw_records({0: []}, log=DN_LOG)
-    found = windowed(samples(raw_records({0: log.values}, log=DN_LOG), reports), seconds=10).collect()
-    assert {row.log for row in found} == {DN_LOG}
-    assert {row.kind: row.total for row in found if row.metric == "block"} == {"commit": 2, "delete": 1}
+    found = book_of(samples(raw_records({0: log.values}, log=DN_LOG), reports))
+    assert {one.stream.log for one in found} == {DN_LOG}
+    totals = {row.kind: one.total for window in found for row, one in window.rows.items() if row.metric == "block"}
+    assert totals == {"commit": 2, "delete": 1}

@@ -1,1 +1,1 @@
-"""The auditor's own reading rule. Pure."""
+"""The auditor's own reading rule, and how old verdicts may be. Pure."""

@@ -13,8 +13,9 @@ Pure: headers in, states out; no I/O, no clock, no Spark. Rules:
 6. A log that does not begin at offset 0 has been trimmed. It is read from its first *base* on: a DigestBase whose next
    record of the same claim is a Members record that follows it in seq, chain and index. What lies before is not judged,
    and nothing there breaks the contract. Whoever trims a log cuts it right before a base.
-7. The members are Genesis' replicas until a Members record names others. An unknown feature level ends the reading,
-   because the meaning of later records is unknown too.
+7. The members are Genesis' replicas until a Members record names others.
+8. What newer software has written ends the reading, and breaks nothing: :class:`LogTooNew`. It is a feature level that
+   this auditor does not know (the meaning of later records is unknown too), or a record of an unknown schema.
 """
 
 from __future__ import annotations
@@ -51,6 +52,14 @@ class LogBroken(Exception):
         super().__init__(f"offset {offset}: {reason}")
         self.offset = offset
         self.reason = reason
+
+
+class LogTooNew(LogBroken):
+    """Newer software has written the record at ``offset``: nothing is wrong, but this auditor must be upgraded."""
+
+
+UNKNOWN_SCHEMA = "unknown schema fingerprint"
+"""How the error of a record begins whose schema is of no known version."""
 
 
 class Ruling(Enum):
@@ -148,7 +157,7 @@ class AuditPosition:
 def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
     """Read the next record of the partition; return the position after it and what it is.
 
-    Raises LogBroken where a reader must stop.
+    Raises LogBroken where a reader must stop, also LogTooNew.
     """
     if position.next_offset == 0 and header.offset > 0:
         position = replace(position, next_offset=header.offset, trimmed_to=header.offset)
@@ -158,7 +167,7 @@ def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling
     if position.seeks_base:
         return _seek_base(after, header)
     if header.kind is None:
-        raise LogBroken(header.offset, header.error or "undecodable record")
+        raise _undecodable(header)
     if header.kind == CLAIM:
         return _read_claim(after, header)
     if header.term > position.term:
@@ -168,6 +177,13 @@ def read(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling
     if header.term != position.term or header.nonce != position.nonce or header.seq != position.seq + 1:
         return after, Ruling.VOID
     return _count(after, header), Ruling.COUNTS
+
+
+def _undecodable(header: Header) -> LogBroken:
+    reason = header.error or "undecodable record"
+    if reason.startswith(UNKNOWN_SCHEMA):
+        return LogTooNew(header.offset, f"{reason}: upgrade the audit")
+    return LogBroken(header.offset, reason)
 
 
 def _seek_base(position: AuditPosition, header: Header) -> tuple[AuditPosition, Ruling]:
@@ -229,9 +245,8 @@ def _count(position: AuditPosition, header: Header) -> AuditPosition:
 
 def _check_level(header: Header) -> None:
     if header.feature_level > LATEST:
-        raise LogBroken(
-            header.offset, f"feature level {header.feature_level}, this auditor knows up to {LATEST}: upgrade it"
-        )
+        reason = f"feature level {header.feature_level}, this audit knows up to {LATEST}: upgrade it"
+        raise LogTooNew(header.offset, reason)
 
 
 def _count_batch(position: AuditPosition, header: Header) -> AuditPosition:

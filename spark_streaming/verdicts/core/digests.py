@@ -17,6 +17,13 @@ Sums = NDArray[np.uint64]
 Hashes = NDArray[np.int64]
 
 
+MAX_DIFFERENCES = 64
+"""Most differing slots that a verdict names; it counts them all."""
+
+CONDENSED = 256
+"""Changes of one record beyond which they are added up by slot: a record of 8 MiB may have hundreds of thousands."""
+
+
 def zeros(families: int) -> Sums:
     """Return the digest of no rows for ``families`` column families."""
     return np.zeros(families * BUCKETS, dtype=np.uint64)
@@ -26,6 +33,19 @@ def add_changes(sums: Sums, slot: Hashes, new: Hashes, prev: Hashes) -> None:
     """Add ``new - prev`` to each row's slot, in place; 0 stands for an absent row."""
     if len(slot):
         np.add.at(sums, slot, new.view(np.uint64) - prev.view(np.uint64))
+
+
+def condensed(slot: Hashes, new: Hashes, prev: Hashes) -> tuple[Hashes, Hashes, Hashes]:
+    """Return the changes of one record with the same effect, at most one for each slot if there are many.
+
+    So a record takes no more memory than all slots do, whatever its size is.
+    """
+    if len(slot) <= CONDENSED:
+        return slot, new, prev
+    named, positions = np.unique(slot, return_inverse=True)
+    net = np.zeros(len(named), dtype=np.uint64)
+    np.add.at(net, positions, new.view(np.uint64) - prev.view(np.uint64))
+    return named, net.view(np.int64), np.zeros(len(named), dtype=np.int64)
 
 
 def from_sparse(families: int, slots: Sequence[int] | Hashes, sums: Sequence[int] | Hashes) -> Sums:

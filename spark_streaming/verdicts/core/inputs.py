@@ -33,7 +33,11 @@ class ReportPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LogRow:
-    """A log record as the transforms hand it over: header, changes of a batch, digest of a DigestBase."""
+    """A log record as the transforms hand it over: header, changes of a batch, digest and basis of a DigestBase.
+
+    ``base_asked_by``: of a batch whose first request asked for the DigestBase before it, the client's id in
+    hexadecimal.
+    """
 
     header: Header
     slot: Hashes
@@ -42,6 +46,8 @@ class LogRow:
     unknown_families: tuple[str, ...] = ()
     base_slots: Sequence[int] | Hashes = ()
     base_sums: Sequence[int] | Hashes = ()
+    base_basis: str = ""
+    base_asked_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""A replica's report compared with a kept barrier. Pure."""
+"""A replica's report compared with a kept barrier; a DigestBase compared with the sums before it. Pure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from dataclasses import replace
 
 from schemas.records.messages import Difference, Verdict
 from spark_streaming.verdicts.core import digests
-from spark_streaming.verdicts.core.audited_shard import AuditedShard
-from spark_streaming.verdicts.core.digests import Sums
+from spark_streaming.verdicts.core.audited_shard import AuditedShard, why_base
+from spark_streaming.verdicts.core.digests import MAX_DIFFERENCES
 from spark_streaming.verdicts.core.inputs import ReplicaReport
-from spark_streaming.verdicts.core.shard_state import KeptBarrier
-from spark_streaming.verdicts.core.words import DIVERGED, EQUAL, EVIDENCE, alone_basis
-
-MAX_DIFFERENCES = 64
-"""Most differing slots that a verdict names; it counts them all."""
+from spark_streaming.verdicts.core.shard_state import BaseChange, KeptBarrier
+from spark_streaming.verdicts.core.words import BASE, DIVERGED, EQUAL, EVIDENCE, UNKNOWN, alone_basis
 
 
 def judge(audited: AuditedShard, barrier: KeptBarrier, report: ReplicaReport, now_ms: int) -> Verdict:
@@ -26,7 +23,10 @@ def judge(audited: AuditedShard, barrier: KeptBarrier, report: ReplicaReport, no
         return audited.verdict_on(report, DIVERGED, report.basis, f"malformed digest: {error}", now_ms)
     own = barrier.sums
     differing = (own != found).nonzero()[0]
-    differences = [_difference(int(slot), audited.families, own, found) for slot in differing[:MAX_DIFFERENCES]]
+    differences = [
+        difference(audited.families, int(slot), digests.signed(own[slot]), digests.signed(found[slot]))
+        for slot in differing[:MAX_DIFFERENCES]
+    ]
     is_flagged = report.flagged or report.evidence is not None
     reasons = []
     if is_flagged:
@@ -44,7 +44,14 @@ def judge(audited: AuditedShard, barrier: KeptBarrier, report: ReplicaReport, no
     return replace(verdict, index=barrier.index, differences=differences, differing_slots=len(differing))
 
 
-def _difference(slot: int, families: tuple[str, ...], log: Sums, replica: Sums) -> Difference:
+def judge_base(audited: AuditedShard, base: BaseChange, now_ms: int) -> Verdict:
+    """Say that a DigestBase has replaced the log's sums: ``unknown``, for nothing proves that it was right to."""
+    plain = audited.verdict("", base.offset, base.index, UNKNOWN, BASE, why_base(base), now_ms)
+    differences = [difference(audited.families, *changed) for changed in base.named]
+    return replace(plain, differences=differences, differing_slots=base.slots)
+
+
+def difference(families: tuple[str, ...], slot: int, log_sum: int, replica_sum: int) -> Difference:
+    """Name a slot in which two digests differ; of a DigestBase ``replica_sum`` is the base's."""
     family, bucket = digests.slot_name(slot, families)
-    log_sum, replica_sum = digests.signed(log[slot]), digests.signed(replica[slot])
     return Difference(cf=family, bucket=bucket, log_sum=log_sum, replica_sum=replica_sum)

@@ -16,7 +16,15 @@ from spark_streaming.verdicts.core.audited_shard import AuditedShard
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
 from spark_streaming.verdicts.core.judging import judge
 from spark_streaming.verdicts.core.peers import agreed
-from spark_streaming.verdicts.core.shard_state import AuditState, Finding, KeptBarrier, LogStanding, Waiting
+from spark_streaming.verdicts.core.shard_state import (
+    AuditState,
+    EarlyReport,
+    Finding,
+    KeptBarrier,
+    LogStanding,
+    ReportTopic,
+    Waiting,
+)
 from spark_streaming.verdicts.core.words import DIVERGED, EVIDENCE, INCREMENTAL, LOG, SCRUBBED, UNKNOWN, alone_basis
 
 
@@ -49,20 +57,25 @@ def place_of(state: AuditState, offset: int) -> BarrierPlace:
 class ReportMatching:
     """Keeps barriers and reports of one shard until they have been matched."""
 
-    def __init__(self, audited: AuditedShard) -> None:
+    def __init__(self, audited: AuditedShard, topic: ReportTopic | None = None) -> None:
         self._audited = audited
+        self._topic = topic
         self._state = audited.state
         self._store = audited.store
         self._arrived: dict[ReportPlace, ReplicaReport] = {}
         self._evidence: list[ReplicaReport] = []
+        self._early_bytes = sum(early.size for early in self._state.early.values())
 
     # Reports.
 
     def take(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         """Take a report of this micro-batch; one whose barrier is AHEAD is kept for :meth:`reach_barrier`."""
         audited, offset = self._audited, report.barrier_offset
-        if wrong := report.error or audited.why_foreign(report):
-            yield audited.unknown(report, wrong, now_ms)
+        place = place_of(self._state, offset)
+        # Whether the node is a member where the log has not been read yet is known at the barrier.
+        wrong = audited.why_misplaced if place is BarrierPlace.AHEAD else audited.why_foreign
+        if why := report.error or wrong(report):
+            yield audited.unknown(report, why, now_ms)
             return
         if report.basis == EVIDENCE:
             if self._state.position.has_begun:
@@ -70,19 +83,24 @@ class ReportMatching:
             else:  # whether it is of a time before the base of a trimmed log is known after this micro-batch's records
                 self._evidence.append(report)
             return
-        match place_of(self._state, offset):
+        match place:
             case BarrierPlace.KEPT:
                 waiting = self._state.waiting[offset]
                 waiting.missing.discard(report.key)
                 yield from self._match(self._store.get_barrier(offset), waiting, report, now_ms)
             case BarrierPlace.BEHIND_BREAK:
-                yield audited.verdict_on(report, DIVERGED, LOG, audited.broken_reason(), now_ms)
+                yield self._ended(report, now_ms)
             case BarrierPlace.PASSED:
                 yield audited.unknown(report, "no kept barrier at that offset", now_ms)
             case BarrierPlace.AHEAD:
                 self._arrived[report.place] = report
             case BarrierPlace.UNJUDGED:
                 pass
+
+    def _ended(self, report: ReplicaReport, now_ms: int) -> Verdict:
+        """Return the verdict on a report of a barrier behind the end of the log's reading."""
+        audited = self._audited
+        return audited.verdict_on(report, audited.ended_verdict, LOG, audited.broken_reason(), now_ms)
 
     def _judge_evidence(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
         position = self._state.position
@@ -119,53 +137,143 @@ class ReportMatching:
 
     # Reports before their barriers.
 
-    def keep_early(self, now_ms: int) -> Iterator[Verdict]:
-        """Keep the reports of this micro-batch that preceded their barriers; judge those whose barrier cannot come."""
+    def keep_early(self, now_ms: int, *, is_read_on: bool) -> Iterator[Verdict]:
+        """Keep the reports of this micro-batch that preceded their barriers; judge those whose barrier cannot come.
+
+        ``is_read_on``: whether this micro-batch has records of the log. If they are old, the audit has a backlog, and
+        kept reports wait from now on: their barriers are still to be read.
+        """
         audited, state = self._audited, self._state
         for report in self._evidence:
             yield from self._judge_evidence(report, now_ms)
         self._evidence.clear()
-        for place in [place for place in state.early if state.position.is_unjudged(place.offset)]:
-            del state.early[place]
-            self._store.drop_report(place)
+        yield from self._drop_passed(now_ms)
+        if is_read_on and state.position.timestamp_ms + audited.limits.report_timeout_ms < now_ms:
+            self._wait_from(now_ms)
+        yield from self.take_back(now_ms)
         for place, report in self._arrived.items():
             match place_of(state, place.offset):
                 case BarrierPlace.BEHIND_BREAK:
-                    yield audited.verdict_on(report, DIVERGED, LOG, audited.broken_reason(), now_ms)
+                    yield self._ended(report, now_ms)
+                case BarrierPlace.AHEAD if self._is_behind_held_back(place):
+                    state.hold_back(report.offset, report.offset + 1)
                 case BarrierPlace.AHEAD:
-                    self._store.put_report(report)
-                    state.early[place] = now_ms + audited.limits.report_timeout_ms
+                    yield from self._keep(report, now_ms)
                 case BarrierPlace.UNJUDGED:
                     pass
                 case _:
                     yield audited.unknown(report, "no barrier at that offset", now_ms)
         self._arrived.clear()
-        while len(state.early) > audited.limits.early_reports:
-            oldest, deadline_ms = self._drop_early(min(state.early))
-            if deadline_ms is not None:
-                yield audited.unknown(oldest, "too many reports wait for their barriers", now_ms)
+
+    def _is_behind_held_back(self, place: ReportPlace) -> bool:
+        """Say whether a report must wait for those that are held back: they are of nearer barriers, as a rule."""
+        state = self._state
+        return self._topic is not None and state.holds_back and (not state.early or place > max(state.early))
+
+    def _drop_passed(self, now_ms: int) -> Iterator[Verdict]:
+        """Drop kept reports at offsets that the log has been read past: there is no barrier, or it is not judged."""
+        for place in list(self._state.early):
+            match place_of(self._state, place.offset):
+                case BarrierPlace.UNJUDGED:
+                    self._drop_early(place)
+                case BarrierPlace.PASSED:
+                    report, deadline_ms = self._drop_early(place)
+                    if deadline_ms is not None:
+                        yield self._audited.unknown(report, "no barrier at that offset", now_ms)
+
+    def _wait_from(self, now_ms: int) -> None:
+        for early in self._state.early.values():
+            if early.deadline_ms is not None:
+                early.deadline_ms = now_ms + self._audited.limits.report_timeout_ms
+
+    def _keep(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
+        """Keep an early report; if that is too much, hold back those of the farthest barriers."""
+        state, limits, place = self._state, self._audited.limits, report.place
+        if self._topic is not None and len(state.early) >= limits.early_reports and place > max(state.early):
+            state.hold_back(report.offset, report.offset + 1)
+            return
+        size = self._store.put_report(report)
+        self._early_bytes += size - (state.early[place].size if place in state.early else 0)
+        deadline_ms: int | None = now_ms + limits.report_timeout_ms
+        state.early[place] = EarlyReport(deadline_ms=deadline_ms, offset=report.offset, size=size)
+        while len(state.early) > limits.early_reports or self._early_bytes > limits.early_bytes:
+            farthest = max(state.early)
+            offset = state.early[farthest].offset
+            dropped, deadline_ms = self._drop_early(farthest)
+            if self._topic is not None:
+                state.hold_back(offset, offset + 1)
+            elif deadline_ms is not None:
+                yield self._audited.unknown(dropped, "too many reports wait for their barriers", now_ms)
+
+    # Reports that were held back.
+
+    def has_room_for_held_back(self) -> bool:
+        """Say whether reports are held back, and half the room for early ones is free."""
+        limits = self._audited.limits
+        return (
+            self._topic is not None
+            and self._state.held_back is not None
+            and len(self._state.early) <= limits.early_reports // 2
+            and self._early_bytes <= limits.early_bytes // 2
+        )
+
+    def take_back(self, now_ms: int) -> Iterator[Verdict]:
+        """Read reports again that were held back, until there is no more room.
+
+        Between them lie some that have been judged; nothing is said of those a second time.
+        """
+        held = self._state.held_back
+        if held is None or self._topic is None or not self.has_room_for_held_back():
+            return
+        self._state.held_back = None
+        for number, report in enumerate(self._topic.read(*held)):
+            if self._state.holds_back or number >= self._audited.limits.taken_back:
+                self._state.hold_back(report.offset, held.end)
+                break
+            yield from self._take_again(report, now_ms)
+
+    def _take_again(self, report: ReplicaReport, now_ms: int) -> Iterator[Verdict]:
+        if report.error or report.basis == EVIDENCE or self._audited.why_misplaced(report):
+            return
+        match place_of(self._state, report.barrier_offset):
+            case BarrierPlace.KEPT:
+                waiting = self._state.waiting[report.barrier_offset]
+                if report.key in waiting.missing:
+                    waiting.missing.discard(report.key)
+                    yield from self._match(self._store.get_barrier(report.barrier_offset), waiting, report, now_ms)
+            case BarrierPlace.BEHIND_BREAK:
+                yield self._ended(report, now_ms)
+            case BarrierPlace.AHEAD:
+                if report.place not in self._state.early:
+                    yield from self._keep(report, now_ms)
+            case _:
+                pass
 
     def drop_behind_break(self, offset: int, now_ms: int) -> Iterator[Verdict]:
         """Judge and drop the early reports on barriers that a log broken at ``offset`` will never reach.
 
-        They are ``diverged``, as if they had come after the break; also those already judged ``unknown``.
+        They are judged as if they had come after the break; also those already judged ``unknown``.
         """
-        audited = self._audited
         for place in [place for place in self._state.early if place.offset >= offset]:
             report, _ = self._drop_early(place)
-            yield audited.verdict_on(report, DIVERGED, LOG, audited.broken_reason(), now_ms)
+            yield self._ended(report, now_ms)
 
     def _drop_early(self, place: ReportPlace) -> tuple[ReplicaReport, int | None]:
         """Forget an early report; return it, and its deadline."""
-        deadline_ms = self._state.early.pop(place)
+        early = self._state.early.pop(place)
+        self._early_bytes -= early.size
         report = self._store.get_report(place)
         self._store.drop_report(place)
-        return report, deadline_ms
+        return report, early.deadline_ms
 
     # Barriers.
 
     def reach_barrier(self, header: Header, now_ms: int) -> Iterator[Finding]:
-        """Keep the barrier that has just been read, and match the reports that came before it."""
+        """Keep the barrier that has just been read, and match the reports that came before it.
+
+        One micro-batch may hold more barriers than there is room for early reports, so what was held back is taken in
+        the midst of it.
+        """
         state, position = self._state, self._state.position
         blind = state.standing is LogStanding.BLIND
         barrier = KeptBarrier(
@@ -184,6 +292,7 @@ class ReportMatching:
         for report in self._early_of(header.offset):
             waiting.missing.discard(report.key)
             yield from self._match(self._store.get_barrier(header.offset), waiting, report, now_ms)
+        yield from self.take_back(now_ms)
         while len(state.waiting) > self._audited.limits.kept_barriers:
             yield from self._drop_barrier(min(state.waiting), now_ms)
 
@@ -208,9 +317,9 @@ class ReportMatching:
             if waiting.is_due(now_ms):
                 waiting.deadline_ms = None
                 yield from self._missing(offset, waiting, "no report in time", now_ms)
-        for place, deadline_ms in self._state.early.items():
-            if deadline_ms is not None and deadline_ms <= now_ms:
-                self._state.early[place] = None
+        for place, early in self._state.early.items():
+            if early.deadline_ms is not None and early.deadline_ms <= now_ms:
+                early.deadline_ms = None
                 reason = "no barrier in the log at that offset yet"
                 yield self._audited.unknown(self._store.get_report(place), reason, now_ms)
 

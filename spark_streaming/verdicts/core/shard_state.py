@@ -1,21 +1,22 @@
 """What the audit of a shard remembers between micro-batches, and its limits. Pure.
 
-The log is in one of three states (:class:`LogStanding`)::
+The log is in one of four states (:class:`LogStanding`)::
 
     SUMMED --RequestBatch--> BLIND --DigestBase--> SUMMED
     either --the log breaks its contract--> BROKEN, for ever
+    either --newer software wrote a record--> UNREADABLE, until the audit is upgraded
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import Verdict
-from spark_streaming.records.core.reading import DIGEST_BASE, REQUEST_BATCH, AuditPosition, LogBroken
+from spark_streaming.records.core.reading import DIGEST_BASE, REQUEST_BATCH, AuditPosition, LogBroken, LogTooNew
 from spark_streaming.verdicts.core.digests import Sums
 from spark_streaming.verdicts.core.inputs import ReplicaReport, ReportKey, ReportPlace
 
@@ -23,7 +24,13 @@ KEPT_BARRIERS = 256
 """Barriers whose sums are kept for later reports: over four minutes at one a second, 20 KiB each."""
 
 EARLY_REPORTS = 1024
-"""Most reports that are kept until their barrier is read."""
+"""Most reports that are kept until their barrier is read; those of the farthest barriers are held back beyond it."""
+
+EARLY_BYTES = 64 * 1024 * 1024
+"""Most bytes of such reports: a report has 8 MiB at most, 20 KiB as a rule."""
+
+TAKEN_BACK = 20_000
+"""Most reports that were held back and are read again in one micro-batch."""
 
 KEPT_SCANS = 4
 """Most scans of stored bytes that are kept until all members have reported."""
@@ -38,6 +45,12 @@ class LogStanding(Enum):
     """The log holds a RequestBatch: every replica has derived its rows itself, until a DigestBase."""
     BROKEN = "broken"
     """The log breaks its contract: nothing can be derived from there on."""
+    UNREADABLE = "unreadable"
+    """Newer software has written what this audit cannot read: nothing is known from there on."""
+
+
+ENDED = (LogStanding.BROKEN, LogStanding.UNREADABLE)
+"""Standings in which no further record is read."""
 
 
 AFTER_RECORD: Mapping[tuple[LogStanding, str], LogStanding] = {
@@ -101,34 +114,94 @@ class Scan:
 
 
 @dataclass(slots=True, kw_only=True)
+class EarlyReport:
+    """A report that is kept until its barrier is read.
+
+    ``deadline_ms`` is None once it has been judged unknown. ``offset``: its own, in the topic of reports. ``size``: the
+    bytes that it takes.
+    """
+
+    deadline_ms: int | None
+    offset: int
+    size: int
+
+
+class HeldBack(NamedTuple):
+    """Offsets in the topic of reports: all that is held back lies from ``first`` on, before ``end``."""
+
+    first: int
+    end: int
+
+
+class ChangedSlot(NamedTuple):
+    """A slot that a DigestBase has changed: the sum that the log's operations gave (signed), and the base's."""
+
+    slot: int
+    before: int
+    after: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BaseChange:
+    """A DigestBase at ``offset`` that replaced the log's sums by others.
+
+    ``slots``: how many differ; ``named``: the first of them. ``basis``: as the record says. ``asked_by``: the client of
+    the command, in hexadecimal; empty while it is not known. ``is_told``: whether a verdict has said it.
+    """
+
+    offset: int
+    index: int
+    slots: int
+    named: tuple[ChangedSlot, ...]
+    basis: str
+    leader: str
+    asked_by: str = ""
+    is_told: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
 class AuditState:
     """The small part of a shard's state, loaded and stored with every micro-batch.
 
-    ``early`` gives the deadline of each kept report, None once the report is judged unknown. ``broken_at`` and
-    ``broken_reason`` say where and why the log is BROKEN.
+    ``early``: the reports that wait for their barriers; ``held_back``: where those lie that had no room. ``broken_at``
+    and ``broken_reason`` say where and why the log is BROKEN or UNREADABLE. ``base``: the last DigestBase that changed
+    the sums.
     """
 
     position: AuditPosition
     sums: Sums
     waiting: dict[int, Waiting] = field(default_factory=dict)
-    early: dict[ReportPlace, int | None] = field(default_factory=dict)
+    early: dict[ReportPlace, EarlyReport] = field(default_factory=dict)
+    held_back: HeldBack | None = None
     scans: dict[int, Scan] = field(default_factory=dict)
     standing: LogStanding = LogStanding.SUMMED
     broken_at: int | None = None
     broken_reason: str = ""
+    base: BaseChange | None = None
 
     def pass_record(self, kind: str) -> None:
         """Take the standing that a counting record of ``kind`` leads to."""
         self.standing = AFTER_RECORD.get((self.standing, kind), self.standing)
 
     def break_log(self, broken: LogBroken) -> None:
-        """Remember where and why the log breaks its contract."""
-        self.standing, self.broken_at, self.broken_reason = LogStanding.BROKEN, broken.offset, broken.reason
+        """Remember where and why the log breaks its contract, or cannot be read."""
+        self.standing = LogStanding.UNREADABLE if isinstance(broken, LogTooNew) else LogStanding.BROKEN
+        self.broken_at, self.broken_reason = broken.offset, broken.reason
+
+    def hold_back(self, first: int, end: int) -> None:
+        """Remember that reports from offset ``first`` on, before ``end``, are to be read again."""
+        known = self.held_back or HeldBack(first, end)
+        self.held_back = HeldBack(min(known.first, first), max(known.end, end))
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether there are reports to be read again."""
+        return self.held_back is not None
 
     def next_deadline_ms(self) -> int | None:
         """Return the earliest deadline, None if there is none."""
         deadlines = [w.deadline_ms for w in self.waiting.values() if w.deadline_ms is not None]
-        deadlines += [deadline for deadline in self.early.values() if deadline is not None]
+        deadlines += [early.deadline_ms for early in self.early.values() if early.deadline_ms is not None]
         deadlines += [scan.deadline_ms for scan in self.scans.values()]
         return min(deadlines, default=None)
 
@@ -145,8 +218,8 @@ class MatchingStore(Protocol):
     def drop_barrier(self, offset: int) -> None:
         """Forget a kept barrier."""
 
-    def put_report(self, report: ReplicaReport) -> None:
-        """Keep a report at its place."""
+    def put_report(self, report: ReplicaReport) -> int:
+        """Keep a report at its place; return the bytes that it takes."""
 
     def get_report(self, place: ReportPlace) -> ReplicaReport:
         """Return a kept report."""
@@ -164,6 +237,16 @@ class MatchingStore(Protocol):
         """Forget a kept report of blocks."""
 
 
+class ReportTopic(Protocol):
+    """The topic of the replicas' reports, where those that were held back are read again."""
+
+    def read(self, first: int, end: int) -> Iterator[ReplicaReport]:
+        """Yield the reports of the shard's partition from offset ``first`` on, before ``end``, in their order.
+
+        Reports of other kinds are left out, and so are those that the topic has lost.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatchingLimits:
     """Limits of one shard's audit. ``report_timeout_ms`` counts from the moment at which the auditor reads a barrier.
@@ -176,3 +259,5 @@ class MatchingLimits:
     kept_scans: int = KEPT_SCANS
     kept_barriers: int = KEPT_BARRIERS
     early_reports: int = EARLY_REPORTS
+    early_bytes: int = EARLY_BYTES
+    taken_back: int = TAKEN_BACK

@@ -10,6 +10,8 @@ INCREMENTAL = "incremental"
 SCRUBBED = "scrubbed"
 EVIDENCE = "evidence"
 LOG = "log"
+BASE = "base"
+"""Of no replica: a DigestBase has replaced the log's sums by others."""
 BLOCKS = "blocks"
 
 ALONE = "replicas:"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -84,7 +84,15 @@ def log_row(offset: int, value: bytes, families: Sequence[str] = OM_COLUMN_FAMIL
         unknown_families=tuple(unknown),
         base_slots=base.slots if base else (),
         base_sums=base.sums if base else (),
+        base_basis=base.basis if base else "",
+        base_asked_by=asked_by(record),
     )
+
+
+def asked_by(record: Any) -> str:
+    """The client of a batch's first request, if that asked for a DigestBase."""
+    first = record.results[0] if isinstance(record, Batch) and record.results else None
+    return first.client_id.hex() if first is not None and first.request_type == "LogDigestBase" else ""
 
 
 def log_rows(values: list[bytes], start: int = 0, families: Sequence[str] = OM_COLUMN_FAMILIES) -> list[LogRow]:
@@ -95,6 +103,21 @@ def report(record: AuditReport, offset: int = 0) -> ReplicaReport:
     found = {field.name: getattr(record, field.name) for field in fields(AuditReport)}
     del found["reported_at_ms"]
     return ReplicaReport(partition=record.shard, offset=offset, **found)
+
+
+class ReportsInMemory:
+    """A ``ReportTopic`` on a list: its position is a report's offset. ``lost``: the first offset that is still there."""
+
+    def __init__(self) -> None:
+        self.reports: list[AuditReport] = []
+        self.lost = 0
+        self.reads: list[tuple[int, int]] = []
+
+    def read(self, first: int, end: int) -> Iterator[ReplicaReport]:
+        """Yield the reports from offset ``first`` on, before ``end``."""
+        self.reads.append((first, end))
+        for offset in range(max(first, self.lost), end):
+            yield report(self.reports[offset], offset)
 
 
 class MatchingState:
@@ -130,9 +153,10 @@ class MatchingState:
         """Forget a kept barrier."""
         del self.barriers[offset]
 
-    def put_report(self, report: ReplicaReport) -> None:
-        """Keep a report at its place."""
+    def put_report(self, report: ReplicaReport) -> int:
+        """Keep a report at its place; return the bytes that it takes."""
         self.reports[report.place] = (report.offset, report_value(report))
+        return len(self.reports[report.place][1])
 
     def get_report(self, place: ReportPlace) -> ReplicaReport:
         """Return a kept report."""

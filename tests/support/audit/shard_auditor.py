@@ -11,7 +11,7 @@ from schemas.records.messages import AuditReport, Verdict
 from spark_streaming.verdicts.core.matching import ShardAudit
 from spark_streaming.verdicts.core.shard_state import AuditState, Finding, KeptBarrier, MatchingLimits
 from spark_streaming.verdicts.state import state_from, state_row
-from tests.support.audit.auditmodel import MatchingState, log_rows, report
+from tests.support.audit.auditmodel import MatchingState, ReportsInMemory, log_rows, report
 from tests.support.logs.logbuilder import LogBuilder
 
 LIMITS = MatchingLimits(report_timeout_ms=1000)
@@ -27,12 +27,14 @@ class Auditor:
         self.store = MatchingState(shard)
         self.read = 0
         self.findings: list[Finding] = []
+        self.topic: ReportsInMemory | None = ReportsInMemory()
 
     def audit(self) -> ShardAudit:
         state: AuditState = state_from(self.row, len(OM_COLUMN_FAMILIES))
         return ShardAudit(
-            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, state=state, store=self.store
-        )
+            shard=self.shard, families=OM_COLUMN_FAMILIES, limits=self.limits, state=state, store=self.store,
+            topic=self.topic,
+        )  # fmt: skip
 
     def take(self, values: list[bytes], reports: list[AuditReport] | None = None, now_ms: int = 0) -> list[Verdict]:
         """Read what is new in a log, and reports, in one micro-batch of shuffled rows."""
@@ -40,7 +42,11 @@ class Auditor:
         rows = log_rows(values, self.read)
         random.Random(len(rows)).shuffle(rows)
         self.read = max(self.read, len(values))
-        found = list(audit.take(rows, [report(r, n) for n, r in enumerate(reports or [])], now_ms))
+        first = 0
+        if self.topic is not None:
+            first = len(self.topic.reports)
+            self.topic.reports += reports or []
+        found = list(audit.take(rows, [report(r, first + n) for n, r in enumerate(reports or [])], now_ms))
         return self.keep(audit, found)
 
     def expire(self, now_ms: int) -> list[Verdict]:

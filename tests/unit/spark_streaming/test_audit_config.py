@@ -25,7 +25,7 @@ def test_what_is_not_named_has_its_default():
     config = config_from(LEAST)
     assert config == AuditConfig(bootstrap_servers="here:9092", work_dir=Path("/srv/audit"))
     assert (config.logs, config.verdicts_topic, config.require_blocks, config.windows) == (
-        KNOWN_LOGS, OM_VERDICTS, False, False,
+        KNOWN_LOGS, OM_VERDICTS, False, True,
     )  # fmt: skip
 
 

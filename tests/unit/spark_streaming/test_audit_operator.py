@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, fields
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,15 +15,16 @@ from schemas.codecs.registry import registry
 from schemas.features import INITIAL, LATEST
 from schemas.records.datanode import BlockReport
 from schemas.records.messages import AuditReport, Verdict
-from schemas.topics import DN_LOG, OM_LOG
+from schemas.topics import DN_LOG, OM_AUDIT, OM_LOG
 from spark_streaming.records.core.reading import Header
 from spark_streaming.records.logs import KNOWN_LOGS
 from spark_streaming.records.transforms import AUDIT_SCHEMA
-from spark_streaming.verdicts.audit import AuditProcessor, log_row, report, verdict_value
+from spark_streaming.verdicts.audit import MAX_SLOTS, AuditProcessor, log_row, report, verdict_value
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.shard_state import MatchingLimits
 from tests.support.audit import auditmodel
 from tests.support.audit.spark_state import GroupState, TimerValues
+from tests.support.local.memory_broker import memory_broker
 from tests.support.logs.logbuilder import CLUSTER, REPLICAS, LogBuilder, digest, ordinary_log
 from tests.support.logs.pipelinelog import MEMBERS, PipelineLog, ordinary_pipeline
 
@@ -66,13 +68,19 @@ def block_row(sent: BlockReport) -> dict[str, Any]:
 class Operator:
     """The operator on one group. Each micro-batch has an operator of its own, as if Spark had restarted in between."""
 
-    def __init__(self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True) -> None:
+    def __init__(
+        self, log: str = OM_LOG, shard: int = 0, *, timers: bool = True, servers: str = "",
+        limits: MatchingLimits | None = None,
+    ) -> None:  # fmt: skip
         self.key = (log, shard)
+        self.servers = servers
+        self.limits = limits
         self.state = GroupState()
         self.timers = timers
 
     def started(self) -> AuditProcessor:
-        processor = AuditProcessor(KNOWN_LOGS, LIMITS, timers=self.timers)
+        limits = self.limits or LIMITS
+        processor = AuditProcessor(KNOWN_LOGS, limits, timers=self.timers, bootstrap_servers=self.servers)
         processor.init(self.state)
         return processor
 
@@ -134,6 +142,61 @@ def test_a_report_has_its_evidence():
     (row,) = frame(report_row(sent)).itertuples(index=False)
     assert report(row).evidence == sent.evidence
     assert report(row).flagged
+
+
+def test_a_report_with_more_slots_than_any_log_has_keeps_none_of_them():
+    """A report may have 8 MiB, and 2,000 of them come in a micro-batch."""
+    log = simple()
+    slots = list(range(MAX_SLOTS + 1))
+    (row,) = frame(report_row(log.report(log.barrier(), slots=slots, sums=slots))).itertuples(index=False)
+    found = report(row)
+    assert (list(found.slots), list(found.sums)) == ([], [])
+    assert found.error == f"{MAX_SLOTS + 1} slots with {MAX_SLOTS + 1} sums are no digest"
+
+
+def test_a_record_with_very_many_changes_takes_the_memory_of_all_slots_at_most():
+    """A record of 8 MiB holds hundreds of thousands; its sums are the same."""
+    choose = np.random.default_rng(7)
+    slots = choose.integers(-1, 40, 100_000)
+    new, prev = (choose.integers(-(2**63), 2**63 - 1, 100_000) for _ in range(2))
+    (row,) = frame({"offset": 1, "slot": slots, "next": new, "prev": prev}).itertuples(index=False)
+    found = log_row(row)
+    assert len(found.slot) == len(found.next) == len(found.prev) == 41
+    one, other = digests.zeros(1), digests.zeros(1)
+    digests.add_changes(one, slots, new, prev)
+    digests.add_changes(other, found.slot, found.next, found.prev)
+    assert (one == other).all()
+
+
+def test_held_back_reports_are_read_again_from_the_brokers():
+    log = simple()
+    barriers = [log.barrier() for _ in range(9)]
+    sent = [log.report(at, node) for at in barriers for node in REPLICAS]
+    with memory_broker() as broker:
+        broker.append(OM_AUDIT, *map(encode, sent))
+        operator = Operator(servers=broker.bootstrap_servers, limits=MatchingLimits(early_reports=4))
+        assert operator.take(frame(*(report_row(one, n) for n, one in enumerate(sent)))) == []
+        assert len(operator.state.maps["reports"].rows) == 4
+        assert operator.state.timers == [10_000]
+        assert told(operator.take(log_frame(log))) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
+    assert not operator.state.maps["reports"].rows
+
+
+def test_what_is_left_of_them_is_taken_at_the_next_timer():
+    log = simple()
+    barriers = [log.barrier() for _ in range(9)]
+    sent = [log.report(at, node) for at in barriers for node in REPLICAS]
+    with memory_broker() as broker:
+        broker.append(OM_AUDIT, *map(encode, sent))
+        limits = MatchingLimits(report_timeout_ms=10**6, early_reports=4, taken_back=2)
+        operator = Operator(servers=broker.bootstrap_servers, limits=limits)
+        operator.take(frame(*(report_row(one, n) for n, one in enumerate(sent))), now_ms=700)
+        found = told(operator.take(log_frame(log), now_ms=700))
+        assert len(found) < len(sent)
+        assert operator.state.timers[-1] == 1000, "at once"
+        while len(found) < len(sent):
+            found += told(operator.expire(1000))
+    assert sorted(found) == sorted((one.node, "equal", one.barrier_offset) for one in sent)
 
 
 def test_findings_are_the_logs_digest_and_the_replicas_verdicts():

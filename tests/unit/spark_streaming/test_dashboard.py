@@ -18,7 +18,8 @@ from schemas.codecs.codec import encode
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_VERDICTS
 from spark_streaming import dashboard
-from spark_streaming.dashboard import LatestVerdicts, consume, follow, table_of
+from spark_streaming.dashboard import LatestVerdicts, colour_of, consume, follow, silence_words, table_of
+from spark_streaming.records.core.freshness import ReportedPartition, judged
 from tests.support.local.memory_broker import MemoryBroker, memory_broker
 
 EQUAL = Verdict(
@@ -71,15 +72,15 @@ def shown(verdicts: list[Verdict], now_ms: int = 4000, width: int = 160) -> list
 def test_each_verdict_is_a_row_of_the_table():
     lost = replace(EQUAL, node="", log=DN_LOG, verdict="diverged", basis="log", differing_slots=7, reason="x" * 99)
     assert shown([EQUAL, lost]) == [
-        ["log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "age", "reason"],
-        ["om.log", "0", "om1", "incremental", "equal", "5", "10", "", "3 s", ""],
-        ["dn.log", "0", "-", "log", "diverged", "5", "10", "7", "3 s", "x" * 60],
+        ["log", "shard", "replica", "basis", "verdict", "index", "barrier", "slots", "reason"],
+        ["om.log", "0", "om1", "incremental", "equal, 3 s ago", "5", "10", "", ""],
+        ["dn.log", "0", "-", "log", "diverged, 3 s ago", "5", "10", "7", "x" * 60],
     ]
 
 
 def test_a_verdict_of_a_clock_that_is_ahead_has_no_age():
-    assert shown([EQUAL], now_ms=10)[1][8] == "0 s"
-    assert [shown([EQUAL], now_ms=1000 + age)[1][8] for age in (999, 1000)] == ["0 s", "1 s"]
+    ages = [shown([EQUAL], now_ms=now_ms)[1][4] for now_ms in (10, 1999, 2000)]
+    assert ages == ["equal, 0 s ago", "equal, 0 s ago", "equal, 1 s ago"]
 
 
 @pytest.mark.parametrize(("name", "least"), dashboard.GOING)
@@ -202,9 +203,50 @@ def test_the_view_tells_how_old_a_verdict_is(broker: MemoryBroker):
     broker.append(OM_VERDICTS, encode(replace(EQUAL, decided_at_ms=decided_at_ms)))
     console = Console(file=StringIO(), width=160)
     follow(broker.bootstrap_servers, console=console, until=lambda latest: latest.seen > 0)
-    ages = re.findall(r"(\d+) s\b", console.file.getvalue())  # type: ignore[attr-defined]
+    ages = re.findall(r"(\d+) min ago", console.file.getvalue())  # type: ignore[attr-defined]
     assert ages
-    assert all(3_600 <= int(age) < 2 * 3_600 for age in ages)
+    assert all(60 <= int(age) < 120 for age in ages)
+
+
+# An audit that has died.
+
+PARTITION = ReportedPartition("om.log", 0)
+
+
+def styles(verdicts: list[Verdict], now_ms: int, reported_ms: dict[ReportedPartition, int]) -> list[tuple[str, str]]:
+    """What is shown of each verdict, and in which colour."""
+    return [(one.words, colour_of(one)) for one in judged(verdicts, reported_ms, now_ms)]
+
+
+def test_a_verdict_since_which_replicas_have_reported_is_grey():
+    """A dead audit stayed green: its last verdicts were repeated as they had been."""
+    bad = replace(EQUAL, node="om2", verdict="diverged")
+    hour = 3_600_000
+    assert styles([EQUAL, bad], hour, {PARTITION: hour - 5}) == [
+        ("equal, 59 min ago (stale)", "bright_black"), ("diverged, 59 min ago (stale)", "bold red"),
+    ]  # fmt: skip
+    words = silence_words(judged([EQUAL], {PARTITION: hour}, hour), {PARTITION: hour})
+    assert words == "1 partitions have reports of 59 min without a verdict: does the audit run?"
+
+
+def test_a_verdict_since_which_nobody_has_reported_is_not():
+    """A cluster that nobody writes to has no new barriers."""
+    quiet = {PARTITION: EQUAL.decided_at_ms + 59_999}
+    assert styles([EQUAL], 3_600_000, quiet) == [("equal, 59 min ago", "green")]
+    assert silence_words(judged([EQUAL], quiet, 3_600_000), quiet) is None
+
+
+def test_without_any_report_an_old_verdict_is_grey():
+    assert styles([EQUAL], 1000 + 25 * 60_000, {}) == [("equal, 25 min ago (stale)", "bright_black")]
+    assert styles([EQUAL], 999 + 25 * 60_000, {}) == [("equal, 24 min ago", "green")]
+
+
+def test_an_equal_of_a_replica_that_is_not_judged_any_more_is_grey():
+    """It is a member no longer; a scan's verdict is as old as the last scan."""
+    young = replace(EQUAL, node="om2", decided_at_ms=61_000)
+    scan = replace(EQUAL, node="om2", basis="scrubbed")
+    found = judged([EQUAL, young, scan, replace(EQUAL, verdict="diverged")], {PARTITION: 61_000}, 61_000)
+    assert [one.is_stale for one in found] == [True, False, False, False]
 
 
 def test_a_consumer_begins_at_the_oldest_verdict(broker: MemoryBroker):

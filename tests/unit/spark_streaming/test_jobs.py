@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,12 @@ from pyspark.errors import StreamingQueryException
 
 from schemas.records.messages import Verdict
 from schemas.topics import DN_LOG, OM_LOG
-from spark_streaming.jobs import audit_batch, audit_stream, health
-from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, run_queries
+from spark_streaming.configuration.audit_config import AuditConfig
+from spark_streaming.jobs import audit_batch, audit_stream, health, wake_ups
+from spark_streaming.jobs.audit_stream import MAX_REASON_CHARACTERS, AuditTooOld, Reporter, RunningQueries
 from spark_streaming.jobs.health import JobHealth
+from spark_streaming.jobs.wake_ups import WAKE_UP, WakeUps
+from spark_streaming.records.batch_gate import BatchGate, GateClosed
 
 EQUAL = Verdict(
     cluster="c", shard=0, node="om1", barrier_offset=10, index=5, verdict="equal", basis="incremental", differences=[],
@@ -91,6 +96,13 @@ class Query:
     ends: list[bool | Exception]
     lastProgress: dict[str, Any] | None = None  # noqa: N815 - Spark's name
     is_stopped: bool = False
+    triggers: list[bool] = field(default_factory=list)
+    """Whether a micro-batch is in progress, each time it is asked."""
+    isActive = True  # noqa: N815 - Spark's name
+
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": self.triggers.pop(0) if self.triggers else False}
 
     def awaitTermination(self, timeout: float) -> bool:
         assert timeout > 0
@@ -105,42 +117,175 @@ class Query:
 
 @dataclass
 class Session:
-    """A session that notes which of its queries were stopped before it."""
+    """A session that notes how its log levels were set."""
+
+    levels: list[str] = field(default_factory=list)
+
+    @property
+    def sparkContext(self) -> Session:
+        return self
+
+    def setLogLevel(self, level: str) -> None:
+        self.levels.append(level)
+
+
+def run(path: Path, *queries: Query, rounds: int = 99, gate: BatchGate | None = None) -> str | None:
+    """Run until the queries end, or a signal comes after so many rounds; every query is stopped."""
+    asked = iter([False] * rounds + [True])
+    session: Any = Session()
+    some: Any = list(queries)
+    wakes = WakeUps([10**6])
+    found = RunningQueries(session, some, JobHealth(path), gate or BatchGate(), wakes).run(lambda: next(asked))
+    assert [query.is_stopped for query in queries] == [True] * len(queries)
+    assert session.levels == ["OFF", "ERROR"], "a stop is no error for Spark to log"
+    return found
+
+
+def test_a_signal_ends_the_queries(path: Path):
+    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) is None
+
+
+def test_a_query_that_ends_by_itself_ends_the_others(path: Path):
+    assert run(path, Query([False, False]), Query([False, True])) is None
+
+
+def test_why_a_query_has_failed(path: Path):
+    failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
+    reason = run(path, Query([False]), Query([failure]))
+    assert reason is not None
+    assert "lost offsets" in reason
+    assert len(reason) == MAX_REASON_CHARACTERS
+
+
+# A stop, and the micro-batch that is being written.
+
+
+def test_a_stop_waits_for_the_micro_batch_that_is_being_written(path: Path):
+    """It was interrupted, half written; now no query is stopped before the sink has ended."""
+    gate, written, inside = BatchGate(), [], threading.Event()
+    query = Query([False], triggers=[True, True, False])
+
+    def write() -> None:
+        with gate.passing():
+            inside.set()
+            time.sleep(0.2)
+            written.append(query.is_stopped)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert inside.wait(5)
+    assert run(path, query, rounds=1, gate=gate) is None
+    writer.join()
+    assert written == [False]
+    assert query.triggers == [], "and until Spark has noted the micro-batch as done"
+    with pytest.raises(GateClosed), gate.passing():
+        pytest.fail("no further micro-batch begins")
+
+
+def test_a_gate_is_not_waited_for_longer_than_is_said():
+    gate = BatchGate()
+    with gate.passing():
+        assert not gate.close(0.01)
+    assert gate.close(0.01)
+
+
+# A log that is trimmed while the audit runs.
+
+
+@dataclass
+class Runs:
+    """What each start of the queries gives; ``trimmed``: what each look at the checkpoints finds."""
 
     queries: list[Query]
-    stopped_before: list[bool] = field(default_factory=list)
+    trimmed: list[bool]
+    topics: int = 1
+    started: int = 0
 
-    def stop(self) -> None:
-        self.stopped_before = [query.is_stopped for query in self.queries]
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def started(*_: object, **__: object) -> list[Query]:
+            self.started += 1
+            return [self.queries.pop(0)]
 
-
-def run(path: Path, *queries: Query, rounds: int = 99) -> int:
-    """Run until the queries end, or a signal comes after so many rounds; every query is stopped, then the session."""
-    asked = iter([False] * rounds + [True])
-    session = Session(list(queries))
-    status = run_queries(session, list(queries), JobHealth(path), is_asked_to_stop=lambda: next(asked))  # type: ignore[arg-type]
-    assert session.stopped_before == [True] * len(queries)
-    return status
-
-
-def test_a_signal_ends_the_audit_with_status_0(path: Path):
-    assert run(path, Query([False] * 2), Query([False] * 2), rounds=2) == 0
-    assert told(path)["status"] == "stopped"
-
-
-def test_a_query_that_ends_by_itself_ends_the_audit(path: Path):
-    assert run(path, Query([False, False]), Query([False, True])) == 0
-    assert told(path)["status"] == "stopped"
+        stop = SimpleNamespace(asked=False)
+        session: Any = Session()
+        session.stop = lambda: None
+        sent: Any = SimpleNamespace(send=lambda _: None)
+        for name, value in {
+            "_Stop": lambda: stop, "build_session": lambda _: session, "_start": started, "Sender": lambda *_: sent,
+            "leave_trimmed_checkpoints": lambda _: self.trimmed.pop(0), "topic_partitions": lambda *_: self.topics,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(audit_stream, name, value)
 
 
-def test_a_query_that_fails_ends_the_audit_with_status_1(path: Path, capsys: pytest.CaptureFixture[str]):
-    failure = StreamingQueryException("lost offsets " + "plan " * 10_000)
-    assert run(path, Query([False]), Query([failure])) == 1
-    found = told(path)
-    assert found["status"] == "failed"
-    assert "lost offsets" in found["error"]
-    assert len(found["error"]) == MAX_REASON_CHARACTERS
-    assert capsys.readouterr().err == f"audit failed: {found['error']}\n"
+@pytest.fixture
+def config(tmp_path: Path) -> AuditConfig:
+    return AuditConfig(bootstrap_servers="here", work_dir=tmp_path, jars=(Path(__file__),))
+
+
+def test_a_log_that_is_trimmed_past_the_audit_sets_it_back_to_the_base(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch
+):
+    """It ended, and stayed away until somebody started it again."""
+    runs = Runs([Query([StreamingQueryException("lost offsets")]), Query([True])], trimmed=[False, True])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 0
+    assert runs.started == 2
+    assert told(config.health_file)["status"] == "stopped"
+
+
+def test_any_other_failure_ends_the_audit(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs = Runs([Query([StreamingQueryException("disk full")])], trimmed=[False, False])
+    runs.install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert told(config.health_file)["status"] == "failed"
+    assert "disk full" in capsys.readouterr().err
+
+
+def test_an_audit_without_a_log_says_so(
+    config: AuditConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """A pattern of topics would wait for ever."""
+    Runs([], trimmed=[], topics=0).install(monkeypatch)
+    assert audit_stream.run(config) == 1
+    assert capsys.readouterr().err == "audit failed: there is no topic om.log\n"
+
+
+# A quiet cluster.
+
+
+def test_a_quiet_audit_is_woken_once_for_each_delay_after_its_last_finding():
+    wakes = WakeUps([10_000, 600_000])
+    wakes.note(0.0)
+    assert [wakes.is_due(now) for now in (10.9, 11.0, 11.1, 600.0)] == [False, True, False, False]
+    wakes.note(700.0)
+    assert [wakes.is_due(now) for now in (710.0, 711.0, 1301.0, 10**6)] == [False, True, True, False]
+
+
+def test_wake_ups_go_to_the_topic_of_windows(path: Path, monkeypatch: pytest.MonkeyPatch):
+    some: Any = [Query([False] * 3)]
+    session: Any = Session()
+    sent: list[Any] = []
+    stats: Any = SimpleNamespace(send=sent.append)
+    asked = iter([False, False, False, True])
+    monkeypatch.setattr(wake_ups, "MARGIN_S", 0.0)
+    wakes = WakeUps([0])
+    assert RunningQueries(session, some, JobHealth(path), BatchGate(), wakes, stats).run(lambda: next(asked)) is None
+    assert sent == [[WAKE_UP]]
+
+
+# What newer software wrote.
+
+
+def test_a_micro_batch_that_newer_software_wrote_is_told_and_not_committed(path: Path):
+    reporter = Reporter(JobHealth(path), WakeUps([]))
+    reporter.on_written(1, [EQUAL, replace(EQUAL, verdict="unknown")], [])
+    too_new = replace(EQUAL, verdict="unknown", basis="log", reason="feature level 99: upgrade it")
+    with pytest.raises(AuditTooOld, match="feature level 99"):
+        reporter.on_written(2, [EQUAL, too_new], [])
+    assert reporter.too_old == too_new.reason
+    assert told(path)["verdicts"]["0/om1/log"]["verdict"] == "unknown"
 
 
 def test_the_offsets_that_the_audit_has_read_are_in_the_health_file(path: Path):

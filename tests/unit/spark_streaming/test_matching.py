@@ -11,7 +11,9 @@ import pytest
 from schemas.column_families import BUCKETS, OM_COLUMN_FAMILIES
 from schemas.features import LATEST
 from schemas.records.log import Put
+from schemas.records.messages import Verdict
 from spark_streaming.records.core.reading import BATCH, DIGEST_BASE, REQUEST_BATCH, LogBroken
+from spark_streaming.records.sources import RECORDS_PER_TRIGGER, REPORTS_PER_TRIGGER
 from spark_streaming.verdicts.core import digests
 from spark_streaming.verdicts.core.report_matching import BarrierPlace, place_of
 from spark_streaming.verdicts.core.shard_state import LogStanding, MatchingLimits, Waiting
@@ -251,7 +253,6 @@ def lying(log: LogBuilder, **changed: object) -> LogBuilder:
 
 BREAKS: dict[str, Callable[[LogBuilder], object]] = {
     "undecodable": lambda log: log.append_value(b"garbage"),
-    "unknown fingerprint": lambda log: log.append_value(b"\xc3\x01" + b"12345678" + b"body"),
     "truncated": lambda log: log.append_value(log.values[-1][:-3]),
     "ahead": lambda log: log.stale(log.term + 1),
     "claim ahead": lambda log: lying(log, term=log.term + 1).claim(),
@@ -285,7 +286,7 @@ def test_a_broken_log_makes_every_replica_diverged_on_the_log(how):
 
 @pytest.mark.parametrize("expired", [False, True])
 def test_early_reports_behind_a_break_are_diverged_as_if_they_had_come_with_it(*, expired: bool):
-    """Also if they have been judged unknown before; a report on what lies before the break stays as it is."""
+    """Also if they have been judged unknown before; one on what lies before the break, where no barrier is, is not."""
     log = simple_log()
     before = log.barrier()
     broken_at = log.append_value(b"garbage")
@@ -298,7 +299,7 @@ def test_early_reports_behind_a_break_are_diverged_as_if_they_had_come_with_it(*
         assert {verdict.verdict for verdict in auditor.expire(10**6)} == {"unknown"}
     together = Auditor().take(log.values, behind)
     assert [v for v in auditor.take(log.values) if v.basis == "log"] == [v for v in together if v.basis == "log"]
-    assert [place.node for place in auditor.store.reports] == ["om3"]
+    assert not auditor.store.reports
 
 
 def test_a_log_broken_before_genesis_names_no_replica():
@@ -327,15 +328,175 @@ def test_kept_barriers_are_bounded():
     assert told(late) == {("om1", "unknown", "incremental"): 1}
 
 
-def test_early_reports_are_bounded_and_the_newest_stay():
+FEW = MatchingLimits(report_timeout_ms=1000, early_reports=4)
+
+
+def test_of_early_reports_those_of_the_nearest_barriers_stay_and_the_others_are_held_back():
     log = simple_log()
     for _ in range(6):
         log.barrier()
-    auditor = Auditor(MatchingLimits(report_timeout_ms=1000, early_reports=4))
+    auditor = Auditor(FEW)
+    assert auditor.take([], [log.report(at) for at in reversed(log.barriers)]) == []
+    assert sorted(place.offset for place in auditor.store.reports) == [at.offset for at in log.barriers[:4]]
+    assert told(auditor.take(log.values)) == {("om1", "equal", "incremental"): 6}
+    assert not auditor.store.reports
+
+
+def test_without_a_topic_to_read_again_the_farthest_are_unknown():
+    log = simple_log()
+    for _ in range(6):
+        log.barrier()
+    auditor = Auditor(FEW)
+    auditor.topic = None
     verdicts = auditor.take([], [log.report(at) for at in log.barriers])
-    assert told(verdicts) == {("om1", "unknown", "incremental"): 2}
-    assert len(auditor.store.reports) == 4
+    assert [(v.barrier_offset, v.verdict) for v in verdicts] == [
+        (at.offset, "unknown") for at in log.barriers[4:]
+    ]  # fmt: skip
     assert told(auditor.take(log.values)) == {("om1", "equal", "incremental"): 4}
+
+
+def backlog(barriers: int) -> LogBuilder:
+    log = simple_log()
+    for n in range(barriers):
+        log.batch(log.put("keyTable", b"/v/b/%d" % (n % 9), b"%d" % n))
+        log.barrier(scrub=n % 7 == 0)
+    return log
+
+
+def last_words(verdicts: Sequence[Verdict]) -> dict[tuple[int, str, str], str]:
+    """The last verdict on each report, as a reader takes it."""
+    return {(v.barrier_offset, v.node, v.basis): v.verdict for v in verdicts}
+
+
+@pytest.mark.parametrize("early_bytes", [10**9, 9_000])
+def test_on_a_backlog_whose_reports_come_first_every_healthy_replica_is_equal(early_bytes: int):
+    """They were lost when the oldest reports were dropped for want of room."""
+    log = backlog(150)
+    limits = MatchingLimits(report_timeout_ms=1000, early_reports=60, early_bytes=early_bytes)
+    auditor, reports, verdicts = Auditor(limits), log.all_reports(), []
+    for n in range(0, len(reports), 50):
+        verdicts += auditor.take(log.values[: n // 20], reports[n : n + 50], now_ms=n)
+        assert sum(len(value) for _, value in auditor.store.reports.values()) <= early_bytes
+        assert len(auditor.store.reports) <= 60
+    for read in range(10, len(log.values) + 10, 10):
+        verdicts += auditor.take(log.values[:read], now_ms=10_000)
+    assert last_words(verdicts) == {
+        (at.offset, node, basis): "equal"
+        for at in log.barriers for node in REPLICAS for basis in ("incremental", "scrubbed")[: 1 + at.scrub]
+    }  # fmt: skip
+    assert {v.verdict for v in verdicts} == {"equal"}
+    assert auditor.audit().state.held_back is None
+    assert not auditor.store.reports
+
+
+@pytest.mark.parametrize("records_at_once", [20, 300])
+def test_a_backlog_is_read_at_rates_at_which_no_barrier_goes_before_its_reports_come(records_at_once: int):
+    """A batch and a barrier, and three reports: at one rate for records and reports a third was `unknown`.
+
+    Also if one micro-batch has far more barriers than are kept, and than there is room for their reports.
+    """
+    log = backlog(200)
+    reports, records = log.all_reports(), log.values
+    auditor, verdicts = Auditor(MatchingLimits(report_timeout_ms=10**6, early_reports=20, kept_barriers=8)), []
+    for end in range(records_at_once, len(records) + records_at_once, records_at_once):
+        some = reports[(end - records_at_once) * RATIO : end * RATIO]
+        verdicts += auditor.take(records[:end], some)
+    assert {v.verdict for v in verdicts} == {"equal"}
+    assert len(last_words(verdicts)) == len(reports)
+
+
+RATIO = REPORTS_PER_TRIGGER // RECORDS_PER_TRIGGER
+
+
+@pytest.mark.parametrize("basis", ["log", "base", "replicas:incremental", "x" * 99])
+def test_a_report_never_has_a_basis_that_only_the_auditor_gives(basis: str):
+    """``unknown`` on basis ``log`` ends the running audit: anybody could have ended it."""
+    log = simple_log()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at, basis=basis)])
+    assert (verdict.verdict, verdict.basis, verdict.reason) == ("unknown", "incremental", f"unknown basis {basis!r}")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_and_any_micro_batches_give_the_same_with_room_for_few_early_reports(seed: int):
+    choose = random.Random(seed)
+    log = backlog(20)
+    wrong = log.report(log.barriers[4], "om2", rows={})
+    reports = [one for one in log.all_reports() if (one.node, one.barrier_offset) != ("om2", wrong.barrier_offset)]
+    reports.append(wrong)
+    choose.shuffle(reports)
+    limits = MatchingLimits(report_timeout_ms=1000, early_reports=choose.randint(1, 9), taken_back=choose.randint(1, 9))
+    auditor, verdicts, read = Auditor(limits), [], 0
+    expected = last_words(Auditor().take(log.values, reports))
+    while read < len(log.values) or reports:
+        read = min(read + choose.randint(0, 9), len(log.values))
+        some = choose.randint(0, 30)
+        verdicts += auditor.take(log.values[:read], reports[:some])
+        reports = reports[some:]
+    for _ in range(200):
+        if auditor.audit().next_deadline_ms() != 0:
+            break
+        verdicts += auditor.expire(1)
+    assert last_words(verdicts) == expected
+    assert len(verdicts) == len(expected), "nothing is said twice"
+
+
+def test_what_the_topic_of_reports_has_lost_is_unknown_at_its_deadline():
+    log = backlog(12)
+    auditor = Auditor(FEW)
+    auditor.take([], log.all_reports(("om1",)))
+    assert auditor.topic is not None
+    auditor.topic.lost = len(auditor.topic.reports)
+    said = last_words([*auditor.take(log.values), *auditor.expire(10**6)])
+    of_om1 = {
+        offset: verdict for (offset, node, basis), verdict in said.items() if (node, basis) == ("om1", "incremental")
+    }
+    assert list(of_om1.values()).count("equal") >= 3
+    assert set(of_om1.values()) == {"equal", "unknown"}
+
+
+def test_reports_on_barriers_that_no_log_will_have_do_not_block_those_that_come():
+    """Anybody may write reports."""
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor(FEW)
+    foreign = [log.report(at, "om3", barrier_offset=10**9 + n) for n in range(20)]
+    auditor.take(log.values[:-1], foreign)
+    assert told(auditor.take(log.values[:-1], log.all_reports())) == {}
+    assert told(auditor.take(log.values)) == {(node, "equal", "incremental"): 1 for node in REPLICAS}
+    for _ in range(30):
+        at = log.barrier()
+        verdicts = auditor.take(log.values, [log.report(at, node) for node in REPLICAS])
+        assert told(verdicts) == {(node, "equal", "incremental"): 1 for node in REPLICAS}
+
+
+def test_an_early_report_at_an_offset_that_holds_no_barrier_takes_no_room_for_ever():
+    log = simple_log()
+    at = log.barrier()
+    auditor = Auditor()
+    auditor.take([], [log.report(at, barrier_offset=at.offset - 1)])
+    verdicts = auditor.take(log.values)
+    assert [(v.node, v.verdict, v.reason) for v in verdicts] == [("om1", "unknown", "no barrier at that offset")]
+    assert not auditor.store.reports
+
+
+def test_early_reports_are_not_unknown_while_a_backlog_is_read():
+    log = backlog(30)
+    auditor = Auditor()
+    late_ms = log.timestamp_ms + 3_600_000
+    assert auditor.take(log.values[:3], log.all_reports(), now_ms=late_ms) == []
+    auditor.take(log.values[:4], now_ms=late_ms + 900)
+    assert [v for v in auditor.expire(late_ms + 1100) if v.reason.startswith("no barrier")] == []
+    assert [v for v in auditor.expire(late_ms + 1900) if v.reason.startswith("no barrier")] != []
+
+
+def test_a_report_of_a_member_that_the_auditor_has_not_read_of_waits_for_its_barrier():
+    log = simple_log()
+    log.members(*REPLICAS, "om4")
+    at = log.barrier()
+    auditor = Auditor()
+    assert auditor.take(log.values[:3], [log.report(at, "om4")]) == []
+    assert told(auditor.take(log.values)) == {("om4", "equal", "incremental"): 1}
 
 
 def test_undecodable_report_is_unknown():
@@ -368,12 +529,101 @@ def test_a_new_member_is_expected_from_its_record_on_and_a_removed_one_no_longer
     assert {v.node for v in missing if v.verdict == "unknown"} == {"om2", "om3", "om4"}
 
 
-def test_a_feature_level_that_the_auditor_does_not_know_ends_the_audit():
+NEWER: dict[str, Callable[[LogBuilder], object]] = {
+    "feature level": lambda log: log.feature_level(LATEST + 1),
+    "schema": lambda log: log.append_value(b"\xc3\x01" + b"12345678" + b"body"),
+}
+
+
+@pytest.mark.parametrize("what", NEWER)
+def test_what_newer_software_wrote_makes_no_replica_diverged(what: str):
     log = simple_log()
+    good = log.barrier()
+    NEWER[what](log)
+    ended_at = len(log.values) - 1
+    behind = log.barrier()
+    auditor = Auditor()
+    verdicts = auditor.take(log.values, [log.report(good), log.report(behind, "om2")])
+    said = {(v.node, v.barrier_offset): (v.verdict, v.basis) for v in verdicts}
+    assert said == {("om1", good.offset): ("equal", "incremental"), ("om2", behind.offset): ("unknown", "log")} | {
+        (node, ended_at): ("unknown", "log") for node in REPLICAS
+    }
+    assert all("upgrade" in v.reason and f"offset {ended_at}" in v.reason for v in verdicts if v.basis == "log")
+    assert told(auditor.take(log.values, [log.report(behind, "om3")])) == {("om3", "unknown", "log"): 1}
+    assert auditor.audit().state.standing is LogStanding.UNREADABLE
+
+
+def test_an_upgraded_audit_goes_on_from_the_state_before_that_record(monkeypatch: pytest.MonkeyPatch):
+    """The running audit does not commit the micro-batch in which it met the record."""
+    log = simple_log()
+    first = log.barrier()
+    read = len(log.values)
     log.feature_level(LATEST + 1)
+    log.batch(log.put("keyTable", b"/v/b/new", b"1"))
+    second = log.barrier()
+    auditor = Auditor()
+    auditor.take(log.values[:read], [log.report(first, node) for node in REPLICAS])
+    kept = auditor.row
+    assert {v.verdict for v in auditor.take(log.values)} == {"unknown"}
+    auditor.row, auditor.read = kept, read
+    monkeypatch.setattr("spark_streaming.records.core.reading.LATEST", LATEST + 1)
+    verdicts = auditor.take(log.values, [log.report(second, node) for node in REPLICAS])
+    assert told(verdicts) == {(node, "equal", "incremental"): 1 for node in REPLICAS}
+
+
+def test_a_genesis_with_further_column_families_is_newer_softwares():
+    log = LogBuilder()
+    log.claim()
+    log.genesis(column_families=[*OM_COLUMN_FAMILIES, "laterTable"])
     verdicts = Auditor().take(log.values)
-    assert {v.verdict for v in verdicts} == {"diverged"}
-    assert all(f"feature level {LATEST + 1}" in v.reason for v in verdicts)
+    assert told(verdicts) == {(node, "unknown", "log"): 1 for node in REPLICAS}
+    assert all("laterTable" in verdict.reason for verdict in verdicts)
+
+
+# A DigestBase that changes the sums.
+
+
+def test_a_base_that_makes_shared_wrong_rows_right_is_told_and_who_asked_for_it():
+    log = simple_log()
+    wrong = log.rows | {("keyTable", b"/v/b/k"): b"forged"}
+    before = log.barrier()
+    log.digest_base(rows=wrong)
+    log.rows = dict(wrong)
+    asked = log.result(request_type="LogDigestBase")
+    log.count(log.batch_of([], [asked], 1))
+    log.index += 1
+    after = log.barrier()
+    verdicts = Auditor().take(log.values, [log.report(before, rows=wrong), log.report(after)])
+    by_basis = {v.basis: v for v in verdicts if v.basis != "incremental"}
+    (base,) = by_basis.values()
+    assert (base.node, base.verdict, base.basis, base.differing_slots) == ("", "unknown", "base", 1)
+    assert [one.cf for one in base.differences] == ["keyTable"]
+    assert asked.client_id.hex() in base.reason
+    assert "basis 'oracle'" in base.reason
+    said = {v.barrier_offset: (v.verdict, v.reason) for v in verdicts if v.basis == "incremental"}
+    assert said[before.offset][0] == "diverged"
+    assert said[after.offset] == ("equal", base.reason)
+
+
+def test_a_base_of_which_the_log_does_not_say_who_asked_is_told_at_the_next_barrier():
+    log = simple_log()
+    log.digest_base(rows={})
+    auditor = Auditor()
+    assert auditor.take(log.values) == []
+    log.barrier()
+    (verdict,) = auditor.take(log.values)
+    assert verdict.basis == "base"
+    assert "a client that the log does not name" in verdict.reason
+    log.barrier()
+    assert auditor.take(log.values) == [], "it is told once"
+
+
+def test_a_base_that_changes_nothing_is_not_told():
+    log = simple_log()
+    log.digest_base()
+    at = log.barrier()
+    (verdict,) = Auditor().take(log.values, [log.report(at)])
+    assert (verdict.verdict, verdict.reason) == ("equal", "")
 
 
 def standing_after(kinds: Sequence[str]) -> LogStanding:

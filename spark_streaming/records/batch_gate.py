@@ -1,0 +1,44 @@
+"""The gate before the sinks: a stop lets the micro-batch inside end, and none begin.
+
+Spark's own ``stop`` interrupts a query wherever it is. Interrupted within a sink it would leave half a file, and
+verdicts that are sent once more after the next start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class GateClosed(Exception):
+    """The job is stopping: this micro-batch is not written, and will be run again by the next start."""
+
+
+class BatchGate:
+    """Lets micro-batches pass until it is closed; thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._is_closed = False
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Write a micro-batch within this context; raises GateClosed if none may begin."""
+        with self._changed:
+            if self._is_closed:
+                raise GateClosed("the audit is stopping")
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Let no further micro-batch in, and wait for those inside; return whether they have ended in time."""
+        with self._changed:
+            self._is_closed = True
+            return self._changed.wait_for(lambda: not self._inside, timeout_s)
