@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -45,11 +47,20 @@ class FigureLog:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
 
     def emit(self, row: dict[str, Any]) -> None:
         """Take one figure."""
         print(json.dumps(row), flush=True)
         self.rows.append(row)
+
+    def attempt(self, part: str, measure: Callable[[], None]) -> None:
+        """Measure a part; if that fails, say so, and let the other parts be measured."""
+        try:
+            measure()
+        except Exception:
+            say(f"{part} failed:\n{traceback.format_exc()}")
+            self.failed.append(part)
 
     def print_tables(self) -> None:
         """Print a table for each kind of figure."""
@@ -86,9 +97,9 @@ def run(parts: Sequence[str], sizes: Sizes, given: argparse.Namespace, figures: 
     if any(part in parts for part in LARGE_PARTS):
         with large.large_database(sizes, given.folder, figures.emit) as database:
             if "transfer" in parts:
-                large.transfer(database, spec)
+                figures.attempt("transfer", lambda: large.transfer(database, spec))
             if "circle" in parts:
-                large.circle(database, sizes, spec)
+                figures.attempt("circle", lambda: large.circle(database, sizes, spec))
     if any(part in parts for part in KEYS_PARTS):
         with ExitStack() as stack:
             keys = stack.enter_context(many.many_keys(given.folder, figures.emit))
@@ -96,11 +107,11 @@ def run(parts: Sequence[str], sizes: Sizes, given: argparse.Namespace, figures: 
                 probe = many.SnapshotSpec(
                     in_flight=given.probe_in_flight, snapshots=given.snapshots, interval_s=given.snapshot_interval
                 )
-                many.snapshot(keys, sizes, probe, figures.emit)
+                figures.attempt("snapshot", lambda: many.snapshot(keys, sizes, probe, figures.emit))
             if "replay" in parts:
-                many.replay(keys, sizes, given.repeats, figures.emit)
+                figures.attempt("replay", lambda: many.replay(keys, sizes, given.repeats, figures.emit))
             if "restart" in parts:
-                many.restart(keys, sizes, given.repeats, figures.emit)
+                figures.attempt("restart", lambda: many.restart(keys, sizes, given.repeats, figures.emit))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -135,8 +146,8 @@ def sizes_of(given: argparse.Namespace) -> Sizes:
     return sizes
 
 
-def main() -> None:
-    """Measure and print."""
+def main() -> int:
+    """Measure and print; return 1 if a part failed."""
     given = parse()
     figures = FigureLog()
     begun_s = time.monotonic()
@@ -145,7 +156,8 @@ def main() -> None:
     finally:
         figures.print_tables()
         say(f"{', '.join(given.only)}: {time.monotonic() - begun_s:.0f} s")
+    return 1 if figures.failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -193,12 +193,18 @@ def recorded_command(node: str, events: Path, *more: str) -> Sequence[str]:
     return [sys.executable, "-m", "benchmarks.bootstrap.recorded_node", "--events", str(events), *more, node]
 
 
+def seen(stack: TestStack, node: str) -> dict[str, Any]:
+    """Return what a node says of the shard; a busy one may need a second question."""
+    view: dict[str, Any] = stack.wait(f"{node} says where it stands", lambda: stack.shard(node, SHARD))
+    return view
+
+
 def wait_caught_up(stack: TestStack, node: str, leader: str) -> float:
     """Wait until a node has applied what the leader had applied half a second before at most; return when."""
     told_s = time.monotonic()
     deadline_s = told_s + READY_TIMEOUT_S
     while True:
-        wanted = stack.shard(leader, SHARD)["applied_offset"]
+        wanted = seen(stack, leader)["applied_offset"]
         asked_s = time.time()
         while time.time() - asked_s < SAMPLE_S:
             view = stack.shard(node, SHARD)

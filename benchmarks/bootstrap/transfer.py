@@ -28,6 +28,7 @@ from benchmarks.bootstrap.running import (
     recorded_command,
     running_stack,
     say,
+    seen,
     set_settings,
     wait_caught_up,
     wipe,
@@ -92,7 +93,7 @@ class LargeDatabase:
         if stack.wait_leader(SHARD) != leader:
             raise RuntimeError(f"{leader} was deposed meanwhile: the figures would mean nothing")
         events = read_events(events_file)
-        said = stack.shard(victim, SHARD)["installed"]
+        said = seen(stack, victim)["installed"]
         samples = sampler.samples
         rounds = rounds_of(events)
         for one in rounds:

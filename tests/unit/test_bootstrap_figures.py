@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.bootstrap.__main__ import parse, sizes_of
+from benchmarks.bootstrap.__main__ import FigureLog, parse, sizes_of
 from benchmarks.bootstrap.figures import FULL, MIB, Samples, pause, percentile, rounds_of, scaled, time_of
 from benchmarks.bootstrap.recorded_node import RecordedMachine
 from benchmarks.bootstrap.running import figures_of, read_events
@@ -118,3 +118,19 @@ def listing_of(digest: str, size: int, offset: int) -> Listing:
         transfer="f" * 32, node="om1", cluster="c", shard=0, shards=1, position=position, leader="om1", files=(file,),
         links=(), kept=frozenset(), remove=frozenset(),
     )  # fmt: skip
+
+
+def test_a_part_that_fails_does_not_keep_the_others_from_being_measured(capsys):
+    figures = FigureLog()
+
+    def fails() -> None:
+        raise RuntimeError("no disk")
+
+    figures.attempt("circle", fails)
+    figures.attempt("replay", lambda: figures.emit({"part": "replay", "seconds": 2}))
+    assert (figures.failed, figures.rows) == (["circle"], [{"part": "replay", "seconds": 2}])
+    figures.print_tables()
+    said = capsys.readouterr()
+    assert said.out == '{"part": "replay", "seconds": 2}\n'
+    assert "circle failed" in said.err
+    assert "no disk" in said.err
