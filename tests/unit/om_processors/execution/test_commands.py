@@ -99,7 +99,8 @@ def test_finalize_only_rises_and_only_to_a_level_that_is_known():
 def test_a_digest_base_is_of_the_last_index():
     body = LogDigestBase(shard=1, index=4, slots=[1], sums=[2], basis="oracle")
     assert logged(body) == (DigestBase, {"slots": [1], "sums": [2], "basis": "oracle"})
-    assert refused(LogDigestBase(shard=1, index=3, slots=[], sums=[], basis="oracle")).startswith(codes.INDEX_MOVED)
+    moved = "INDEX_MOVED: the digests are of index 3, the shard is at 4"
+    assert refused(LogDigestBase(shard=1, index=3, slots=[], sums=[], basis="oracle")) == moved
     assert refused(body, settled=False) == "INDEX_MOVED: requests before it are on their way: ask again"
     assert "the basis has 201 characters, over 200" in refused(replace(body, basis="x" * 201))
 

@@ -136,3 +136,11 @@ def test_created_again_it_is_another_object():
     world.do(CreateVolume(volume="vol1"))
     assert volume_of(world).object_id > first
     assert quota.read(world.tables, tables.used_buckets_key("vol1")) == 0
+
+
+@pytest.mark.parametrize(
+    "body", [CreateVolume(volume="vol2", owner="\ud800"), SetVolumeProperty(volume="vol1", owner="\ud800")]
+)
+def test_an_owner_is_a_text_that_can_be_stored(body):
+    error = World().make(bucket=None).refusal(body)
+    assert (error.status, "illegal owner" in error.message) == ("INVALID_REQUEST", True)

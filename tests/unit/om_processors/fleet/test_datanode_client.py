@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from om_processors.fleet import datanode_client
 from om_processors.fleet.datanode_client import (
     FETCH_TIMEOUT_S,
     MAX_FETCHES,
@@ -222,3 +223,19 @@ def test_a_hello_that_cannot_be_read_is_a_failure_of_that_datanode(payload: byte
         assert wait_until(lambda: not courier.under_way, WAIT_S)
     courier.close()
     assert (done, len(told)) == ([], 1)
+
+
+def test_failures_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(datanode_client, "MAX_UNDER_WAY", 2)
+    told: list[str] = []
+    courier = Courier(own="om1", cluster="c", log=told.append)
+    for number in range(33):
+        courier._say(number, "refused")
+    assert len(told) == 33
+    courier._say(0, "refused")
+    assert len(told) == 33, "it is remembered still"
+    courier._say(1, "refused")
+    assert len(told) == 34, "all were forgotten: some trouble is told once more"
+    courier._say(5, "")
+    assert 5 not in courier._told
+    courier.close()

@@ -133,3 +133,11 @@ def test_a_picture_of_the_newest_level_knows_generations(case: Case):
     case.view.refresh()
     case.state.feature_level = LATEST
     assert isinstance(case.view.refresh(), Picture)
+
+
+def test_a_first_picture_comes_at_once_and_others_now_and_then(case: Case, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(heartbeats, "REFRESH_MS", 1_000_000_000)
+    seen: list[int] = []
+    monkeypatch.setattr(case.view, "refresh", lambda: seen.append(1))
+    case.view.start()
+    eventually(lambda: len(seen) == 1)

@@ -10,7 +10,15 @@ import pytest
 from om_processors.fleet.core import pipeline_making, placement
 from om_processors.fleet.core.fleet import MAX_DATANODES, DatanodeHealth, Fleet, Picture
 from om_processors.serving.fleet_api import pipeline_json
-from schemas.datanode_states import CLOSED, DATANODE_STATES, DECOMMISSIONING, IN_SERVICE
+from schemas.datanode_states import (
+    CLOSED,
+    DATANODE_STATES,
+    DECOMMISSIONED,
+    DECOMMISSIONING,
+    ENTERING_MAINTENANCE,
+    IN_MAINTENANCE,
+    IN_SERVICE,
+)
 from schemas.records.datanode import MAX_REPORTED_CONTAINERS, Heartbeat, PipelineRow
 from schemas.records.rows import DatanodeRow
 from tests.support.om.fleets import CLUSTER, MIN_FREE_BYTES, TIMEOUT_MS, container, heartbeat, pipeline_row, report
@@ -320,3 +328,55 @@ def test_one_datanode_gets_few_copies_in_a_turn(monkeypatch: pytest.MonkeyPatch)
     assert targets.count("dn4") == placement.MAX_COPIES_PER_DATANODE - 1
     monkeypatch.setattr(placement, "MAX_COPIES_PER_TURN", 3)
     assert len(placement.copies(picture)) == 3
+
+
+def test_of_datanodes_with_as_much_to_do_the_one_with_most_room_fetches():
+    held = [container(256)]
+    beats = [
+        heartbeat("dn1", containers=held), heartbeat("dn2", containers=held), heartbeat("dn4", free_bytes=1000),
+        heartbeat("dn5", free_bytes=1002), heartbeat("dn6", free_bytes=1001),
+    ]  # fmt: skip
+    rows = [pipeline_row(0, NAMES, CLOSED)]
+    assert [copy.target for copy in placement.copies(picture_of(beats, rows))] == ["dn5"]
+    assert [copy.target for copy in placement.copies(picture_of(beats, rows), [(512, "dn5")])] == ["dn6"]
+    large = [container(256, used=1002)]
+    beats[:2] = [heartbeat("dn1", containers=large), heartbeat("dn2", containers=large)]
+    assert [copy.target for copy in placement.copies(picture_of(beats, rows))] == ["dn5"]
+    beats[:2] = [heartbeat(name, containers=[container(256, used=1003)]) for name in NAMES[:2]]
+    assert placement.copies(picture_of(beats, rows)) == [], "nobody has room for it"
+
+
+def test_a_source_has_few_addresses_and_a_turn_few_closings(monkeypatch: pytest.MonkeyPatch):
+    names = [f"dn{number}" for number in range(1, 8)]
+    beats = [heartbeat(name, containers=[container(256)]) for name in names]
+    rows = [pipeline_row(0, [*names, "dn8"], CLOSED)]
+    monkeypatch.setattr(placement, "MAX_SOURCES", 3)
+    (copy,) = placement.copies(picture_of([*beats, heartbeat("dn9")], rows))
+    assert copy.sources == ("dn1:1", "dn2:1", "dn3:1")
+    monkeypatch.setattr(placement, "MAX_CLOSES_PER_TURN", 2)
+    full = [container(256 * number, closed=False, used=10) for number in range(1, 5)]
+    picture = picture_of(following(containers=full), [pipeline_row(0, NAMES)])
+    assert [found.container_id for found, _ in placement.full_containers(picture, 10)] == [256, 512]
+
+
+def test_who_leaves_is_told_of_when_nobody_needs_it():
+    row = pipeline_row(0, NAMES, CLOSED)
+    leaving = {"dn1": DECOMMISSIONING}
+    held = {name: [container(256)] for name in ("dn1", "dn2", "dn3", "dn4")}
+
+    def reached(**changed: Any) -> list[str]:
+        beats = [heartbeat(name, containers=found) for name, found in (held | changed).items()]
+        return [one.state for one in placement.reached(picture_of(beats, [row], leaving))]
+
+    assert reached() == [DECOMMISSIONED]
+    assert reached(dn4=[]) == [], "two others have its container, and three should"
+    assert reached(dn4=[], dn1=[]) == [DECOMMISSIONED], "it holds nothing"
+    assert reached(dn4=[], dn1=[container(256, partition=7)], dn2=[], dn3=[]) == [DECOMMISSIONED], "of no pipeline"
+    many = [container(256 * number) for number in range(placement.MAX_CONTAINERS)]
+    assert reached(dn1=many, dn2=many, dn3=many, dn4=many) == [], "it may hold more than it says"
+    unheard = picture_of([heartbeat("dn2")], [row], leaving)
+    assert [one.state for one in placement.reached(unheard)] == [DECOMMISSIONED]
+    maintained = {"dn1": ENTERING_MAINTENANCE}
+    beats = [heartbeat(name) for name in NAMES]
+    assert [one.state for one in placement.reached(picture_of(beats, [row], maintained))] == [IN_MAINTENANCE]
+    assert placement.reached(picture_of(beats, [pipeline_row(0, NAMES)], maintained)) == [], "a pipeline needs it"

@@ -8,15 +8,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException
 
 from om_processors.fleet import placement_loop
 from om_processors.fleet.core.fleet import Picture
 from om_processors.fleet.datanode_client import FETCH_TIMEOUT_S
-from om_processors.fleet.placement_loop import COPY_REMIND_MS, REMIND_MS, RETRY_MS, PlacementLoop
+from om_processors.fleet.placement_loop import COPY_REMIND_MS, GROW_PARTITIONS, REMIND_MS, RETRY_MS, PlacementLoop
 from replicated_db.core.tables.memory import ManualClock
 from schemas.datanode_states import CLOSED, DECOMMISSIONED, DECOMMISSIONING
 from schemas.records.datanode import CloseContainer, ClosePipeline, FetchContainer, OpenPipeline
 from schemas.records.messages import CreatePipeline, RequestBody, RetirePipeline, SetDatanodeState
+from schemas.sharding import MAX_PIPELINES
 from schemas.topics import DN_AUDIT, DN_LOG
 from tests.support.local.memory_broker import PARTITIONS, MemoryBroker, memory_broker
 from tests.support.om.fleets import TIMEOUT_MS, SmallCluster, container
@@ -298,3 +300,58 @@ def test_without_brokers_no_pipeline_is_proposed(monkeypatch: pytest.MonkeyPatch
     case.turn()
     assert case.proposed == []
     assert [note.startswith(f"no partition 0 of {DN_LOG} for now: ") for note in case.notes] == [True]
+
+
+class Admin:
+    """Brokers that give topics more partitions, or say why not."""
+
+    def __init__(self, counts: dict[str, int]) -> None:
+        self.counts = counts
+        self.asked: list[tuple[str, int]] = []
+        self.error: Exception | None = None
+
+    def __call__(self, _: Any) -> Admin:
+        return self
+
+    def list_topics(self, **_: Any) -> Any:
+        return SimpleNamespace(
+            topics={name: SimpleNamespace(partitions=range(count)) for name, count in self.counts.items()}
+        )
+
+    def create_partitions(self, wanted: list[Any]) -> Any:
+        (one,) = wanted
+        self.asked.append((one.topic, one.new_total_count))
+        return {one.topic: self}
+
+    def result(self, _: float) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def test_topics_grow_before_a_pipeline_needs_their_partitions(case: Case, monkeypatch: pytest.MonkeyPatch):
+    admin = Admin({DN_LOG: 4, DN_AUDIT: 2})
+    monkeypatch.setattr(placement_loop, "AdminClient", admin)
+    assert case.loop._ensure_partition(1)
+    assert admin.asked == []
+    assert case.loop._there == range(2), "a pipeline needs both topics"
+    assert case.loop._ensure_partition(2)
+    total = 4 + GROW_PARTITIONS
+    assert admin.asked == [(DN_AUDIT, total), (DN_LOG, total)], "that of reports first"
+    assert case.loop._there == range(total)
+    assert case.notes == [f"{DN_AUDIT} has {total} partitions now", f"{DN_LOG} has {total} partitions now"]
+    admin.counts = {DN_LOG: MAX_PIPELINES - 1, DN_AUDIT: MAX_PIPELINES}
+    assert case.loop._ensure_partition(MAX_PIPELINES - 1)
+    assert admin.asked[2:] == [(DN_LOG, MAX_PIPELINES)]
+    admin.counts = {DN_LOG: 4, DN_AUDIT: 100}
+    assert case.loop._ensure_partition(60)
+    assert admin.asked[3:] == [(DN_LOG, 100)], "as many as the other one has"
+
+
+def test_topics_that_do_not_grow_are_told_of(case: Case, monkeypatch: pytest.MonkeyPatch):
+    admin = Admin({DN_LOG: 4, DN_AUDIT: 4})
+    monkeypatch.setattr(placement_loop, "AdminClient", admin)
+    for error in (KafkaException("no"), TimeoutError("slow"), KeyError(DN_LOG)):
+        admin.error = error
+        assert not case.loop._ensure_partition(4)
+        assert case.notes[-1] == f"no partition 4 of {DN_LOG} for now: {error!r}"
+    assert case.loop._there == range(4)

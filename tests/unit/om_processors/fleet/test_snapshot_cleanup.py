@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from om_processors.execution.requests.snapshot import MAX_PURGED_SNAPSHOTS
-from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints, SnapshotPurge
+from om_processors.execution.service import OM_FAMILIES
+from om_processors.fleet.snapshot_cleanup import SnapshotCheckpoints, SnapshotCleanupLoop, SnapshotPurge
 from replicated_db.core.errors import StoreFailure
 from schemas.column_families import KEY_TABLE, SNAPSHOT_TABLE
 from schemas.features import PIPELINE_GENERATIONS
@@ -245,3 +247,19 @@ def test_a_prepared_shard_takes_no_snapshot():
     case.do(CancelPrepare(shard=0))
     name = case.take("snap1")
     assert case.kept() == [{"upgrade", name}] * 2
+
+
+def test_each_turn_purges_for_the_shards_that_the_node_leads_and_looks_at_all(monkeypatch: pytest.MonkeyPatch):
+    replica: Any = SimpleNamespace(identity=SimpleNamespace(shard=0), store=None, families=OM_FAMILIES)
+    loops: Any = {shard: SimpleNamespace(leading=shard == 1, replica=replica) for shard in (0, 1)}
+    anything: Any = None
+    loop = SnapshotCleanupLoop(loops, anything, anything, pytest.fail)  # type: ignore[arg-type]
+    done: list[str] = []
+    for shard, purge in loop._purges.items():
+        monkeypatch.setattr(purge, "turn", lambda shard=shard: done.append(f"purge {shard}"))
+    for checkpoints in loop._checkpoints:
+        monkeypatch.setattr(checkpoints, "turn", lambda: done.append("look"))
+    ended = iter([False, True])
+    monkeypatch.setattr(loop, "_stop", SimpleNamespace(wait=lambda _: next(ended)))
+    loop.run()
+    assert done == ["purge 1", "look", "look"]

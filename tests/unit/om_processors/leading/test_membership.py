@@ -80,3 +80,12 @@ def test_a_node_that_is_restarted_while_another_is_added_or_removed_goes_on(logg
 def test_one_that_is_started_with_the_settings_of_before_it_was_removed_stops():
     with pytest.raises(WrongCluster, match="the members are om2 in the log"):
         check().look(0, 9, 10, known((1, "om2")))
+
+
+def test_what_is_logged_right_at_the_end_that_a_node_found_is_news():
+    """The end is the offset of the next record: what comes there was not there when the node was started."""
+    checked = check()
+    checked.look(0, 3, 10, known((1, "om1 om2")))
+    checked.look(0, 12, 13, known((1, "om1 om2"), (10, "om1 om3 om4")))
+    with pytest.raises(WrongCluster, match="the members are om1, om3, om4 in the log"):
+        check().look(0, 9, 10, known((1, "om1 om2"), (9, "om1 om3 om4")))
