@@ -313,10 +313,14 @@ def test_a_node_runs_with_its_threads_and_ends_with_its_databases_closed(
     node_module.run(config_of(broker, tmp_path))
     (node,) = made
     assert around == ["om1", "schemas", "uvloop", "calm"]
-    assert {"flusher", "leadership", "watchdog", "snapshot cleanup"} <= Worker.last.names
+    running = {"flusher", "leadership", "watchdog", "snapshot cleanup", "log trimming", "open key cleanup"}
+    assert running - {"log trimming"} <= Worker.last.names, "without a time to keep, trimming has ended already"
     assert node.config.session_timeout_ms == 7_000, "the brokers allow no shorter one"
     assert process._closing.is_set()
-    assert not node.flusher._thread.is_alive()
+    left = {thread.name for thread in threading.enumerate()}
+    assert not left & {"flusher", "leadership", "watchdog", "snapshot cleanup", "log trimming", "open key cleanup"}
+    assert node.transfers._closed
+    assert node.open_snapshots._ended
     with pytest.raises(OMError, match="it stops"):
         node.leadership.borrow(0, "om2")
     for shard in range(SHARDS):

@@ -14,12 +14,16 @@ from confluent_kafka import TopicPartition
 from om_processors.errors import OMError
 from om_processors.leading import leadership as leadership_module
 from om_processors.leading import shard_thread
-from om_processors.leading.core.leadership_events import BorrowFailed, GroupLeft, SignsSeen, StopAsked
+from om_processors.leading.core.leadership_events import BorrowFailed, GroupLeft, LoansDue, SignsSeen, StopAsked
 from om_processors.leading.core.leadership_machine import UNFIT_WAIT_S
 from om_processors.leading.core.leadership_states import IN_GROUP, MemberState
+from om_processors.leading.core.lending import Answer, Loan
+from om_processors.leading.core.watchdog import MAX_LEAD_LAG_RECORDS
+from om_processors.leading.leaders_group import POLL_S
 from om_processors.leading.leadership import Leadership
 from replicated_db.core.ports import LogUnavailable
 from replicated_db.shell.claiming import UnfitToLead
+from schemas.result_codes import INVALID_REQUEST
 from schemas.topics import OM_REQUESTS
 from stratolog.local.processes import wait_until
 
@@ -328,3 +332,150 @@ def test_a_partition_that_nobody_can_read_keeps_no_node_from_leading_others(lead
     assert leadership.fitness()["against"] == ["shard 0: the brokers do not say where its log ends"]
     leadership._signs.ends.leaderless = frozenset({0})
     assert leadership.fitness()["against"] == []
+
+
+class Calls:
+    """Another node, as loans are told to it: takes them, and answers what the test says."""
+
+    def __init__(self) -> None:
+        self.answer = Answer.LEADS
+        self.problem: str | None = None
+        self.refuses = False
+        self.asked: list[tuple[Any, ...]] = []
+
+    def check_fitness(self, shard: int, node: str, address: str) -> None:
+        self.asked.append(("fitness", shard, node, address))
+
+    def lend(self, shard: int, node: str, address: str) -> int:
+        self.asked.append(("lend", shard, node, address))
+        if self.refuses:
+            raise OMError(INVALID_REQUEST, f"{node} does not lead")
+        return 8
+
+    def renew(self, loan: Loan) -> Answer:
+        self.asked.append(("renew", loan.shard, loan.node))
+        return self.answer
+
+    def want_back(self, loan: Loan) -> str | None:
+        self.asked.append(("want back", loan.shard, loan.node))
+        return self.problem
+
+
+@pytest.fixture
+def calls(leadership: Leadership) -> Calls:
+    found: Any = Calls()
+    leadership._calls = found
+    return found
+
+
+def lend(leadership: Leadership, loop: Loop) -> dict[str, Any]:
+    assign(leadership)
+    assert leads(loop)
+    return leadership.transfer(0, "n1", "n1:1")
+
+
+def test_a_shard_is_lent_to_a_node_that_is_fit(leadership: Leadership, loop: Loop, calls: Calls):
+    moved = lend(leadership, loop)
+    assert (moved["shard"], moved["leader"], moved["term"]) == (0, "n1", 8)
+    assert 0 <= moved["gap_ms"] < DEADLINE_S * 1000
+    assert calls.asked == [("fitness", 0, "n1", "n1:1"), ("lend", 0, "n1", "n1:1")]
+    assert not loop.leading
+    assert leadership.roles(0) == {"owner": True, "lent_to": "n1", "borrowed_from": None, "lag_records": 0}
+
+
+def test_an_owner_leads_on_if_nobody_takes_the_loan(leadership: Leadership, loop: Loop, calls: Calls):
+    calls.refuses = True
+    with pytest.raises(OMError, match="n1 does not lead"):
+        lend(leadership, loop)
+    assert leads(loop)
+    assert leadership.roles(0)["lent_to"] is None
+
+
+def renewed(leadership: Leadership, calls: Calls) -> None:
+    calls.asked.clear()
+    leadership._tell(LoansDue(now_s=time.monotonic()))
+    assert calls.asked == [("renew", 0, "n1")]
+
+
+def test_a_loan_is_renewed_while_the_borrower_leads(leadership: Leadership, loop: Loop, calls: Calls):
+    lend(leadership, loop)
+    for answer in (Answer.LEADS, Answer.SILENT):
+        calls.answer = answer
+        renewed(leadership, calls)
+        assert leadership.roles(0)["lent_to"] == "n1"
+    assert loop.times_led == 1
+
+
+@pytest.mark.parametrize("answer", [Answer.GONE, Answer.DOES_NOT_LEAD])
+def test_an_owner_takes_a_shard_back_that_its_borrower_does_not_lead(
+    leadership: Leadership, loop: Loop, calls: Calls, answer: Answer
+):
+    lend(leadership, loop)
+    calls.answer = answer
+    renewed(leadership, calls)
+    assert leads(loop)
+    assert (leadership.roles(0)["lent_to"], loop.times_led) == (None, 2)
+
+
+def test_a_borrower_is_told_to_give_back_what_its_owner_wants_to_lead(
+    leadership: Leadership, loop: Loop, calls: Calls, monkeypatch: pytest.MonkeyPatch
+):
+    noted: list[tuple[str, Any]] = []
+    monkeypatch.setattr(leadership, "_note", lambda text, shard=None: noted.append((text, shard)))
+    lend(leadership, loop)
+    calls.problem = "it is busy"
+    assert leadership.transfer(0, "n2", "")["leader"] == "n2"
+    assert calls.asked[-1] == ("want back", 0, "n1")
+    assert leads(loop)
+    assert ("shard 0: n1 does not give it back: it is busy; the next claim deposes it", 0) in noted
+
+
+def test_what_ends_a_thread_ends_the_process():
+    config: Any = SimpleNamespace(
+        node="n2", replicas=("n1",), watchdog_ms=1, session_timeout_ms=1, bootstrap_servers="127.0.0.1:1"
+    )
+    errors: list[BaseException] = []
+    found = Leadership(config, {}, lambda: 0.0, lambda *_, **__: None, errors.append)
+    failure = ValueError("a defect")
+
+    def fails() -> None:
+        raise failure
+
+    found._guarded(fails)
+    assert errors == [failure]
+
+
+def test_a_member_stays_as_long_as_it_is_wanted_and_then_waits(leadership: Leadership, monkeypatch: pytest.MonkeyPatch):
+    """While there is a sign against it, it looks again now and then."""
+    stays: list[bool] = []
+    waits: list[float] = []
+    told: list[Any] = []
+    tell = leadership._tell
+
+    def stay(wanted: Any, drain: Any) -> None:
+        stays.append(wanted())
+        drain()
+        leadership._signs.ends.lags = {0: MAX_LEAD_LAG_RECORDS + 1}
+        leadership._look()
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        leadership._stop.set()
+        return True
+
+    def telling(event: Any) -> None:
+        told.append(event)
+        tell(event)
+
+    leadership._signs.ends.lags = {0: 0}
+    later_s = time.monotonic() + 2 * UNFIT_WAIT_S
+    monkeypatch.setattr(leadership_module.time, "monotonic", lambda: later_s)
+    monkeypatch.setattr(leadership._group, "stay", stay)
+    monkeypatch.setattr(leadership._stop, "wait", wait)
+    monkeypatch.setattr(leadership, "_tell", telling)
+    leadership._membership()
+    monkeypatch.undo()
+    assert stays == [True]
+    assert waits == [POLL_S]
+    left = [event for event in told if isinstance(event, GroupLeft)]
+    assert [0 <= event.jitter_s <= leadership_module.MAX_JITTER_S for event in left] == [True]

@@ -216,13 +216,17 @@ def trimmer(broker: MemoryBroker, topic: str, clock: ManualClock) -> Iterator[Lo
 WITHOUT_AUDIT = TrimWish(without_audit=True)
 
 
-def test_how_far_a_log_may_be_trimmed(trimmer: LogTrimmer):
+def test_how_far_a_log_may_be_trimmed(trimmer: LogTrimmer, broker: MemoryBroker, clock: ManualClock):
     found = trimmer.look(0, OWN, {}, WITHOUT_AUDIT)
     assert (found.first, found.end, found.offset, found.records) == (0, 4, 2, 2)
     kept = trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=20_000))
     assert kept.offset == 0, "its base is 10 s old"
     assert trimmer.look(0, OWN, {}, replace(WITHOUT_AUDIT, keep_ms=5_000)).offset == 2
-    assert trimmer.look(0, OWN, {}, TrimWish()).offset == 0, "the audit has not judged it"
+    assert trimmer.look(0, OWN, {}, TrimWish()).offset == 2, "nobody audits here"
+    judged = replace(VERDICT, barrier_offset=0, decided_at_ms=clock.now_ms)
+    broker.append(OM_VERDICTS, encode(judged))
+    assert trimmer.look(0, OWN, {}, TrimWish()).offset == 0, "the audit has not come so far"
+    assert trimmer.look(0, OWN, {}, WITHOUT_AUDIT).offset == 2
     nothing = trimmer.trim(0, replace(OWN, bases=()), {}, WITHOUT_AUDIT)
     assert nothing.records == 0
 
